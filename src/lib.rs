@@ -1,9 +1,9 @@
-//! Fine-tune a language model with LoRA on whatever machines are at hand.
+//! Fine-tune a language model with LoRA on one or more machines.
 //!
-//! Floors, and arrows go down only (`tests/tidy.rs` enforces it): `support`, `numeric`, `families`; `data`,
-//! `format`; `backend`; `model`; `train`; `cluster`, which also sees `net`, and beside it `config`; `devices`; `forecast`; `run`, which also
-//! sees `report`; above them `cli`, which nothing imports.
-//! Invariants and the map of the code are in `docs/architecture.md`.
+//! Modules form floors and import only lower ones (`tests/tidy.rs` enforces this): `support`, `numeric`, `families`;
+//! `data`, `format`; `backend`; `model`; `train`; `cluster`, which also imports `net`, and beside it `config`;
+//! `devices`; `forecast`; `run`, which also imports `report`; at the top `cli`, which no module imports. Invariants and
+//! the map of the code are in `docs/architecture.md`.
 
 pub mod backend;
 pub mod cli;

@@ -1,9 +1,9 @@
-//! `finetune bench`: what this machine makes of a model. A few microbatches are trained on, and a few tokens
-//! decoded, with a clock around every verb; beside it stand peaks that are measured on the spot. Of a GPU, whose verbs
-//! return before they have computed, only whole passes are timed.
+//! `finetune bench`: the speed of a model on this machine. A few microbatches are trained and a few tokens decoded with
+//! a timer around every verb, and peaks are measured in the same run. On a GPU, whose verbs return before they have
+//! computed, only whole passes are timed.
 //!
-//! The roofline is the time that the frozen products alone take at the measured peak: nothing that computes the
-//! same gradient is faster. Rows are random tokens: time does not depend on what they say.
+//! The roofline is the time of the frozen products alone at the measured peak: no computation of the same gradient is
+//! faster. Rows are random tokens, because the time does not depend on their values.
 
 use super::invocation::Invocation;
 use crate::backend::Taken;
@@ -27,16 +27,16 @@ use std::time::Instant;
 
 /// Verbs that multiply by frozen weights.
 const FROZEN: [&str; 5] = ["linear", "linear_grad", "lora_linear", "lora_linear_grad", "lm_head_loss"];
-/// Tokens that are decoded, and those before them.
+/// Number of decoded tokens, and of prompt tokens before them.
 const DECODED: usize = 32;
 const PROMPT: usize = 16;
 
-/// What was measured of one pass.
+/// Measurements of one pass.
 struct Pass {
     seconds: f64,
     tokens: usize,
     verbs: Vec<(&'static str, Taken)>,
-    /// What lay in the device's memory before, and the most that did.
+    /// Device memory in use before the pass, and its peak.
     memory: Option<(InUse, InUse)>,
 }
 
@@ -100,7 +100,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     tell(inv, &facts)
 }
 
-/// Numbers of rows below `rows` that are measured too, so that there is a line through their times.
+/// Smaller numbers of rows that are also measured, to fit a line through the times.
 fn smaller(rows: usize) -> Vec<usize> {
     let mut smaller = vec![rows / 4, rows / 2];
     smaller.retain(|n| *n > 0);
@@ -120,7 +120,7 @@ fn microbatch(config: &Config, rows: usize, length: usize) -> Microbatch {
     Microbatch { step: 1, rows: (0..rows as u64).collect(), ids, bounds, targets }
 }
 
-/// The fastest of some forward and backward passes, after one that warms up.
+/// Returns the fastest of several forward and backward passes, after a warm-up pass.
 fn train(p: &mut Profiled, batch: &Microbatch, (len, repeats): (usize, usize)) -> Result<Pass, Refusal> {
     let mut gradient = vec![0.0; len];
     let mut best: Option<Pass> = None;
@@ -139,7 +139,7 @@ fn train(p: &mut Profiled, batch: &Microbatch, (len, repeats): (usize, usize)) -
     best.ok_or_else(|| Refusal::failure("nothing was measured"))
 }
 
-/// One token after the other, the first of which reads the prompt and is not counted.
+/// Decodes one token after the other. The first one includes the prompt and is not counted.
 fn decode(p: &mut Profiled, config: &Config) -> Result<Pass, Refusal> {
     let tokens = DECODED.min(config.max_positions.saturating_sub(PROMPT + 1)).max(1);
     let prompt = &microbatch(config, 1, PROMPT.min(config.max_positions - 1)).ids;
@@ -166,7 +166,7 @@ fn report(pass: &Pass, p: &Profiled) -> Value {
         });
     };
     let frozen = pass.verbs.iter().filter(|(name, _)| FROZEN.contains(name));
-    // Few rows are bound by the weights' bytes, many by their arithmetic.
+    // Few rows are bound by the bytes of the weights, many by their arithmetic.
     let least: f64 = frozen.map(|(_, t)| (t.flops / peaks.flops).max(t.bytes / peaks.bytes)).sum();
     let mut verbs = pass.verbs.clone();
     verbs.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
@@ -193,7 +193,7 @@ fn number(v: &Value, name: &str) -> f64 {
     v[name].as_f64().unwrap_or(f64::NAN)
 }
 
-/// What was measured, and of what.
+/// Prints what was measured, and on which device.
 fn tell_device(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
     let text = |name: &str| facts[name].as_str().unwrap_or_default().to_string();
     match facts["threads"].is_null() {
@@ -225,7 +225,7 @@ fn tell_device(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The facts as tables.
+/// Prints the facts as tables.
 fn tell(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
     tell_device(inv, facts)?;
     let training = format!("training, {} x {} tokens", facts["rows"], facts["length"]);

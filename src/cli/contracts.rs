@@ -1,12 +1,12 @@
-//! `finetune contracts`: what this program promises, what enforces each promise while it runs, and the tests that
-//! try to break it. (No existing verb says anything about the program itself.)
+//! `finetune contracts`: the program's contracts, how each is enforced at run time, and its tests. (No existing verb
+//! describes the program itself.)
 
 use super::invocation::Invocation;
 use crate::config::refusal::Refusal;
 use crate::report::contracts::{Severity, all};
 use serde_json::Value;
 
-/// Lists them.
+/// Lists the contracts.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let contracts = all().map_err(Refusal::failure)?;
     if inv.json {
@@ -26,7 +26,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A word, or names with their bounds.
+/// Text of a tolerance: a word, or names with their bounds.
 fn shown(tolerance: &Value) -> String {
     match tolerance {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! How a command line finds its verb. The first word decides: a verb, or the MODEL of the default verb, which trains.
+//! Maps a command line to its verb. The first word is a verb, or the MODEL of the default verb, which trains.
 
 use super::invocation::{Invocation, written};
 use super::{
@@ -14,10 +14,10 @@ use crate::run::folder::{RUN_FILE, run_of};
 use std::io::Write;
 use std::path::Path;
 
-/// What a verb does.
+/// Function of a verb.
 type Act = fn(&mut Invocation) -> Result<(), Refusal>;
 
-/// What every verb of [`VERBS`] does, in the same order.
+/// The functions of all [`VERBS`], in the same order.
 const ACTS: &[(&str, Act)] = &[
     ("train", train::run),
     ("plan", plan::run),
@@ -40,7 +40,7 @@ const ACTS: &[(&str, Act)] = &[
     ("man", help::man),
 ];
 
-/// Words that people try, and what they mean.
+/// Words that users try as verbs, and the messages with the right command.
 const NO_VERBS: [(&str, &str); 5] = [
     (
         "chat",
@@ -84,13 +84,14 @@ pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
     let settings = Settings::resolve(&accepts.options, layers)?;
     let json = settings.switch("json")?;
     if let Some(threads) = groups::whole(&settings, "threads", 1)? {
-        // What the floors below do beside the backend. It fails only where a pool exists: never yet.
+        // Threads for work outside the backend. This fails only where a pool already exists, which is not the case
+        // here.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.min(1024)).build_global();
     }
     act(verb)(&mut Invocation { positional, settings, json, out: Box::new(std::io::stdout()) })
 }
 
-/// What a verb does.
+/// The function of a verb.
 fn act(verb: &Verb) -> Act {
     let row = ACTS.iter().find(|(name, _)| *name == verb.name);
     row.map_or(help::run, |(_, act)| *act)
@@ -101,7 +102,7 @@ fn anstream_wanted() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
-/// Positional arguments that are options too (MODEL), and the layers in their order.
+/// Moves positional arguments that are options too (MODEL) to the options, and returns the layers in order of priority.
 fn layers(
     verb: &Verb,
     mut positional: Vec<String>,
@@ -118,7 +119,7 @@ fn layers(
         variables::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
     }
     let environment = variables::environment(|v| std::env::var(v).ok());
-    // A verb without --config has no file either, whatever the environment says.
+    // Without the option --config a verb reads no file, whatever the environment contains.
     let has_config = verb.accepts().options.iter().any(|o| o.name == "config");
     let spoken = flags.iter().chain(&environment).find(|t| t.key == "config" && has_config);
     let config = spoken.map(|t| t.values.concat());
@@ -138,8 +139,8 @@ fn layers(
     Ok((positional, layers))
 }
 
-/// `--resume DIR` and `--dashboard :9080`: their value follows `=`, so that a word after a blank is an argument. A word
-/// that can be nothing else than the value is taken for it.
+/// Joins the value of `--resume DIR` and `--dashboard :9080` with `=`: otherwise a word after a blank is an argument.
+/// The word is joined where it can only be the value.
 fn join_values(args: &[String]) -> Vec<String> {
     let is_value = |flag: &str, word: &str| match flag {
         "--resume" => is_run(word),
@@ -159,12 +160,12 @@ fn join_values(args: &[String]) -> Vec<String> {
     joined
 }
 
-/// A run's folder or one of its checkpoints, which is no model.
+/// Whether a word is a run's folder or one of its checkpoints, and so no model.
 fn is_run(word: &str) -> bool {
     Path::new(word).is_dir() && run_of(Path::new(word)).join(RUN_FILE).exists()
 }
 
-/// HOST:PORT, :PORT or PORT, and no file of that name.
+/// Whether a word is HOST:PORT, :PORT or PORT, and not an existing file.
 fn is_address(word: &str) -> bool {
     let port = word.rsplit_once(':').map_or(word, |(_, port)| port);
     port.parse::<u16>().is_ok() && !Path::new(word).exists()

@@ -1,5 +1,5 @@
-//! `finetune eval`: scores a model, with its adapter or alone, on rows. The code that evaluates during a run computes
-//! the scores, with the options and the microbatches of the adapter's run, so that the same rows give the same loss.
+//! `finetune eval`: computes scores of a model, with its adapter or alone, on rows. The same code evaluates during a
+//! run, and here uses the options and microbatches of the adapter's run, so that the same rows give the same loss.
 
 use super::generate::{model_name, recipe_of, template_of};
 use super::invocation::Invocation;
@@ -22,13 +22,13 @@ use crate::train::{Batches, Local, eval};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Options that decide what is computed: those of the adapter's run hold where nothing else is given.
+/// Options that determine the result: the default is the value of the adapter's run.
 const AS_TRAINED: [&str; 4] = ["data-fields", "max-seq-len", "class-weights", "dtype"];
 
-/// Tokens of a microbatch, where no run says otherwise.
+/// Tokens of a microbatch, where no run gives a value.
 const TOKENS: usize = 2048;
 
-/// Scores the rows of --data.
+/// Computes scores of the rows of --data.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let paths: Vec<PathBuf> = inv.settings.list("data").iter().map(PathBuf::from).collect();
     if paths.is_empty() {
@@ -58,7 +58,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     say(inv, &scores, &rows)
 }
 
-/// Takes from the adapter's run what was not given; tokens of its microbatches.
+/// Sets missing options from the adapter's run. Returns the tokens of its microbatches.
 fn as_trained(s: &mut Settings, adapter: &Path) -> Result<usize, Refusal> {
     let file = run_of(adapter).join(RUN_FILE);
     let typed = if file.exists() { yaml::read(&file)? } else { Vec::new() };
@@ -72,7 +72,7 @@ fn as_trained(s: &mut Settings, adapter: &Path) -> Result<usize, Refusal> {
 }
 
 fn scores(model: &mut dyn Model, rows: &Corpus, tokens: usize) -> Result<Eval, Refusal> {
-    // Only its microbatches for eval are used: no step is taken.
+    // Only the evaluation microbatches of the plan are used; no step is computed.
     let plan = Plan::new(
         &rows.samples,
         &PlanOptions {

@@ -1,7 +1,7 @@
-//! `finetune export OUT --to peft|gguf-lora|merged|merged-gguf|ollama`, and `merge`. Written beside the final
-//! name and renamed, so that a file or folder that is there is whole; read back and compared before the
-//! rename, so that one that gives other logits is never there. What a runner is known to refuse is said before
-//! anything is written. --overwrite replaces an earlier export and nothing else.
+//! `finetune export OUT --to peft|gguf-lora|merged|merged-gguf|ollama`, and `merge`. The output is written to a
+//! temporary name and renamed, so that an existing output is complete; before the rename it is read back and compared,
+//! so that an output with other logits never appears. Known refusals of a runner are reported before anything is
+//! written. --overwrite replaces only an earlier export.
 
 mod gguf;
 mod go;
@@ -28,7 +28,7 @@ use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// What an adapter becomes.
+/// Form of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum To {
     Peft,
@@ -46,12 +46,12 @@ const FORMS: [(&str, To); 5] = [
     ("ollama", To::Ollama),
 ];
 
-/// How the numbers of a GGUF are stored.
+/// Number types of a GGUF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outtype {
-    /// As the base has them; an adapter in f32.
+    /// The base's types; f32 for an adapter.
     Base,
-    /// All matrices in one kind.
+    /// One type for all matrices.
     All(Encoding),
 }
 
@@ -63,13 +63,13 @@ const OUTTYPES: [(&str, Outtype); 5] = [
     ("q8_0", Outtype::All(Encoding::Blocks(Block::Q8_0))),
 ];
 
-/// An adapter with its base, opened and found to belong together.
+/// An adapter and its base, opened and checked for compatibility.
 struct Exported {
     base: BaseModel,
     tokenizer: Tokenizer,
     loaded: Loaded,
     devices: DeviceOptions,
-    /// How the base was quantised in training, where its files are not.
+    /// Quantisation of the base during training, where its files are not quantised.
     recipe: Option<Recipe>,
 }
 
@@ -122,7 +122,7 @@ fn say(inv: &mut Invocation, mut facts: Value, name: &str, out: &Path) -> Result
     inv.say(&format!("{name}  {}", out.display()))
 }
 
-/// The row of `table` that was asked for.
+/// The row of `table` for the given option.
 fn chosen<T: Copy>(
     s: &Settings,
     key: &str,
@@ -139,7 +139,7 @@ fn chosen<T: Copy>(
     Err(s.refuse(key, format!("{asked:?}: {hint}expected one of {all}")))
 }
 
-/// --save-dtype and --outtype, each where it means something.
+/// Values of --save-dtype and --outtype, each refused where it has no effect.
 fn encodings(s: &Settings, to: To) -> Result<(Option<Dtype>, Outtype), Refusal> {
     let dtype = chosen(s, "save-dtype", "base", &[("base", None), ("f32", Some(Dtype::F32))])?;
     if dtype.is_some() && to != To::Merged {
@@ -153,7 +153,7 @@ fn encodings(s: &Settings, to: To) -> Result<(Option<Dtype>, Outtype), Refusal> 
 }
 
 fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {
-    // What is compared is compared in f32: in bf16 a merged weight and its base round apart.
+    // Comparisons use f32: in bf16 a merged weight and its base round differently.
     let devices = DeviceOptions { dtype: ComputeDtype::F32, ..groups::devices(s)? };
     let mut base = base_model::open(&model_name(s, Some(from))?)?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());

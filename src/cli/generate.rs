@@ -1,5 +1,5 @@
-//! `finetune generate`: continues prompts. Text streams as it comes, but never half a character: a token may
-//! hold a part of one.
+//! `finetune generate`: continues prompts. Text is streamed in whole characters, because a token may hold a part of
+//! one.
 
 mod chat;
 
@@ -76,7 +76,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Writes a piece of an answer; false once its reader is gone.
+/// Writes a piece of an answer; false once stdout is closed.
 fn stream(out: &mut dyn Write, piece: &str) -> bool {
     let on_terminal = std::io::stdout().is_terminal();
     let piece = if on_terminal { printable(piece) } else { piece.to_string() };
@@ -95,7 +95,7 @@ fn sampling(s: &Settings) -> Result<Sampling, Refusal> {
     })
 }
 
-/// --prompt, or all of stdin as one.
+/// --prompt, or all of stdin as one prompt.
 fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
     if !s.list("prompt").is_empty() {
         return Ok(s.list("prompt").to_vec());
@@ -108,7 +108,7 @@ fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
     }
 }
 
-/// The model that an adapter was trained on, where its folder knows: run.yaml, else the adapter's config.
+/// The model of an adapter's training, where its folder names it: in run.yaml, else in the adapter's config.
 fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
     let config = adapter::read(dir)?.config;
     let typed = yaml::read(&run_of(dir).join(RUN_FILE)).unwrap_or_default();
@@ -116,9 +116,9 @@ fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
     Ok(model.or(config.base_model_name_or_path))
 }
 
-/// How the base is quantised: as it was typed, or as it was when the adapter was trained.
+/// Quantisation of the base: the typed one, else the one of the adapter's training.
 pub fn recipe_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<Recipe>, Refusal> {
-    // `none` is an answer too: an adapter may be tried on the plain base.
+    // `none` is a valid value: an adapter may be used on the unquantised base.
     let Some(adapter) = adapter.filter(|_| !s.is_given("quantize")) else { return recipe(s) };
     let typed = yaml::read(&run_of(adapter).join(RUN_FILE)).unwrap_or_default();
     let named = typed.iter().find(|t| t.key == "quantize").map(|t| t.values.concat());
@@ -128,7 +128,7 @@ pub fn recipe_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<Recipe>,
         .transpose()?)
 }
 
-/// What was named as the model, or what the adapter says that it was trained on.
+/// The named model, else the one that the adapter was trained on.
 pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusal> {
     if let Some(adapter) = adapter
         && !s.is_given("model")
@@ -143,7 +143,7 @@ pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusa
     Ok(s.text("model")?.unwrap_or(crate::config::demo::NAME).to_string())
 }
 
-/// The chat template that was typed, else the one that the adapter was trained with, which its folder carries.
+/// The typed chat template, else the one of the adapter's training, which its folder contains.
 pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String>, Refusal> {
     let trained = adapter.map(|a| a.join("chat_template.jinja")).filter(|p| p.exists());
     Ok(match s.text("chat-template")? {
@@ -152,14 +152,14 @@ pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String
     })
 }
 
-/// A model that speaks.
+/// A model with its tokenizer, for generation.
 struct Speaker {
     base: BaseModel,
     tokenizer: Tokenizer,
     model: Box<dyn Model>,
 }
 
-/// What it said.
+/// A generated answer.
 struct Answer {
     text: String,
     tokens: usize,
@@ -186,7 +186,7 @@ impl Speaker {
         Ok(Speaker { base, tokenizer, model })
     }
 
-    /// `sampling`, ended where the model's context ends; refused where `tokens` of a prompt fill it.
+    /// `sampling`, limited to the model's context; refused where the `tokens` of a prompt fill the context.
     fn within(&self, sampling: &Sampling, tokens: usize) -> Result<Sampling, Refusal> {
         let most = self.base.config.longest_row();
         match most.saturating_sub(tokens) {
@@ -218,26 +218,26 @@ impl Speaker {
     }
 }
 
-/// Tokens to text, in pieces that are whole characters.
+/// Converts tokens to text in pieces of whole characters.
 #[derive(Default)]
 struct Stream {
     ids: Vec<u32>,
-    /// Ids before this one gave `before`; decoding starts there, since some tokenizers treat a first token
-    /// differently.
+    /// Index of the first decoded id. Decoding starts at ids that are already shown, because some tokenizers treat a
+    /// first token differently.
     from: usize,
     shown: usize,
 }
 
 impl Stream {
-    /// What may be shown once `id` has come.
+    /// Returns the text that is complete after `id`.
     fn push(&mut self, id: u32, decode: &impl Fn(&[u32]) -> String) -> String {
         self.ids.push(id);
         let text = decode(&self.ids[self.from..]);
-        // U+FFFD at the end: the token broke off inside a character.
+        // U+FFFD at the end: the token ends inside a character.
         if text.ends_with('\u{fffd}') { String::new() } else { self.take(text, decode) }
     }
 
-    /// What is left at the end, broken or not.
+    /// Returns the remaining text at the end, even if its last character is incomplete.
     fn rest(&mut self, decode: &impl Fn(&[u32]) -> String) -> String {
         let text = decode(&self.ids[self.from..]);
         self.take(text, decode)

@@ -1,5 +1,5 @@
-//! `finetune inspect PATH`: what a model, an adapter, a run or a file of rows is. For rows and a --model, what
-//! of each row is supervised, in colour where there is a terminal (NO_COLOR is respected), else in brackets.
+//! `finetune inspect PATH`: describes a model, an adapter, a run or a file of rows. With rows and --model, it shows the
+//! supervised part of each row, in colour on a terminal (NO_COLOR is respected), else in brackets.
 
 mod rows;
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Says what it is.
+/// Describes the path.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let Some(path) = inv.positional.first().map(PathBuf::from) else {
         return Err(Refusal::usage("nothing to inspect: give the PATH of a model, an adapter or rows"));
@@ -103,7 +103,7 @@ fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
     print(inv, &facts)
 }
 
-/// Numbers in all tensors, and how many bytes of each type they take; no weight is read.
+/// Count of numbers in all tensors, and bytes by type; weights are not read.
 fn parameters(base: &BaseModel) -> Result<(u64, Vec<String>), Refusal> {
     let (mut n, mut bytes) = (0, BTreeMap::new());
     for name in base.files.tensors.names() {
@@ -157,7 +157,7 @@ fn adapter(inv: &mut Invocation, dir: &Path) -> Result<(), Refusal> {
     print(inv, &facts)
 }
 
-/// Rows without a model: their forms and fields.
+/// Describes rows without a model: their forms and fields.
 fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let mut options = options(&inv.settings, None)?;
     let (mut rows, mut by_form, mut fields) = (0u64, BTreeMap::new(), BTreeMap::new());
@@ -201,7 +201,7 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     inv.say("with --model MODEL: tokens, lengths, and what of each row is supervised")
 }
 
-/// What was taken for the delimiter of tables; nothing where there are no tables.
+/// The detected delimiter of tables; `None` where there are no tables.
 fn delimiters(paths: &[PathBuf]) -> Option<(&'static str, Value)> {
     let mut found: Vec<&str> = paths.iter().filter_map(|path| files::delimiter(path)).collect();
     found.dedup();

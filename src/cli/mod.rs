@@ -1,4 +1,4 @@
-//! The command line: verbs, and what they say. What was typed becomes what is meant in `config`; a run is `run`.
+//! The command line: verbs and their output. `config` parses the options; `run` trains.
 
 mod bench;
 mod contracts;
@@ -37,13 +37,13 @@ pub fn main() -> ExitCode {
             say!("error: {refusal}");
             ExitCode::from(refusal.code())
         }
-        // One of rayon's threads has said it.
+        // A thread of rayon has already reported the error.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// A panic is a bug of ours, never an answer to bad input; still it gets one line and no backtrace. A reader
-/// that closed the pipe (`| head`) is no error; what a device's thread catches is that device's end, not the process's.
+/// Prints a panic as one line without a backtrace: a panic is a bug, never an answer to invalid input. A reader that
+/// closed the pipe (`| head`) is no error; a panic caught on a device's thread ends that device, not the process.
 fn one_line_panic(info: &std::panic::PanicHookInfo) {
     let text = info.payload_as_str().unwrap_or("no message").replace('\n', "; ");
     if crate::support::panics::heard(info) {
@@ -52,7 +52,7 @@ fn one_line_panic(info: &std::panic::PanicHookInfo) {
     if text.starts_with("failed printing to std") {
         std::process::exit(141);
     }
-    // Of the standard library and of rayon.
+    // Messages of the standard library and of rayon.
     if ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|part| text.contains(part)) {
         say!(
             "error: the system starts no further thread: lower --threads, or raise the limit (ulimit -u, ulimit -v)"
@@ -61,7 +61,7 @@ fn one_line_panic(info: &std::panic::PanicHookInfo) {
     }
     let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
     say!("error: internal error{place}: {text}; please report it with the command that was run");
-    // rayon hands a panic to whoever waits for the work, which may be a device's thread that goes on without it.
+    // rayon passes a panic to the thread that waits for the work, which may be a device's thread that continues.
     if rayon::current_thread_index().is_none() {
         std::process::exit(1);
     }

@@ -1,5 +1,5 @@
-//! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows carry labels.
-//! Rows go through in bounded microbatches, in the order of the data.
+//! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows have labels. Rows are
+//! computed in bounded microbatches, in the order of the data.
 
 use super::generate::{model_name, recipe_of};
 use super::invocation::Invocation;
@@ -20,17 +20,17 @@ use serde_json::{Map, Value, json};
 use std::io::BufRead;
 use std::path::PathBuf;
 
-/// Tokens of a microbatch; a longer text is one alone.
+/// Maximum tokens of a microbatch; a longer text is a microbatch by itself.
 const TOKENS: usize = 2048;
 
-/// A text on its way.
+/// A text to be classified.
 struct Text {
     text: String,
     ids: Vec<u32>,
     label: Option<u32>,
 }
 
-/// Labels every text.
+/// Predicts a label for every text.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let dir = s.text("adapter")?.map(PathBuf::from);
@@ -73,7 +73,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
 }
 
-/// Texts that go through together.
+/// Texts of one microbatch.
 struct Batch<'a> {
     waiting: Vec<Text>,
     confusion: Confusion,
@@ -146,7 +146,7 @@ fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(),
     confusion::lines(labels, &s.confusion).iter().try_for_each(|line| out.say(line))
 }
 
-/// Where texts come from.
+/// Source of texts.
 struct Reader<'a> {
     options: &'a data::Options,
     tokenizer: &'a Tokenizer,
@@ -187,7 +187,7 @@ impl Reader<'_> {
         self.text(form::Form::Class { text: text.into(), label: Label::Name(String::new()) }, None)
     }
 
-    /// A row; without a label it is only predicted.
+    /// Parses a row; a row without a label is only predicted.
     fn row(&self, raw: Raw, place: &data::Place) -> Result<Text, Refusal> {
         let fault = |reason: String| Refusal::from(DataError::Row { place: place.clone(), reason });
         let mut value = raw.parse().map_err(fault)?;

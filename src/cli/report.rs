@@ -1,5 +1,5 @@
-//! `finetune report OUT`: the pages and pictures of a run again, out of its metrics.jsonl; of several runs, one page
-//! that compares them. (No existing verb looks at a run that is over.)
+//! `finetune report OUT`: writes the pages and pictures of a run again from its metrics.jsonl; for several runs, one
+//! page that compares them. (No existing verb reads a finished run.)
 
 mod difference;
 
@@ -11,7 +11,7 @@ use crate::run::watch::surroundings;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Where a comparison goes unless told otherwise.
+/// Default path of a comparison.
 const COMPARISON: &str = "comparison.html";
 
 /// Writes the report.
@@ -65,7 +65,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     inv.say(&written.display().to_string())
 }
 
-/// Where a log lies.
+/// Folder of a log.
 fn folder(path: &Path) -> PathBuf {
     if path.is_dir() { path.into() } else { path.parent().unwrap_or(Path::new("")).into() }
 }

@@ -1,6 +1,6 @@
-//! `finetune token`: prints this machine's token, making one where there is none; `--set` takes that of another
-//! machine. The secret goes to stdout alone, and comes in from the terminal without echo or from stdin: never
-//! from an argument, which others on the machine can read.
+//! `finetune token`: prints this machine's token and creates it if there is none; `--set` stores the token of another
+//! machine. The secret is printed to stdout only, and is read from the terminal without echo or from stdin: never from
+//! an argument, which others on the machine can read.
 
 use super::invocation::Invocation;
 use crate::config::refusal::Refusal;
@@ -10,10 +10,10 @@ use crate::support::stderr::say;
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 
-/// Longest line that is read.
+/// Maximum bytes of an input line.
 const LONGEST: u64 = 4 << 10;
 
-/// Prints or takes the token.
+/// Prints or stores the token.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let file = inv.settings.text("token-file")?.map(PathBuf::from);
     let keyring = Keyring::of_user(file.as_deref());
@@ -52,7 +52,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What is pasted at the terminal, unseen, or the first line of stdin.
+/// Reads the token from the terminal without echo, or from the first line of stdin.
 fn ask() -> Result<String, Refusal> {
     let stdin = std::io::stdin();
     if stdin.is_terminal() {

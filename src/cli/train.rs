@@ -1,4 +1,4 @@
-//! `finetune [MODEL]`: trains, in the role that was named.
+//! `finetune [MODEL]`: trains in the given role.
 
 use super::invocation::Invocation;
 use super::plan;
@@ -27,7 +27,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
 }
 
-/// What speaks below flags, file and environment: run.yaml of the run that is resumed; else, where neither a
+/// Layers with lower priority than flags, file and environment: run.yaml of the resumed run; else, where neither a
 /// model nor rows were named, the demonstration's settings.
 pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
     let find = |names: &[&str]| {
@@ -35,7 +35,7 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
         layers.iter().find_map(|l| l.iter().find(is)).map(|t| t.values.concat())
     };
     if find(&["role"]).as_deref() == Some("worker") {
-        // It has no run of its own, and says nothing about the coordinator's that nobody typed.
+        // A worker has no run of its own, and these values would count as typed against the coordinator's.
         return Ok(Vec::new());
     }
     let model = find(&["model"]);
@@ -49,7 +49,7 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
     let mut more = Vec::new();
     if let Some(dir) = run.filter(|dir| dir.join(RUN_FILE).exists()) {
         let mut typed = yaml::read(&dir.join(RUN_FILE))?;
-        // A run goes on in its present folder; one that goes on in another leaves the log of the first alone.
+        // A run continues in its current folder. In another folder the log of the first run is not continued.
         let elsewhere = find(&["output"]).is_some_and(|to| !folder::same(Path::new(&to), &dir));
         typed.retain(|t| t.key != "output" && !(elsewhere && t.key == "log_json"));
         more.push(typed);

@@ -1,6 +1,6 @@
-//! Names that users carry over from other trainers. A name is either another spelling of ours, one that is
-//! computed into ours (the result is printed), one that asks for what happens anyway (explained once), or one
-//! that asks for something that is not supported: an error, because silence would train something else.
+//! Option names of other trainers. A name is another spelling of one of our options, or is computed into one (the
+//! result is printed), or requests behaviour that is always on (explained once), or requests something unsupported:
+//! that is an error, because ignoring it would change the training.
 
 use super::refusal::Refusal;
 use super::table::{self, Opt};
@@ -29,7 +29,7 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("sample_packing", "packing"),
     ("train_batch_size", "batch_size"),
     ("val_set_size", "eval_split"),
-    // Ours: what is counted are devices.
+    // An option of finetune: the number counts devices.
     ("expect_devices", "expect_workers"),
     ("min_devices", "min_workers"),
     ("data_files", "data"),
@@ -43,10 +43,10 @@ pub const ALIASES: &[(&str, &str)] = &[
 pub const BATCH_FACTORS: &[&str] =
     &["per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps", PROCESSES];
 
-/// A factor only beside another one: alone it says nothing about rows per step.
+/// A factor only together with another one: alone it does not determine the rows per step.
 pub const PROCESSES: &str = "num_processes";
 
-/// Names that stand bare for true.
+/// Names that mean true without a value.
 const SWITCHES: &[&str] = &[
     "use_rslora",
     "sample_packing",
@@ -71,36 +71,36 @@ pub const WARMUP_RATIO: &str = "warmup_ratio";
 pub const PER_EPOCH: &[(&str, &str)] =
     &[("evals_per_epoch", "eval_steps"), ("saves_per_epoch", "save_steps")];
 
-/// Computed: a strategy decides whether the number of steps beside it counts.
+/// Computed: a strategy decides whether the number of steps beside it is used.
 const STRATEGIES: &[(&str, &str)] = &[
     ("eval_strategy", "eval_steps"),
     ("evaluation_strategy", "eval_steps"),
     ("save_strategy", "save_steps"),
 ];
 
-/// Computed: where TensorBoard is among the first, the second is its folder.
+/// Computed: if TensorBoard is in `report_to`, `logging_dir` is its folder.
 const REPORT_TO: &str = "report_to";
 const LOGGING_DIR: &str = "logging_dir";
 
-/// Computed: what transformers calls `quantize: nf4`, and with the second one `nf4-double`.
+/// Computed: transformers' name for `quantize: nf4`, and together with the second key for `nf4-double`.
 const FOUR_BITS: &str = "load_in_4bit";
 const DOUBLE: &str = "bnb_4bit_use_double_quant";
 
-/// What a value of a foreign key means here.
+/// Meaning of a value of a foreign key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
-    /// Accepted, with a sentence.
+    /// Accepted, with an explanation.
     Explained(&'static str),
-    /// Accepted, with a warning: something that was asked for does not happen.
+    /// Accepted, with a warning: the requested behaviour has no effect here.
     Warned(&'static str),
-    /// Asked for, not built: a sentence with the way out.
+    /// Refused as unsupported, with the alternative.
     NotBuilt(&'static str),
 }
 
 use Meaning::{Explained, NotBuilt, Warned};
 
-/// Keys that are accepted for some values: (key, values that fit, meaning then, meaning otherwise). An empty
-/// list fits everything, a star the rest of a word; values are compared in lower case.
+/// Keys that are accepted for some values: (key, accepted values, meaning for those, meaning otherwise). An empty list
+/// matches everything, a star matches the rest of a word; values are compared in lower case.
 #[rustfmt::skip]
 const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
@@ -138,7 +138,7 @@ pub fn ours(key: &str) -> Option<&'static str> {
     ALIASES.iter().find(|(theirs, _)| *theirs == key).map(|(_, ours)| *ours)
 }
 
-/// What `key: value` means, None where the key is not a foreign one.
+/// Meaning of `key: value`; `None` where the key is not a foreign one.
 pub fn foreign(key: &str, value: &str) -> Option<Meaning> {
     let (_, fits, then, otherwise) = FOREIGN.iter().find(|f| f.0 == key)?;
     let value = value.to_lowercase();
@@ -147,30 +147,30 @@ pub fn foreign(key: &str, value: &str) -> Option<Meaning> {
     Some(if fits.is_empty() || fits.iter().any(fit) { *then } else { *otherwise })
 }
 
-/// Our key for a number of times an epoch.
+/// Our key for a number of times per epoch.
 pub fn per_epoch(key: &str) -> Option<&'static str> {
     PER_EPOCH.iter().find(|(theirs, _)| *theirs == key).map(|(_, ours)| *ours)
 }
 
-/// `shuffle` for `no_shuffle`: every switch whose default is true has such a name.
+/// The option `shuffle` for `no_shuffle`: every switch that defaults to true has such a name.
 pub fn negated(key: &str) -> Option<&'static Opt> {
     let name = key.strip_prefix("no_")?.replace('_', "-");
     table::find(&name).filter(|o| o.is_on())
 }
 
-/// True where the name without a value means true; any other needs one.
+/// Whether the name without a value means true; other names need a value.
 pub fn is_switch(key: &str) -> bool {
     SWITCHES.contains(&key)
 }
 
-/// Every foreign key that is understood.
+/// All supported foreign keys.
 pub fn all<'a>() -> impl Iterator<Item = &'a str> {
     let foreign = FOREIGN.iter().map(|f| f.0);
     let aliases = ALIASES.iter().chain(PER_EPOCH).map(|a| a.0).chain(BATCH_FACTORS.iter().copied());
     aliases.chain([WARMUP_RATIO]).chain(foreign).map(|k: &'static str| -> &'a str { k })
 }
 
-/// transformers writes both warmup_steps and warmup_ratio: steps count where they are above 0, else the ratio.
+/// transformers writes both warmup_steps and warmup_ratio: steps are used if above 0, else the ratio.
 pub(super) fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
     let steps = layer.iter().position(|t| t.key == "warmup_steps");
     if let Some(ratio) = layer.iter().position(|t| t.key == WARMUP_RATIO)
@@ -185,7 +185,7 @@ pub(super) fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<
     layer
 }
 
-/// load_in_4bit, and what belongs to it, where it is asked for.
+/// Converts load_in_4bit and the keys that refine it, where it is true.
 pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
     let asked = |key: &str| {
         let is =
@@ -204,7 +204,7 @@ pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<T
     layer
 }
 
-/// `eval_strategy: epoch` is `eval_steps: epoch`, and `no` is 0: the number beside it counts for `steps` alone.
+/// `eval_strategy: epoch` means `eval_steps: epoch`, and `no` means 0: the number beside it is used for `steps` only.
 pub(super) fn strategies(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
     let best = layer.iter().any(|t| t.key == "keep_best" || ours(&t.key) == Some("keep_best"));
     for (theirs, ours) in STRATEGIES {
@@ -237,7 +237,7 @@ pub(super) fn strategies(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<
     layer
 }
 
-/// `report_to: tensorboard` with a logging_dir is `tensorboard: DIR`; without one, it says how to name it.
+/// `report_to: tensorboard` with a logging_dir means `tensorboard: DIR`; without a logging_dir a note names the option.
 pub(super) fn tensorboard(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
     let Some(at) = layer.iter().position(|t| t.key == REPORT_TO) else { return layer };
     let named = |v: &String| ["tensorboard", "all"].contains(&v.to_lowercase().as_str());
@@ -264,7 +264,7 @@ pub(super) fn tensorboard(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec
     layer
 }
 
-/// A number of times per epoch.
+/// Converts a number of times per epoch.
 pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
     let times: u64 = t.values.concat().parse().map_err(|_| place(&t, "expected a whole number"))?;
     let steps = match times {
@@ -276,7 +276,7 @@ pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
     Ok(t)
 }
 
-/// `no_shuffle: true` is `shuffle: false`.
+/// `no_shuffle: true` means `shuffle: false`.
 pub(super) fn inverted(mut t: Typed, opt: &Opt) -> Typed {
     for value in &mut t.values {
         let other = match value.to_lowercase().as_str() {
@@ -290,13 +290,13 @@ pub(super) fn inverted(mut t: Typed, opt: &Opt) -> Typed {
     t
 }
 
-/// A fraction of all steps is a percentage of warmup_steps.
+/// Converts a fraction of all steps to a percentage in warmup_steps.
 pub(super) fn warmup(t: Typed, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
     let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "expected a fraction"))?;
     if !(0.0..=1.0).contains(&ratio) {
         return Err(place(&t, "expected a fraction of 0 to 1"));
     }
-    // Rounded at a billionth, so that 0.07 reads 7% and not 7.000000000000001%.
+    // Rounded to a billionth, so that 0.07 is shown as 7% and not as 7.000000000000001%.
     let percent = (ratio * 1e11).round() / 1e9;
     notes.push(format!("warmup_steps {percent}% = warmup_ratio {ratio}"));
     Ok(Typed { key: "warmup_steps".into(), values: vec![format!("{percent}%")], source: t.source })

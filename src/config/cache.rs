@@ -1,14 +1,14 @@
-//! The user's folder for what can be made or fetched again.
+//! The user's folder for data that can be computed or downloaded again.
 
 use std::path::PathBuf;
 
-/// The folder, where each system has it; XDG_CACHE_HOME moves it anywhere.
+/// The cache folder of the operating system; XDG_CACHE_HOME overrides it everywhere.
 pub fn folder() -> Option<PathBuf> {
     folder_by(std::env::consts::OS, |name| std::env::var_os(name).map(PathBuf::from))
 }
 
 fn folder_by(system: &str, read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // A relative one means nothing (so the specification of these folders says).
+    // The specification of these folders says that relative paths are ignored.
     let absolute = |name: &str| read(name).filter(|path| path.is_absolute());
     let of_system = || match system {
         "windows" => absolute("LOCALAPPDATA"),
@@ -18,7 +18,7 @@ fn folder_by(system: &str, read: impl Fn(&str) -> Option<PathBuf>) -> Option<Pat
     absolute("XDG_CACHE_HOME").or_else(of_system).map(|caches| caches.join("finetune"))
 }
 
-/// The file of what devices were measured to do (`forecast::profile`).
+/// The file with the measured speeds of devices (`forecast::profile`).
 pub fn profiles() -> Option<PathBuf> {
     Some(folder()?.join("profiles.json"))
 }

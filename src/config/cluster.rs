@@ -1,6 +1,6 @@
-//! The `cluster` group. Which options go together depends on the role; a combination that cannot be meant is
-//! refused where it was typed as a flag. A file or the environment may speak of options of another role, so that
-//! one file serves every machine of a run.
+//! The `cluster` group. Valid combinations of options depend on the role; an invalid combination is refused where it
+//! was typed as a flag. A file or the environment may contain options of another role, so that one file is valid for
+//! every machine of a run.
 
 use super::refusal::Refusal;
 use super::settings::Settings;
@@ -10,55 +10,55 @@ use crate::net::Endpoint;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What this process is in a run.
+/// Role of this process in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// All of it.
+    /// A run in this process.
     Single,
-    /// Reads the data, hands out work, steps the optimizer.
+    /// Reads the data, assigns work, steps the optimizer.
     Coordinator,
-    /// Computes.
+    /// Computes for a coordinator.
     Worker,
 }
 
-/// Where a worker's coordinator is.
+/// Address of a worker's coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Coordinator {
-    /// There.
+    /// At this address.
     At(Endpoint),
-    /// Somewhere in this local network, with the fingerprint of the same token.
+    /// In the local network, found by the fingerprint of the shared token.
     Auto,
 }
 
 /// `cluster`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterOptions {
-    /// What this process is.
+    /// Role of this process.
     pub role: Role,
-    /// Where it listens: a coordinator always does (None: the default port, everywhere), a worker where it is
-    /// to be dialled.
+    /// Listening address: a coordinator always listens (`None`: the default port on all interfaces), a worker only
+    /// where a coordinator connects to it.
     pub bind: Option<Endpoint>,
-    /// What a worker dials; Some for every worker without `bind`.
+    /// The coordinator that a worker connects to; always `Some` for a worker without `bind`.
     pub coordinator: Option<Coordinator>,
-    /// Workers that a coordinator dials.
+    /// Workers that a coordinator connects to.
     pub nodes: Vec<Endpoint>,
     /// Devices, local and remote, that a coordinator waits for before the first step.
     pub expect_workers: Option<usize>,
-    /// Devices below which it pauses.
+    /// The run pauses below this number of devices.
     pub min_workers: usize,
-    /// How long devices are waited for, and a coordinator is dialled.
+    /// Time limit for devices to join, and for connecting to a coordinator.
     pub join_timeout: Duration,
-    /// Where the token is.
+    /// Path of the token.
     pub token_file: Option<PathBuf>,
-    /// Plain TCP on this machine, no token.
+    /// Plain TCP on this machine, without a token.
     pub insecure: bool,
-    /// Base models by content hash.
+    /// Folder of base models by content hash.
     pub model_cache: Option<PathBuf>,
-    /// A worker waits for the next run.
+    /// Whether a worker waits for the next run.
     pub stay: bool,
 }
 
-/// Options that only one role has.
+/// Options of a single role.
 const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("coordinator", Role::Worker),
     ("model-cache", Role::Worker),
@@ -68,13 +68,13 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("min-workers", Role::Coordinator),
 ];
 
-/// What shows a run, which a worker cannot: it knows its own work alone.
+/// Options that show a run; a worker knows only its own work.
 const OF_WHOEVER_SEES_ALL: [&str; 3] = ["dashboard", "tensorboard", "log-json"];
 
-/// Options that a run in one process has not.
+/// Options that a run in one process does not have.
 const OF_TWO_ROLES: [&str; 4] = ["bind", "join-timeout", "token-file", "insecure"];
 
-/// The `cluster` group, whose options fit its role.
+/// Reads the `cluster` group and checks its options against the role.
 pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
     let role = match choice(
         s,
@@ -193,7 +193,7 @@ mod tests {
         cluster(&Settings::resolve(&options, vec![typed.collect()])?)
     }
 
-    /// The exit code of those flags, and a part of the line; 0 for accepted.
+    /// Checks the exit code of these flags and a part of the line; 0 means accepted.
     fn check(words: &str, code: u8, part: &str) {
         let (c, line) = of(words, Origin::Flag).map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
         assert_eq!(c, code, "{words}: {line}");

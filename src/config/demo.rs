@@ -1,6 +1,5 @@
-//! The demonstration: a small model, rows and settings, carried inside the binary so that `finetune` alone does
-//! something real. Everything below reads files, so they are laid out once in the user's cache, under the hash
-//! of their contents.
+//! The demonstration: a small model, rows and settings, embedded in the binary so that `finetune` without arguments
+//! trains a model. All readers need files, so the contents are written once to the user's cache, under their hash.
 
 use super::cache;
 use super::refusal::Refusal;
@@ -9,7 +8,7 @@ use super::yaml;
 use crate::format::atomic;
 use std::path::{Path, PathBuf};
 
-/// How it is called where a model is named.
+/// The name of the demonstration in place of a model.
 pub const NAME: &str = "demo";
 
 macro_rules! demo_files {
@@ -31,12 +30,12 @@ const FILES: &[(&str, &[u8])] = demo_files![
     "model/tokenizer_config.json",
 ];
 
-/// The demonstration's model.
+/// Folder of the demonstration's model.
 pub fn directory() -> Result<PathBuf, Refusal> {
     Ok(root()?.join("model"))
 }
 
-/// Its settings, with paths to where the files lie; the model keeps its name.
+/// Settings of the demonstration, with paths to the written files; the model keeps its name.
 pub fn settings() -> Result<Vec<Typed>, Refusal> {
     let root = root()?;
     let file = root.join("demo.yaml");
@@ -49,7 +48,7 @@ pub fn settings() -> Result<Vec<Typed>, Refusal> {
     Ok(typed)
 }
 
-/// Lays the files out where that has not been done.
+/// Writes the files if they are missing.
 fn root() -> Result<PathBuf, Refusal> {
     let mut hasher = blake3::Hasher::new();
     for (name, bytes) in FILES {

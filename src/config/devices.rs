@@ -1,5 +1,5 @@
-//! The `devices` group: what is to compute in this process. Whether it is there is not asked here
-//! (`devices::choose` does); what cannot be meant on any machine is refused.
+//! The `devices` group: which devices compute in this process. Availability is checked by `devices::choose`; values
+//! that are invalid on every machine are refused here.
 
 use super::refusal::Refusal;
 use super::settings::Settings;
@@ -8,46 +8,46 @@ use super::values::{choice, memory, whole};
 /// `devices`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// None: what the process may use.
+    /// `None`: all threads that the process may use.
     pub threads: Option<usize>,
-    /// Bytes, of each adapter.
+    /// Bytes per adapter.
     pub memory_limit: Option<u64>,
-    /// What products are computed in.
+    /// Type of products.
     pub dtype: ComputeDtype,
-    /// Which devices compute.
+    /// Devices that compute.
     pub gpus: Gpus,
-    /// What drives them.
+    /// Backend of the devices.
     pub backend: Driver,
 }
 
 /// `--gpus`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gpus {
-    /// What this process has, where it computes at all.
+    /// All devices of this process, if it computes.
     Auto,
-    /// No GPU: the CPU, where this process has to compute.
+    /// No GPU: the CPU, if this process must compute.
     None,
-    /// The CPU, whatever the role.
+    /// The CPU, in every role.
     Cpu,
-    /// These; the same one twice is two devices.
+    /// These devices; a device named twice counts as two.
     Named(Vec<Wanted>),
 }
 
-/// A device that was named.
+/// A named device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// By its place in the list of its backend.
+    /// By its index in the list of its backend.
     Index(usize),
     /// By a part of its name.
     Part(String),
-    /// The CPU, beside others.
+    /// The CPU, together with others.
     Cpu,
 }
 
 /// `--gpu-backend`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driver {
-    /// The best one that there is; a device that fails falls back.
+    /// The best available one; a device that fails falls back.
     Auto,
     /// NVIDIA's own driver, or an error.
     Cuda,
@@ -58,7 +58,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// As it is typed.
+    /// The name as typed.
     pub fn name(self) -> &'static str {
         match self {
             Driver::Auto => "auto",
@@ -69,24 +69,24 @@ impl Driver {
     }
 }
 
-/// Most threads of a process: no machine has as many cores, and threads without a core only wait.
+/// Maximum threads of a process, above the number of cores of any machine.
 const MOST_THREADS: usize = 512;
 
-/// Most devices of a process.
+/// Maximum devices of a process.
 const MOST_DEVICES: usize = 64;
 
 /// `--dtype`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeDtype {
-    /// bf16, or f16 on a card that has no bf16, where the device is faster in it; else f32.
+    /// bf16, or f16 on a card without bf16, where the device is faster with it; else f32.
     Auto,
-    /// Nothing is rounded.
+    /// No rounding.
     F32,
     /// Factors of products are rounded to bf16.
     Bf16,
 }
 
-/// The `devices` group alone: other verbs have it too.
+/// Reads the `devices` group only, which other verbs have too.
 pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let backend = backend(s)?;
     let gpus = gpus(s, backend)?;
@@ -148,7 +148,7 @@ fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
 
 fn wanted(text: &str) -> Wanted {
     match text.parse() {
-        // A card's name may be a number: 4090.
+        // A card's name may be a number, such as 4090.
         Ok(index) if index < MOST_DEVICES => Wanted::Index(index),
         Ok(_) => Wanted::Part(text.into()),
         Err(_) if text == "cpu" => Wanted::Cpu,

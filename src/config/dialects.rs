@@ -1,8 +1,8 @@
-//! What keys of other trainers mean here, as data. A key is looked up in its trainer's table, then in `SHARED`,
-//! which holds what all of them have from transformers; spellings that `--config` understands anyway
-//! (`config::alias`) stand in neither. A value that is empty says nothing, whatever its key.
+//! Meaning of other trainers' keys, as data. A key is looked up in its trainer's table, then in `SHARED`, which holds
+//! the keys that all of them have from transformers; spellings that `--config` accepts (`config::alias`) are in
+//! neither. An empty value has no meaning for any key.
 
-/// Whose file it is.
+/// The trainer of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// axolotl
@@ -13,31 +13,31 @@ pub enum Dialect {
     Trl,
 }
 
-/// What becomes of a key.
+/// Conversion of a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Rule {
     /// Our key, with the same value.
     Key(&'static str),
-    /// By its value (in lower case): the first that fits; else the last part.
+    /// By value (in lower case): the first match; otherwise the last part.
     When(&'static [(&'static str, Becomes)], Becomes),
-    /// A number of times an epoch, of our key.
+    /// A number of times per epoch for our key.
     PerEpoch(&'static str),
-    /// Cannot be had here.
+    /// Not supported here.
     Lost(&'static str),
-    /// Nothing is lost without it, for this reason: it changes neither what is trained nor what is written.
+    /// Dropped without loss, for this reason: the key changes neither the training nor the output.
     Needless(&'static str),
 }
 
-/// What a value becomes.
+/// Conversion of a value.
 #[derive(Debug, Clone, Copy)]
 pub enum Becomes {
     /// This key with this value.
     Set(&'static str, &'static str),
-    /// This key with this value, which is nearest; what is lost is a sentence.
+    /// This key with this value, the nearest one; the sentence describes the difference.
     Near(&'static str, &'static str, &'static str),
-    /// Nothing: it is so anyway.
+    /// Nothing: the behaviour is the same without it.
     Same,
-    /// A sentence.
+    /// Not supported; a sentence gives the reason.
     Lost(&'static str),
 }
 
@@ -89,7 +89,7 @@ const ANSWERS: Rule = When(
     No("no texts are generated for a metric; sample_prompt: TEXT shows answers"),
 );
 
-/// What comes from transformers' TrainingArguments.
+/// Keys from transformers' TrainingArguments.
 #[rustfmt::skip]
 pub const SHARED: Table = &[
     ("load_in_4bit", When(&[("true", Set("quantize", "nf4"))], Same)),
@@ -214,7 +214,7 @@ const LLAMA_FACTORY: Table = &[
     ("flash_attn", EXACT), ("enable_liger_kernel", KERNELS), ("use_unsloth", KERNELS),
     ("dataset_dir", Needless("files of the rows are looked up in it")),
     ("include_num_input_tokens_seen", Needless("metrics.jsonl counts the tokens of every step")),
-    // Looked at with quantization_bit.
+    // Converted together with quantization_bit.
     ("double_quantization", Needless("it decides between nf4 and nf4-double")),
 ];
 
@@ -236,7 +236,7 @@ const TRL: Table = &[
     ("torch_dtype", DTYPE), ("dtype", DTYPE),
     ("loss_type", When(&[("nll", Same)], No("the loss is the mean over supervised tokens"))),
     ("num_labels", Key("num_classes")),
-    // Looked at with load_in_4bit.
+    // Converted together with load_in_4bit.
     ("use_bnb_nested_quant", Needless("it decides between nf4 and nf4-double")),
     ("bnb_4bit_quant_storage", Needless("it decides how torch stores blocks in memory, not their values")),
     ("dataset_num_proc", SPEED), ("eval_packing", Needless("packed rows do not see each other")),
@@ -245,7 +245,7 @@ const TRL: Table = &[
     ("ignore_bias_buffers", PROCESSES),
 ];
 
-/// What a trainer means where its file says nothing and ours would mean something else: (our key, value).
+/// Defaults of a trainer that differ from ours: (our key, value).
 #[rustfmt::skip]
 const DEFAULTS: &[(Dialect, &[(&str, &str)])] = &[
     (Dialect::Axolotl, &[]),
@@ -254,11 +254,11 @@ const DEFAULTS: &[(Dialect, &[(&str, &str)])] = &[
 ];
 
 impl Dialect {
-    /// Every one, by the name that `--from` takes.
+    /// All dialects, by their name for `--from`.
     pub const ALL: [(&'static str, Dialect); 3] =
         [("axolotl", Dialect::Axolotl), ("llama-factory", Dialect::LlamaFactory), ("trl", Dialect::Trl)];
 
-    /// As people write it.
+    /// The trainer's usual name.
     pub fn name(self) -> &'static str {
         match self {
             Dialect::Axolotl => "Axolotl",
@@ -267,7 +267,7 @@ impl Dialect {
         }
     }
 
-    /// What its users write and nobody else's do.
+    /// Keys that only this trainer has.
     fn marks(self) -> &'static [&'static str] {
         match self {
             Dialect::Axolotl => {
@@ -280,15 +280,15 @@ impl Dialect {
         }
     }
 
-    /// Whose keys these are: the one with most of its own marks; None where there are none.
+    /// The dialect with the most characteristic keys; `None` where there are none.
     pub fn guess<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
         let count = |d: Dialect| keys.clone().filter(|key| d.marks().contains(key)).count();
-        // Of equals the first: all of them know `model_name_or_path`.
+        // The first among equals: all trainers have `model_name_or_path`.
         let counted = Self::ALL.iter().rev().map(|(_, d)| (count(*d), *d));
         counted.max_by_key(|(n, _)| *n).filter(|(n, _)| *n > 0).map(|(_, d)| d)
     }
 
-    /// What `key` means.
+    /// The rule of `key`.
     pub fn rule(self, key: &str) -> Option<Rule> {
         let own = match self {
             Dialect::Axolotl => AXOLOTL,
@@ -298,7 +298,7 @@ impl Dialect {
         own.iter().chain(SHARED).find(|(name, _)| *name == key).map(|(_, rule)| *rule)
     }
 
-    /// Its own defaults.
+    /// The trainer's own defaults.
     pub fn defaults(self) -> &'static [(&'static str, &'static str)] {
         DEFAULTS.iter().find(|(d, _)| *d == self).map_or(&[], |(_, all)| all)
     }
@@ -310,7 +310,7 @@ impl Dialect {
     }
 }
 
-/// Keys of rows, which `finetune import` deals with apart from the tables.
+/// Keys of rows, which `finetune import` converts without the tables.
 pub const ROW_KEYS: &[&str] = &[
     "datasets",
     "test_datasets",
@@ -321,7 +321,7 @@ pub const ROW_KEYS: &[&str] = &[
     "data_files",
 ];
 
-/// What the tables say of a key that is none of ours, to who has written it into a configuration of ours.
+/// The tables' explanation of an unknown key, for a user who wrote it into a configuration of finetune.
 pub fn explanation(key: &str, value: &str) -> Option<String> {
     if ROW_KEYS.contains(&key) {
         return Some("name the files of the rows under data; `finetune import FILE` looks for them".into());

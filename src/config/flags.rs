@@ -1,5 +1,5 @@
-//! Flags out of the table of options, through clap. Nothing is interpreted here: a flag becomes (key, values)
-//! like a line of YAML does, so that aliases and mistakes are treated alike.
+//! Flags from the table of options, parsed by clap. Values are not interpreted here: a flag becomes (key, values) like
+//! a line of YAML, so that aliases and errors are handled equally.
 
 use super::alias;
 use super::refusal::{Refusal, nearest};
@@ -9,25 +9,25 @@ use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
-/// What clap made of the arguments.
+/// Result of clap's parsing.
 pub enum Parsed {
     /// Positional arguments, then flags in no particular order.
     Typed(Vec<String>, Vec<Typed>),
-    /// `--help` or `--version`: to be printed.
+    /// Text to print for `--help` or `--version`.
     Text(StyledStr),
 }
 
-/// What a command accepts.
+/// Arguments of a command.
 pub struct Accepts<'a> {
-    /// `finetune`, `finetune generate`.
+    /// Name of the command: `finetune`, `finetune generate`.
     pub name: String,
     /// One sentence.
     pub about: &'static str,
     /// Positional arguments, if there are any.
     pub positional: Option<Positional>,
-    /// Rows of the table, and the verb's own.
+    /// Rows of the table and the verb's own options.
     pub options: Vec<&'a Opt>,
-    /// Below the options in `--help`.
+    /// Text below the options in `--help`.
     pub epilogue: String,
 }
 
@@ -36,7 +36,7 @@ pub struct Accepts<'a> {
 pub struct Positional {
     /// Placeholder in the usage line.
     pub name: &'static str,
-    /// Most that are accepted.
+    /// Maximum number of arguments.
     pub most: usize,
     /// One sentence.
     pub help: &'static str,
@@ -44,7 +44,7 @@ pub struct Positional {
 
 const FOREIGN_HEADING: &str = "other trainers' names";
 
-/// What `finetune --help` shows of a training run's options; `finetune help options` shows all.
+/// Options of a training run in `finetune --help`; `finetune help options` shows all.
 #[rustfmt::skip]
 const COMMON: [&str; 25] = [
     "quantize", "task", "data", "eval-data", "eval-split", "max-seq-len", "rank", "alpha", "epochs", "max-steps",
@@ -52,7 +52,7 @@ const COMMON: [&str; 25] = [
     "eval-steps", "sample-prompt", "dashboard", "quiet", "config", "",
 ];
 
-/// The same command with a help that fits a screen.
+/// The same command with a help text that fits a screen.
 fn short(c: Command) -> Command {
     let trains = c.get_arguments().any(|a| a.get_id() == "learning-rate");
     let common = |a: &Arg| COMMON.contains(&a.get_id().as_str());
@@ -66,7 +66,7 @@ pub fn command(accepts: &Accepts) -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .after_help(accepts.epilogue.clone())
         .args_override_self(false)
-        // Beside the names there would be room for a word.
+        // On a narrow terminal only one word would fit beside the names.
         .next_line_help(terminal_size::terminal_size().is_some_and(|(width, _)| width.0 < 70));
     if let Some(Positional { name, most, help }) = accepts.positional {
         let dots = if most > 1 { "..." } else { "" };
@@ -82,7 +82,7 @@ pub fn command(accepts: &Accepts) -> Command {
             c = c.arg(arg.help(help).help_heading(o.section.name()));
         }
     }
-    // Only where training is configured: elsewhere another trainer's name is a mistake.
+    // Only for verbs that configure training: elsewhere another trainer's name is an error.
     if accepts.options.iter().any(|o| o.section == Section::Optim) {
         for key in alias::all() {
             let long = key.replace('_', "-");
@@ -111,7 +111,7 @@ fn arg(o: &Opt) -> Arg {
         Takes::Switch => switch(a),
         Takes::Optional(v) => a.value_name(v).num_args(0..=1).require_equals(true).action(ArgAction::Set),
     };
-    // A negative number is a value, never a flag.
+    // A negative number is a value, not a flag.
     let a = if o.takes == Takes::Switch { a } else { a.allow_negative_numbers(true) };
     match o.name {
         "output" => a.short('o'),
@@ -147,7 +147,7 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
         let switch = own || alias::is_switch(id) || alias::negated(&id.replace('-', "_")).is_some();
         let values: Vec<String> = matches.get_many(id).map(|v| v.cloned().collect()).unwrap_or_default();
         if let Some(other) = values.iter().find(|v| switch && !is_truth(v)) {
-            // It may well be the MODEL that a bare switch has swallowed.
+            // The value may be the MODEL that followed a bare switch.
             let flag = id.replace('_', "-");
             let why =
                 format!("--{flag}: {other:?} is neither true nor false (an argument goes before --{flag})");
@@ -166,7 +166,7 @@ fn is_truth(value: &str) -> bool {
     ["true", "false", "yes", "no", "on", "off", "1", "0"].contains(&value.to_lowercase().as_str())
 }
 
-/// `--packing false` would train on a model of the name `false`: what is meant is said instead.
+/// `--packing false` would train a model named `false`: the error gives the right form.
 fn no_loose_truth(accepts: &Accepts, args: &[String]) -> Result<(), Refusal> {
     let switch = |arg: &String| {
         let named = accepts.options.iter().find(|o| arg.strip_prefix("--") == Some(o.name))?;
@@ -179,7 +179,7 @@ fn no_loose_truth(accepts: &Accepts, args: &[String]) -> Result<(), Refusal> {
     }
 }
 
-/// `--lora_r` is `--lora-r`: YAML keys work as flags.
+/// Converts `--lora_r` to `--lora-r`, so that YAML keys work as flags.
 fn dashed(arg: &str) -> String {
     match arg.strip_prefix("--") {
         Some(rest) if !rest.is_empty() => {
@@ -230,7 +230,7 @@ mod tests {
     use super::super::{Settings, table::TABLE};
     use super::*;
 
-    /// What `name` is after `args`, or the error.
+    /// Checks the value of `name` after parsing `args`, or the error.
     fn check(args: &[&str], name: &str, expected: &str) {
         let options = || TABLE.iter().collect::<Vec<_>>();
         let accepts = Accepts {

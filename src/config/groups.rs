@@ -1,5 +1,5 @@
-//! The groups of options as the floors below want them: one struct per section, no strings where a type says
-//! more. What cannot be meant (rank 0, an alpha that is not finite) is refused here, with its source.
+//! The groups of options for the floors below: one struct per section, with types instead of strings where possible.
+//! Invalid values (rank 0, a non-finite alpha) are refused here, with their source.
 
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
@@ -22,45 +22,45 @@ pub struct ModelOptions {
     pub model: String,
     /// A file, or `chatml`.
     pub chat_template: Option<String>,
-    /// What becomes of the base's weights.
+    /// Quantisation of the base's weights.
     pub quantize: Option<Recipe>,
-    /// Goes into the adapter's config.
+    /// Name of the base in the adapter's config.
     pub base_id: Option<String>,
 }
 
-/// How much of the data is held back.
+/// Amount of data held back for evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Split {
-    /// That many rows.
+    /// Number of rows.
     Rows(usize),
-    /// That part, in (0, 1).
+    /// Share, in (0, 1).
     Part(f64),
 }
 
 /// `data`
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
-    /// What is trained on.
+    /// Task of the training.
     pub task: Task,
     /// Paths; `-` is stdin.
     pub data: Vec<PathBuf>,
     /// (field of the form, name in the rows)
     pub fields: Vec<(String, String)>,
-    /// Rows for eval.
+    /// Rows for evaluation.
     pub eval_data: Vec<PathBuf>,
-    /// Or a part of the data.
+    /// Part of the data for evaluation, in place of `eval_data`.
     pub eval_split: Option<Split>,
-    /// Tokens; None: by the model.
+    /// Maximum tokens of a row; `None`: by the model.
     pub max_seq_len: Option<usize>,
-    /// Several rows per microbatch.
+    /// Whether microbatches hold several rows.
     pub packing: bool,
-    /// A permutation per epoch.
+    /// Whether each epoch has its own permutation.
     pub shuffle: bool,
-    /// Classes, where they are not counted.
+    /// Number of classes, where they are not counted in the data.
     pub num_classes: Option<usize>,
-    /// One per class.
+    /// One weight per class.
     pub class_weights: Option<Vec<f32>>,
-    /// Accepted rows without anything to train on; None: any number.
+    /// Accepted number of rows without supervised tokens; `None`: any number.
     pub max_dropped: Option<Amount>,
 }
 
@@ -71,13 +71,13 @@ pub struct LoraOptions {
     pub rank: usize,
     /// Finite, above 0.
     pub alpha: f32,
-    /// Suffixes or `all-linear`.
+    /// Suffixes, or `all-linear`.
     pub targets: Vec<String>,
     /// In [0, 1).
     pub dropout: f32,
-    /// Another scale.
+    /// Whether the scale is alpha / sqrt(rank).
     pub rslora: bool,
-    /// A PEFT directory.
+    /// A PEFT folder to start from.
     pub init_adapter: Option<PathBuf>,
 }
 
@@ -86,25 +86,25 @@ pub struct LoraOptions {
 pub struct OptimOptions {
     /// At least 1.
     pub epochs: u64,
-    /// Wins over epochs.
+    /// Maximum steps; overrides epochs.
     pub max_steps: Option<u64>,
     /// Rows per step.
     pub batch_size: usize,
-    /// None: by the plan's rule, or measured.
+    /// Tokens per microbatch; `None`: by the plan's rule, or measured.
     pub micro_batch_tokens: Option<usize>,
-    /// By what the devices were measured to need.
+    /// Whether the tokens per microbatch are chosen by measured speeds.
     pub micro_batch_auto: bool,
-    /// Peak.
+    /// Peak learning rate.
     pub learning_rate: f64,
     /// `constant`, `linear`, `cosine`.
     pub scheduler: String,
-    /// Rise.
+    /// Steps of the warmup.
     pub warmup: Amount,
-    /// Decoupled.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// 0: no clipping.
+    /// Limit of the gradient's norm; 0: no clipping.
     pub max_grad_norm: f64,
-    /// Of everything.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -153,7 +153,7 @@ fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
     })
 }
 
-/// What --quantize says.
+/// The value of --quantize.
 pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
     let named = s.text("quantize")?.filter(|name| *name != "none").map(Recipe::named).transpose();
     named.map_err(|e| s.refuse("quantize", e))
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
     use crate::config::{Origin, Typed, table::TABLE};
 
-    /// One flag: the exit code and a part of the line; 0 for accepted.
+    /// Checks one flag: the exit code and a part of the line; 0 means accepted.
     fn check(name: &str, value: &str, code: u8, part: &str) {
         let typed = Typed { key: name.replace('-', "_"), values: vec![value.into()], source: Origin::Flag };
         let options: Vec<_> = TABLE.iter().collect();

@@ -1,6 +1,6 @@
-//! What was typed becomes what is meant. Flags, a YAML file and the environment are layers of (key, values,
-//! source); each is translated by the same rules (`alias`), then the highest layer that speaks wins: flag over
-//! YAML over environment over default. Every value remembers where it came from: mistakes and run.yaml say it.
+//! From typed options to validated configuration. Flags, a YAML file and the environment are layers of (key, values,
+//! source); each is translated by the same rules (`alias`), then the highest layer with a value wins: flag over YAML
+//! over environment over default. Every value keeps its source for errors and run.yaml.
 
 pub mod alias;
 pub mod cache;

@@ -1,4 +1,4 @@
-//! The group `output`: what a run writes, when, and which of its states is the result.
+//! The group `output`: the files of a run, the times when they are written, and which state is the result.
 
 use super::refusal::Refusal;
 use super::settings::Settings;
@@ -11,51 +11,51 @@ use std::path::PathBuf;
 /// Whether an earlier run is continued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
-    /// A run of its own.
+    /// A new run.
     No,
-    /// From the last checkpoint of the output folder.
+    /// The last checkpoint of the output folder.
     Output,
-    /// From this run or checkpoint.
+    /// The given run or checkpoint.
     From(PathBuf),
 }
 
 /// `output`
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputOptions {
-    /// None: the next free one.
+    /// Folder of the run; `None`: the next free one.
     pub output: Option<PathBuf>,
-    /// Replace what is there.
+    /// Whether an existing run is replaced.
     pub overwrite: bool,
-    /// Continue.
+    /// Whether and from where the run is resumed.
     pub resume: Resume,
-    /// When the model is scored besides at the start and at the end.
+    /// Interval of evaluations, besides those at the start and at the end.
     pub eval_steps: Every,
-    /// When checkpoints are written besides at the end.
+    /// Interval of checkpoints, besides the one at the end.
     pub save_steps: Every,
-    /// What evaluations decide.
+    /// Decisions that depend on evaluations.
     pub choice: Choice,
-    /// Checkpoints kept.
+    /// Maximum number of checkpoints kept.
     pub save_total_limit: Option<usize>,
-    /// Answered before and after.
+    /// Prompts that are answered before and after training.
     pub sample_prompts: Vec<String>,
-    /// metrics.jsonl elsewhere.
+    /// Path of metrics.jsonl outside the run's folder.
     pub log_json: Option<PathBuf>,
-    /// TensorBoard's event files go here.
+    /// Folder of TensorBoard's event files.
     pub tensorboard: Option<PathBuf>,
-    /// Where the page of the run is shown.
+    /// Listening address of the run's page.
     pub dashboard: Option<Endpoint>,
-    /// No progress.
+    /// Whether progress is hidden.
     pub quiet: bool,
 }
 
-/// Where the page goes: on this machine unless an address is named.
+/// Address of the page: on this machine unless another address is given.
 fn dashboard(s: &Settings) -> Result<Option<Endpoint>, Refusal> {
     const PORT: u16 = 9080;
     match (s.is_given("dashboard"), s.text("dashboard")?) {
         (false, _) | (_, Some("false")) => Ok(None),
         (true, None | Some("" | "true")) => Ok(Some(Endpoint::loopback(PORT))),
         (true, Some(text)) => {
-            // A number alone is a port.
+            // A single number is a port.
             if let Ok(port) = text.parse() {
                 return Ok(Some(Endpoint::loopback(port)));
             }
@@ -88,7 +88,7 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
     })
 }
 
-/// What evaluations decide. Without any but the last one there is nothing to choose from.
+/// Reads the decisions that depend on evaluations. Without any evaluation besides the last one there is no choice.
 fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
     let known = ["loss", "accuracy", "macro_f1", "eval_loss", "eval_accuracy", "eval_macro_f1"];
     let name = choice(s, "best-metric", &known, "expected one of loss, accuracy, macro_f1")?;

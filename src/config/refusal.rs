@@ -1,5 +1,5 @@
-//! Every way a command ends badly: one line that says what, where and what to do, and an exit code that
-//! tells a scheduler whether to try again. Nothing else in `cli` decides exit codes.
+//! All failures of a command: one line with the problem, the place and the solution, and an exit code that tells a
+//! scheduler whether to retry. No other part of `cli` sets exit codes.
 
 use crate::backend::Fault;
 use crate::data::DataError;
@@ -11,17 +11,17 @@ use crate::model::weights::ModelError;
 use crate::train::TrainError;
 use std::fmt;
 
-/// Why a command did not do what it was asked to; `Display` is the one line.
+/// Failure of a command; `Display` gives the line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{line}")]
 pub struct Refusal {
-    /// Which kind of end.
+    /// Kind of failure.
     pub kind: Kind,
-    /// What, where, what to do.
+    /// The problem, the place and the solution.
     pub line: String,
 }
 
-/// The kinds of bad ends; each has its exit code.
+/// Kinds of failure; each has an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Files, data, devices: 1.
@@ -30,9 +30,9 @@ pub enum Kind {
     Usage,
     /// A loss or gradient that is not finite: 3.
     NonFinite,
-    /// State is saved, run again: 75 (EX_TEMPFAIL).
+    /// The state is saved and the run can be resumed: 75 (EX_TEMPFAIL).
     Saved,
-    /// Invalid configuration, trying again is no use: 78 (EX_CONFIG).
+    /// Invalid configuration, a retry is pointless: 78 (EX_CONFIG).
     Configuration,
 }
 
@@ -42,17 +42,17 @@ impl Refusal {
         Refusal { kind: Kind::Failure, line: one_line(line) }
     }
 
-    /// A command line that does not parse.
+    /// An error in the command line.
     pub fn usage(line: impl fmt::Display) -> Self {
         Refusal { kind: Kind::Usage, line: one_line(line) }
     }
 
-    /// A configuration that cannot work.
+    /// An invalid configuration.
     pub fn configuration(line: impl fmt::Display) -> Self {
         Refusal { kind: Kind::Configuration, line: one_line(line) }
     }
 
-    /// Any kind.
+    /// A failure of the given kind.
     pub fn of(kind: Kind, line: impl fmt::Display) -> Self {
         Refusal { kind, line: one_line(line) }
     }
@@ -69,16 +69,16 @@ impl Refusal {
     }
 }
 
-/// Characters of a line that are shown from its beginning and from its end: what a file holds in place of a number or a
-/// name may be megabytes long.
+/// Number of characters shown from a line's beginning and end: content of a file in place of a number or a name may be
+/// megabytes long.
 const SHOWN: (usize, usize) = (1200, 400);
 
-/// Causes sometimes bring line breaks of their own; the promise is one line.
+/// Removes line breaks of causes, because a refusal is one line.
 fn one_line(text: impl fmt::Display) -> String {
     let text = text.to_string();
     let line =
         shortened(text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; "));
-    // The commonest cause of all, in words that say what to do.
+    // The most frequent cause gets a text with the solution.
     match line.strip_suffix(": No such file or directory (os error 2)") {
         Some(place) => {
             let from = std::env::current_dir().map(|dir| format!(" from {}", dir.display()));
@@ -88,7 +88,7 @@ fn one_line(text: impl fmt::Display) -> String {
     }
 }
 
-/// Without its middle where it is longer than a screen.
+/// Removes the middle of a line that is longer than a screen.
 fn shortened(line: String) -> String {
     let length = line.chars().count();
     let (head, tail) = SHOWN;
@@ -156,17 +156,17 @@ impl From<TrainError> for Refusal {
     }
 }
 
-/// The same refusal, with the file that it is about in front.
+/// The same refusal, with the file's path in front.
 pub fn in_file(path: &std::path::Path, refusal: Refusal) -> Refusal {
     Refusal { line: format!("{}: {}", path.display(), refusal.line), ..refusal }
 }
 
-/// `std::io::Error` says what, never where: the path is added here.
+/// Adds the path to a `std::io::Error`, which contains none.
 pub fn at(path: &std::path::Path) -> impl Fn(std::io::Error) -> Refusal + '_ {
     move |e| Refusal::failure(format!("{}: {e}", path.display()))
 }
 
-/// The nearest of `known` to what was typed, as the end of a sentence: `, did you mean ...?`
+/// The most similar one of `known`; `None` where nothing is similar.
 pub fn nearest<'a>(typed: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     known
         .map(|k| (strsim::damerau_levenshtein(typed, k), strsim::jaro_winkler(typed, k), k))

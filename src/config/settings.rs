@@ -1,5 +1,5 @@
-//! Every option of a command, resolved: layers are translated by the same rules (`alias`), then the highest layer that
-//! speaks wins.
+//! Every option of a command, resolved: layers are translated by the same rules (`alias`), then the highest layer with
+//! a value wins.
 
 use super::refusal::{Refusal, nearest};
 use super::table::{self, Opt, TABLE, Takes};
@@ -8,12 +8,12 @@ use super::{alias, dialects};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// A value and where it came from.
+/// A value and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// One value, or all of a list; empty where the value is to be found out.
+    /// One value, or all values of a list; empty where the value is determined later.
     pub values: Vec<String>,
-    /// Where they came from.
+    /// Source of the values.
     pub source: Origin,
 }
 
@@ -21,19 +21,19 @@ pub struct Setting {
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     values: BTreeMap<&'static str, Setting>,
-    /// Sentences about keys of other trainers; a warning begins with that word.
+    /// Notes about keys of other trainers; a warning begins with that word.
     pub notes: Vec<String>,
 }
 
 impl Settings {
-    /// Resolves `layers` (the first one that speaks wins) for the options of a command.
+    /// Resolves `layers` (the first one with a value wins) for the options of a command.
     pub fn resolve(options: &[&'static Opt], layers: Vec<Vec<Typed>>) -> Result<Self, Refusal> {
         let mut s = Settings::default();
         for layer in layers {
             let mut spoken: BTreeMap<&'static str, (String, Setting)> = BTreeMap::new();
             for typed in translate(options, layer, &mut s.notes)? {
                 let Some(opt) = options.iter().find(|o| o.key() == typed.key) else {
-                    // The environment and files may speak of options that this verb does not have.
+                    // The environment and files may contain options that this verb does not have.
                     match table::find(&typed.key.replace('_', "-")) {
                         Some(_) => continue,
                         None => return Err(unknown(&typed)),
@@ -60,32 +60,32 @@ impl Settings {
         Ok(s)
     }
 
-    /// The setting of that name (dashes).
+    /// The setting with that name (with dashes).
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.values.get(name)
     }
 
-    /// Puts a value there that was worked out.
+    /// Sets a computed value.
     pub fn put(&mut self, name: &'static str, values: Vec<String>, source: Origin) {
         self.values.insert(name, Setting { values, source });
     }
 
-    /// True where somebody said so.
+    /// Whether the user gave a value.
     pub fn is_given(&self, name: &str) -> bool {
         self.get(name).is_some_and(|s| s.source != Origin::Default)
     }
 
-    /// The values, none where it is not set.
+    /// The values; empty where there are none.
     pub fn list(&self, name: &str) -> &[String] {
         self.get(name).map_or(&[], |s| &s.values)
     }
 
-    /// The only value.
+    /// The single value.
     pub fn text(&self, name: &str) -> Result<Option<&str>, Refusal> {
         match self.get(name) {
             None => Ok(None),
             Some(s) if s.values.len() > 1 => Err(s.refuse(name, "expected one value")),
-            // `-o "$OUT"` with nothing in OUT means no folder, and must not mean this one.
+            // `-o "$OUT"` with an empty OUT gives an empty path, which must not mean the current folder.
             Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Origin::Flag => {
                 Err(self.refuse(name, "is empty: give a value, or leave it out"))
             }
@@ -93,7 +93,7 @@ impl Settings {
         }
     }
 
-    /// The only value, as a `what`.
+    /// The single value, parsed; `what` describes the type in errors.
     pub fn parse<T: FromStr>(&self, name: &str, what: &str) -> Result<Option<T>, Refusal> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         match text.replace('_', "").parse() {
@@ -102,7 +102,7 @@ impl Settings {
         }
     }
 
-    /// A switch.
+    /// The value of a switch.
     pub fn switch(&self, name: &str) -> Result<bool, Refusal> {
         match self.text(name)?.unwrap_or("false").to_lowercase().as_str() {
             "true" | "yes" | "on" | "1" => Ok(true),
@@ -111,7 +111,7 @@ impl Settings {
         }
     }
 
-    /// The value does not parse: wrong usage where it was typed as a flag, else a bad configuration.
+    /// Refusal of a value that does not parse: wrong usage for a flag, else an invalid configuration.
     pub fn malformed(&self, name: &str, why: String) -> Refusal {
         let r = self.refuse(name, why);
         match self.get(name).map(|s| &s.source) {
@@ -120,7 +120,7 @@ impl Settings {
         }
     }
 
-    /// The value parses but cannot be meant.
+    /// Refusal of a value that parses but is invalid.
     pub fn refuse(&self, name: &str, why: impl std::fmt::Display) -> Refusal {
         match self.get(name) {
             Some(s) => s.refuse(name, why),
@@ -153,14 +153,14 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
     }
 }
 
-/// One layer into our own keys.
+/// Translates one layer to our keys.
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
     let layer = alias::four_bits(alias::one_warmup(layer, notes), notes);
     for mut t in alias::tensorboard(alias::strategies(layer, notes), notes) {
         if options.iter().any(|o| o.key() == t.key) {
-            // A verb may have an option of its own by a name that means something else in a file.
+            // A verb's own option may have a name with another meaning in a file.
             out.push(t);
         } else if let Some(ours) = alias::ours(&t.key) {
             t.key = ours.into();
@@ -191,7 +191,7 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
         notes.push(format!("{} ({}): batch_size counts the rows of all processes", only.key, only.source));
         factors.clear();
     }
-    // Two trainers' names for the same number.
+    // Names of two trainers for the same number.
     let same = |key: &str| factors.iter().find(|f| f.key == key);
     if let (Some(one), Some(other)) = (same("per_device_train_batch_size"), same("micro_batch_size")) {
         return Err(place(other, &format!("{} ({}) says the same: leave one out", one.key, one.source)));

@@ -1,25 +1,24 @@
-//! The one table of options. A flag, its YAML key, its environment variable, its line in `--help` and its place
-//! in run.yaml are all made from the row here; a row's name is written nowhere else but in the group that
-//! reads it.
+//! The table of options. A flag, its YAML key, its environment variable, its line in `--help` and its place in run.yaml
+//! are generated from its row here; the only other place with the option's name is the group that reads it.
 
 /// Headings of `--help`, sections of run.yaml, and the structs in `groups`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Section {
-    /// What is trained on.
+    /// The base model.
     Model,
     /// Rows.
     Data,
     /// The adapter.
     Lora,
-    /// Steps.
+    /// The training steps.
     Optim,
-    /// What computes.
+    /// The computing devices.
     Devices,
-    /// Which processes take part.
+    /// The processes of a run.
     Cluster,
-    /// What is written and shown.
+    /// Files and displays.
     Output,
-    /// Options of one verb alone; never in a YAML file.
+    /// Options of a single verb; not valid in a YAML file.
     Verb,
 }
 
@@ -50,31 +49,31 @@ impl Section {
     }
 }
 
-/// What follows a flag.
+/// Value of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
     /// One value.
     One(&'static str),
-    /// Repeatable; nothing is split.
+    /// Repeatable; values are not split.
     Many(&'static str),
     /// Repeatable, and split at commas.
     Commas(&'static str),
-    /// Nothing: present is true. `--no-NAME` exists where the default is true.
+    /// No value: the flag means true. `--no-NAME` exists where the default is true.
     Switch,
-    /// Nothing, or `=VALUE`.
+    /// No value, or `=VALUE`.
     Optional(&'static str),
 }
 
 /// One option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opt {
-    /// The long flag; with underscores, the YAML key.
+    /// Name of the flag; with underscores, the YAML key.
     pub name: &'static str,
-    /// Where it belongs.
+    /// Section of the option.
     pub section: Section,
-    /// What it takes.
+    /// Form of the value.
     pub takes: Takes,
-    /// As it would be typed; empty where nothing, or something that depends on the model or the rows, is meant.
+    /// Default as it would be typed; empty where there is none or it depends on the model or the rows.
     pub default: &'static str,
     /// One sentence.
     pub help: &'static str,
@@ -166,7 +165,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "config", One("FILE.yaml"), "", "read options from a file; a run.yaml is one"),
 ];
 
-/// The option of that name (dashes).
+/// The option with that name (with dashes).
 pub fn find(name: &str) -> Option<&'static Opt> {
     TABLE.iter().find(|o| o.name == name)
 }
@@ -177,7 +176,7 @@ impl Opt {
         self.name.replace('-', "_")
     }
 
-    /// A switch whose default is true; `--no-NAME` turns it off.
+    /// Whether this is a switch that defaults to true; `--no-NAME` turns it off.
     pub fn is_on(&self) -> bool {
         self.takes == Takes::Switch && self.default == "true"
     }

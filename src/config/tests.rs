@@ -1,4 +1,4 @@
-//! Layers, aliases and mistakes, each with its line.
+//! Layers, aliases and errors with their lines.
 
 use super::table::{Opt, TABLE};
 use super::*;
@@ -12,7 +12,7 @@ fn flag(key: &str, value: &str) -> Typed {
     Typed { key: key.into(), values: vec![value.into()], source: Origin::Flag }
 }
 
-/// What `key` becomes, or the error, of a YAML file.
+/// Checks the value of `key` in a YAML file, or the error.
 fn check(text: &str, key: &str, expected: &str) {
     let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
     let got = match Settings::resolve(&options(), vec![layer]) {
@@ -67,7 +67,7 @@ fn foreign_option_names_set_our_options() {
     check("report_to: wandb\nlogging_dir: tb", "tensorboard", "");
 }
 
-/// What is said of other trainers' names in a file.
+/// Messages about other trainers' names in a file.
 #[test]
 fn foreign_keys_without_effect_give_warnings() {
     for (text, part) in [

@@ -1,9 +1,9 @@
-//! A key as it was typed, and where it stood.
+//! A key as typed, and its source.
 
 use super::refusal::Refusal;
 use std::path::PathBuf;
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The command line.
@@ -12,14 +12,14 @@ pub enum Origin {
     File {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: u64,
     },
     /// An environment variable.
     Variable(String),
-    /// Worked out from others.
+    /// Computed from other values.
     Computed(String),
-    /// Nobody said.
+    /// The default.
     Default,
 }
 
@@ -35,18 +35,18 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// A key as it was typed (with underscores).
+/// A key as typed (with underscores).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Typed {
     /// The key.
     pub key: String,
     /// Its values.
     pub values: Vec<String>,
-    /// Where it stood.
+    /// Source of the key.
     pub source: Origin,
 }
 
-/// The refusal of a key, which says where it stood.
+/// The refusal of a key, with its source.
 pub fn place(t: &Typed, why: &str) -> Refusal {
     Refusal::configuration(match &t.source {
         Origin::Flag => format!("--{}: {why}", t.key.replace('_', "-")),

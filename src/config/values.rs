@@ -1,5 +1,5 @@
-//! Values out of settings: numbers in their range, sizes, lists. A flag whose value does not parse is wrong usage; a
-//! value that parses and is out of range is a wrong configuration.
+//! Values of settings: numbers in their range, sizes, lists. A flag whose value does not parse is wrong usage; a value
+//! that parses but is out of range is an invalid configuration.
 
 use super::refusal::Refusal;
 use super::settings::Settings;
@@ -7,17 +7,17 @@ use crate::data::Counts;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A number of things, absolute or by the number of all.
+/// An amount, absolute or relative to a total.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
-    /// That many.
+    /// A number.
     Count(u64),
-    /// That percentage of all, rounded up.
+    /// A percentage of the total, rounded up.
     Percent(f64),
 }
 
 impl Amount {
-    /// Out of `total`.
+    /// The number for `total`.
     pub fn of(self, total: u64) -> u64 {
         match self {
             Amount::Count(n) => n,
@@ -26,21 +26,22 @@ impl Amount {
     }
 }
 
-/// How often something happens during a run, besides at its end.
+/// Interval of an action during a run, besides its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Every {
     /// Not at all.
     Never,
     /// Every N steps.
     Steps(u64),
-    /// About this many times per epoch: every so many steps, rounded up. With 1, the last step of each epoch.
+    /// About this many times per epoch: at an interval of steps that is rounded up. With 1, at the last step of each
+    /// epoch.
     Epoch(u64),
-    /// After this percentage of all steps, rounded up as transformers does.
+    /// At intervals of this percentage of all steps, rounded up like in transformers.
     Percent(f64),
 }
 
 impl Every {
-    /// The steps between two times, in a run of `total` steps, of which an epoch has `epoch`; None for never.
+    /// Interval in steps, for a run of `total` steps with `epoch` steps per epoch; `None` for never.
     pub fn steps(self, total: u64, epoch: u64) -> Option<u64> {
         match self {
             Every::Never => None,
@@ -68,7 +69,7 @@ pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Re
     }
 }
 
-/// A number for which `fits` holds.
+/// A number that satisfies `fits`.
 pub fn real(
     s: &Settings,
     name: &str,
@@ -90,7 +91,7 @@ pub fn choice<'a>(s: &'a Settings, name: &str, known: &[&str], rule: &str) -> Re
     }
 }
 
-/// A number, or a percentage.
+/// A number or a percentage.
 pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(None) };
     let Some(percent) = text.strip_suffix('%') else {
@@ -102,7 +103,7 @@ pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
     }
 }
 
-/// A number of steps, `epoch`, `epoch/4`, or a part of all steps: `25%`, or 0.25 as transformers has it.
+/// A number of steps, `epoch`, `epoch/4`, or a part of all steps: `25%`, or 0.25 as in transformers.
 pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(Every::Never) };
     let share = |p: f64| (p > 0.0 && p <= 100.0).then_some(Every::Percent(p));
@@ -122,7 +123,7 @@ pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
     found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
 }
 
-/// --max-dropped: refuses rows of which more have nothing to train on. A share is of all rows that were read.
+/// --max-dropped: refuses data with more rows without supervised tokens. A percentage is relative to all rows read.
 pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
     let (dropped, rows) = (counts.dropped, counts.rows);
     let allowed = match amount(s, "max-dropped")? {

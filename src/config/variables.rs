@@ -1,15 +1,15 @@
-//! Environment variables: every option has one, and what else is read from the environment is listed here. One that
-//! begins as ours do and is none of them is a mistake: containers and units are configured by nothing else.
+//! Environment variables: every option has one, and all other variables that are read are listed here. An unknown
+//! variable with our prefix is an error, because containers and units are configured by variables alone.
 
 use super::alias::ALIASES;
 use super::refusal::{Refusal, nearest};
 use super::table::{self, Opt, TABLE};
 use super::typed::{Origin, Typed};
 
-/// What all of ours begin with.
+/// Prefix of all variables of finetune.
 const PREFIX: &str = "FINETUNE_";
 
-/// Variables that are no options: the name, and what reads it.
+/// Variables besides options: the name, and its reader.
 #[rustfmt::skip]
 pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_TOKEN", "the token that the machines of a run share"),
@@ -25,7 +25,7 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_TEST_CUT_SHORT", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),
 ];
 
-/// The options that are set there, as a layer.
+/// The options that are set in the environment, as a layer.
 pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
     let typed = |(key, variable): (String, String)| {
         let value = read(&variable).filter(|v| !v.is_empty())?;
@@ -34,7 +34,7 @@ pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
     TABLE.iter().flat_map(names).filter_map(typed).collect()
 }
 
-/// Keys of an option with their variables.
+/// Keys of an option, each with its variable.
 fn names(o: &Opt) -> Vec<(String, String)> {
     let mut names = vec![(o.key(), o.variable())];
     if o.is_on() {
@@ -47,13 +47,13 @@ fn names(o: &Opt) -> Vec<(String, String)> {
     names
 }
 
-/// True of a variable that something of ours reads.
+/// Whether a variable is read.
 pub fn is_known(name: &str) -> bool {
     let other = OTHERS.iter().any(|(other, _)| *other == name);
     other || TABLE.iter().flat_map(names).any(|(_, variable)| variable == name)
 }
 
-/// Refuses the first of `set` that begins as ours do and is none of them.
+/// Refuses the first variable in `set` with our prefix that is unknown.
 pub fn check(set: impl Iterator<Item = String>) -> Result<(), Refusal> {
     let mut unknown: Vec<String> =
         set.filter(|name| name.starts_with(PREFIX) && !is_known(name) && !is_of_a_service(name)).collect();
@@ -61,7 +61,7 @@ pub fn check(set: impl Iterator<Item = String>) -> Result<(), Refusal> {
     let Some(name) = unknown.first() else { return Ok(()) };
     let known: Vec<String> = TABLE.iter().map(Opt::variable).collect();
     let others = OTHERS.iter().filter(|(_, what)| *what != "tests").map(|(name, _)| *name);
-    // What all of them begin with says nothing about which one was meant.
+    // The common prefix must not count as similarity.
     let rest = |name: &'static str| name.trim_start_matches(PREFIX);
     let typed = name.trim_start_matches(PREFIX);
     let near = nearest(typed, known.iter().map(|k| k.trim_start_matches(PREFIX)).chain(others.map(rest)));
@@ -72,7 +72,8 @@ pub fn check(set: impl Iterator<Item = String>) -> Result<(), Refusal> {
     Err(Refusal::configuration(format!("unknown environment variable {name}: {hint}")))
 }
 
-/// Kubernetes describes a Service of the name `finetune` (or `finetune-x`) by such variables in every container.
+/// Whether a variable is one of those that Kubernetes sets in every container for a Service named `finetune` or
+/// `finetune-x`.
 pub fn is_of_a_service(name: &str) -> bool {
     let parts = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"];
     let option = table::find(&name.trim_start_matches(PREFIX).replace('_', "-").to_lowercase());

@@ -1,21 +1,21 @@
-//! The table of verbs: what each is called, what it is for, and the options that it takes. `cli::dispatch` runs them.
+//! The table of verbs: name, purpose and options of each. `cli::dispatch` runs them.
 
 use super::flags::{Accepts, Positional};
 use super::table::{Opt, Section, TABLE, Takes};
 
 /// One verb.
 pub struct Verb {
-    /// What is typed; the first row is the default.
+    /// Name of the verb; the first row is the default.
     pub name: &'static str,
     /// One sentence.
     pub about: &'static str,
     /// Placeholder of its positional arguments; empty for none.
     pub positional: &'static str,
-    /// Most positional arguments.
+    /// Maximum number of positional arguments.
     pub most: usize,
-    /// Options of its own.
+    /// Options of this verb only.
     pub own: &'static [Opt],
-    /// Rows of [`TABLE`] that it takes too; None is all of them.
+    /// Rows of [`TABLE`] that the verb also has; `None` means all of them.
     pub shared: Option<&'static [&'static str]>,
 }
 
@@ -73,7 +73,7 @@ const EXPORT: &[Opt] = &[
         "peft, gguf-lora: the adapter; merged, merged-gguf: one model; ollama: a Modelfile",
     ),
     own("save-dtype", Takes::One("base|f32"), "base", "type in which --to merged stores weights"),
-    // Not --save-dtype: a GGUF has kinds that are no dtypes, and llama.cpp's converters call it so.
+    // Not named --save-dtype: a GGUF has types that are not dtypes, and llama.cpp's converters use this name.
     own("outtype", Takes::One("base|f32|f16|bf16|q8_0"), "base", "type in which a GGUF stores weights"),
     JSON,
 ];
@@ -151,7 +151,7 @@ pub const VERBS: &[Verb] = &[
 ];
 
 impl Verb {
-    /// What its command line accepts.
+    /// The arguments of its command line.
     pub fn accepts(&self) -> Accepts<'static> {
         let shared = TABLE.iter().filter(|o| self.shared.is_none_or(|s| s.contains(&o.name)));
         let own: &'static [Opt] = self.own;
@@ -192,12 +192,12 @@ fn epilogue() -> String {
     )
 }
 
-/// A line for every verb.
+/// One line for every verb.
 pub fn lines() -> String {
     VERBS.iter().map(|v| format!("  {:<12} {}\n", v.name, v.about)).collect()
 }
 
-/// The verbs, for a sentence.
+/// The names of the verbs, for a sentence.
 pub fn list() -> String {
     format!("verbs: {}", VERBS.iter().map(|v| v.name).collect::<Vec<_>>().join(", "))
 }

@@ -1,4 +1,4 @@
-//! A configuration file as (key, values, line). Keys stand flat or under their section's heading; a mapping
+//! A configuration file as (key, values, line). Keys are at the top level or under their section's heading; a mapping
 //! under any other key, or a key under another section's heading, is an error with its line.
 
 use super::refusal::{self, Refusal, nearest};
@@ -83,10 +83,10 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 }
 
-/// The section of run.yaml that holds the facts of a run: read by nobody, written for people.
+/// The section of run.yaml with the facts of a run, for users; no code reads it as configuration.
 pub const FACTS: &str = "run";
 
-/// Values and lists of a file, those counted again that an alias repeats.
+/// Maximum number of values and lists in a file; contents of an alias count at every use.
 const MOST_NODES: usize = 10_000;
 
 /// Reads a file.
@@ -95,7 +95,7 @@ pub fn read(path: &Path) -> Result<Vec<Typed>, Refusal> {
     parse(&text, path)
 }
 
-/// Parses `text`, which came from `path`.
+/// Parses `text` of the file `path`.
 pub fn parse(text: &str, path: &Path) -> Result<Vec<Typed>, Refusal> {
     if text.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
         return Ok(Vec::new());
@@ -217,7 +217,7 @@ mod tests {
         check("- a\n- b\n", "c.yaml:1: a configuration is a mapping");
         check("rank: 8\n  bad: [\n", "c.yaml:");
         check("rank: 8\nrank: 9\n", "c.yaml:2");
-        // Lists of lists by aliases, each ten times the one before.
+        // Lists of lists by aliases, each ten times larger than the previous one.
         let tens =
             |i: usize| format!("a{}: &a{} [{}]\n", i + 1, i + 1, vec![format!("*a{i}"); 10].join(", "));
         let bomb = (0..8).map(tens).fold("a0: &a0 [x, x]\n".to_string(), |all, line| all + &line);

@@ -1,4 +1,4 @@
-//! A whole model on any backend: what it takes, from shapes alone, and then the thing itself.
+//! A whole model on any backend: its memory from shapes alone, and its construction.
 
 use crate::backend::{Backend, Fused};
 use crate::cluster::worker::Blueprint;
@@ -13,25 +13,25 @@ use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
 use std::cell::Cell;
 
-/// What is to be built.
+/// Description of a model to build.
 #[derive(Clone, Copy)]
 pub struct Whole<'a> {
     /// Its shape.
     pub config: &'a Config,
     /// Its weights.
     pub tensors: &'a dyn Tensors,
-    /// What is trained on it.
+    /// The trained adapter.
     pub lora: &'a LoraSpec,
-    /// A classifier's.
+    /// The class weights of a classifier.
     pub class_weights: Option<&'a [f32]>,
-    /// Longest microbatch.
+    /// Tokens of the longest microbatch.
     pub tokens: usize,
-    /// What the device was measured to take for such a model, where somebody did.
+    /// Measured memory of the device for such a model, where available.
     pub measured: Option<Fit>,
 }
 
 impl<'a> Whole<'a> {
-    /// As a run says.
+    /// The model of a run.
     pub fn of(blueprint: &'a Blueprint) -> Self {
         let shape = &blueprint.shape;
         Whole {
@@ -44,13 +44,13 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// What it takes on `backend`.
+    /// Input of the memory estimate on `backend`.
     pub fn load(&self, backend: &impl Backend) -> Result<Load<'a>, ModelError> {
         let load = self.load_as(&|encoding, numbers| backend.matrix_bytes(encoding, numbers))?;
         Ok(Load { short: backend.short_bytes() as u64, ..load })
     }
 
-    /// What it takes where `packing` says how many bytes a matrix of that many numbers does.
+    /// Input of the memory estimate; `packing` gives the bytes of a matrix.
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
         let Whole { config, tensors, lora, tokens, measured, .. } = *self;
         let quantised = Cell::new(false);
@@ -65,7 +65,7 @@ impl<'a> Whole<'a> {
     }
 }
 
-/// Reads and packs its weights.
+/// Reads and packs the weights and builds the model.
 pub fn built<B>(backend: B, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError>
 where
     B: Fused + Send + 'static,

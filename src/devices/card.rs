@@ -1,5 +1,5 @@
-//! A card, under whichever driver opens it: what of its memory may be used, what a model takes on it, how it proves that
-//! it counts right. Drivers differ in how they list and open; nothing outside this file asks which one it is.
+//! A card under any driver: its usable memory, the memory of a model on it, and its self-test. Drivers differ in how
+//! they list and open cards; code outside this file does not depend on the driver.
 
 use super::building::{self, Whole};
 use super::{cpu, gpu, nvidia, speed};
@@ -17,9 +17,9 @@ use crate::model::weights::ModelError;
 use crate::numeric::block::Encoding;
 use std::sync::{Mutex, PoisonError};
 
-/// What of a card's free memory is left to its driver and to others, in parts of a hundred.
+/// Percentage of a card's free memory that is left to its driver and to other processes.
 const LEFT_ALONE: u64 = 5;
-/// Tokens of a prompt that a device must have room for at least.
+/// Minimum prompt length in tokens that a device must have memory for.
 const SPEAKING: usize = 256;
 
 /// A card as its driver lists it.
@@ -31,17 +31,17 @@ pub enum FoundCard {
     Cuda(&'static nvidia::FoundNvidia),
 }
 
-/// Bytes of memory that may be used.
+/// Bytes of usable memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
-    /// On the card, as far as its driver says.
+    /// On the card, as reported by its driver.
     pub own: u64,
-    /// Whether they are the machine's.
+    /// Whether the card uses host memory.
     pub shared: bool,
 }
 
 impl Room {
-    /// Where `machine` bytes of the machine's are free.
+    /// Usable bytes where `machine` bytes of host memory are free.
     pub fn within(self, machine: u64) -> u64 {
         if self.shared { self.own.min(machine) } else { self.own }
     }
@@ -58,7 +58,7 @@ impl FoundCard {
         nvidia::all().ok()?.get(index).map(FoundCard::Cuda)
     }
 
-    /// What it says of itself.
+    /// The card's properties as reported by its driver.
     pub fn facts(self) -> &'static Facts {
         match self {
             FoundCard::Wgpu(found) => &found.facts,
@@ -66,7 +66,7 @@ impl FoundCard {
         }
     }
 
-    /// All of its memory, where its driver says how much.
+    /// Total memory, where the driver reports it.
     pub fn total(self) -> Option<u64> {
         match self {
             FoundCard::Wgpu(found) => found.memory().map(|memory| memory.total),
@@ -74,14 +74,14 @@ impl FoundCard {
         }
     }
 
-    /// What is free of it and not left alone, where its driver says; what has no memory of its own takes the
-    /// machine's, of which `machine` bytes are free.
+    /// Free memory without the reserved part, where the driver reports it. A card without its own memory uses host
+    /// memory, of which `machine` bytes are free.
     pub fn free(self, machine: u64) -> Option<u64> {
         self.told().map(|own| Room { own, shared: self.shared() }.within(machine))
     }
 
-    /// What may be used. Where the driver does not tell what is free that is all: opening the card says more, if
-    /// somebody else has it.
+    /// Usable memory. Where the driver does not report free memory this is the total: opening the card fails if other
+    /// processes use it.
     pub fn room(self) -> Room {
         let all = match self {
             FoundCard::Wgpu(_) => u64::MAX,
@@ -102,7 +102,7 @@ impl FoundCard {
         matches!(self.facts().kind, Kind::Software | Kind::Integrated)
     }
 
-    /// Its numeric class, opened for it.
+    /// Numeric class; this opens the card.
     pub fn class(self, dtype: ComputeDtype) -> Result<String, Fault> {
         match self {
             FoundCard::Wgpu(found) => gpu::device(found, dtype, None).map(|device| device.class()),
@@ -110,7 +110,7 @@ impl FoundCard {
         }
     }
 
-    /// How fast it is.
+    /// Measured speed.
     pub fn speed(self) -> Result<speed::Speed, Fault> {
         match self {
             FoundCard::Wgpu(found) => gpu::device(found, ComputeDtype::Auto, None).and_then(speed::of),
@@ -118,7 +118,7 @@ impl FoundCard {
         }
     }
 
-    /// What a model takes on it. What only speaks needs little beside its weights, and keeps nothing.
+    /// Input of the memory estimate of a model on the card. Generation needs little memory besides the weights.
     pub fn load<'a>(self, whole: &Whole<'a>, dtype: ComputeDtype) -> Result<Load<'a>, ModelError> {
         let through = match self {
             FoundCard::Wgpu(_) => Through::Wgpu,
@@ -128,17 +128,17 @@ impl FoundCard {
     }
 }
 
-/// What a card is driven through, as far as memory goes.
+/// Driver of a card, as far as memory is concerned.
 #[derive(Debug, Clone, Copy)]
 pub enum Through {
     /// Vulkan, Metal or DX12.
     Wgpu,
-    /// NVIDIA's own driver, in that precision.
+    /// NVIDIA's own driver, with this type of products.
     Cuda(ComputeDtype),
 }
 
 impl Through {
-    /// What a model takes on a card of that memory.
+    /// Input of the memory estimate on a card with memory at `home`.
     pub fn load<'a>(self, whole: &Whole<'a>, home: Home) -> Result<Load<'a>, ModelError> {
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
         let whole = Whole { tokens, ..*whole };
@@ -148,7 +148,7 @@ impl Through {
             Through::Cuda(_) => (cuda::matrix_bytes, 4),
         };
         let load = whole.load_as(&packing)?;
-        // On CUDA there is room for a part of a matrix in numbers, beside blocks. What was measured has it in it.
+        // CUDA has a buffer for a part of a dequantized matrix. Measurements include this buffer.
         let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
         let slab = cuda::slab_bytes(longest, number) as u64;
         let counted = load.quantised && whole.measured.is_none();
@@ -161,8 +161,8 @@ impl Through {
     }
 }
 
-/// The copies that the bf16 class of CUDA has at once, for each token: queries, keys, values, attention's output, one more
-/// input of products, and a gradient on its way through one; and the gradient of logits, which is far wider.
+/// Bytes of copies that exist at once in CUDA's bf16 class, per token: queries, keys, values, attention's output, one
+/// more input of products, and a gradient that passes through one; and the gradient of logits, which is far wider.
 fn copied(config: &Config) -> Beside {
     let [q, kv] = [config.heads.query, config.heads.kv].map(|heads| heads * config.heads.size);
     let widest = config.feed_forward.max(config.hidden).max(q);
@@ -171,31 +171,31 @@ fn copied(config: &Config) -> Beside {
     Beside { token, logits }
 }
 
-/// What is left of free bytes.
+/// The usable part of free bytes.
 pub fn usable(free: u64) -> u64 {
     free - free / 100 * LEFT_ALONE
 }
 
 /// A card with its share of memory.
 pub struct Card {
-    /// What is opened.
+    /// The card to open.
     pub found: FoundCard,
-    /// Bytes that this device may use: measured before any device of the process was opened, because what one has
-    /// uploaded is not free for the next.
+    /// Bytes that this device may use, measured before any device of the process was opened: the data of one device
+    /// reduces the free memory for the next.
     pub budget: u64,
-    /// What is computed in where the run does not say.
+    /// Type of products where the run does not set one.
     dtype: ComputeDtype,
-    /// What was opened last, where tests may take it away.
+    /// Breaker of the device opened last; tests use it to make the device disappear.
     breaker: Mutex<Option<Breaker>>,
 }
 
 impl Card {
-    /// With that many bytes.
+    /// A card with a budget of `budget` bytes.
     pub fn new(found: FoundCard, budget: u64, dtype: ComputeDtype) -> Self {
         Card { found, budget, dtype, breaker: Mutex::default() }
     }
 
-    /// A dtype that the run's user typed binds every device.
+    /// A type that the run's user typed is used on every device.
     fn dtype(&self, blueprint: &Blueprint) -> Result<ComputeDtype, ModelError> {
         match (blueprint.shape.dtype.as_deref(), self.found) {
             (None, _) => Ok(self.dtype),
@@ -211,7 +211,7 @@ impl Card {
         }
     }
 
-    /// A whole model on it; whether it fits is asked before the device is opened.
+    /// Builds a whole model on the card; memory is checked before the device is opened.
     fn whole(&self, whole: &Whole, dtype: ComputeDtype) -> Result<Box<dyn Model>, ModelError> {
         if let FoundCard::Cuda(found) = self.found
             && let Some(reason) = found.device.unusable()
@@ -221,7 +221,7 @@ impl Card {
         self.kept(whole, dtype, self.choose(whole, dtype)?)
     }
 
-    /// What its blocks keep within this device's bytes.
+    /// The policy for kept values within this device's budget.
     fn choose(&self, whole: &Whole, dtype: ComputeDtype) -> Result<Keep, ModelError> {
         Ok(memory::choose(self.found.load(whole, dtype)?, self.budget)?.0)
     }
@@ -239,9 +239,9 @@ impl Card {
         }
     }
 
-    /// A whole model on it, once it has proved that it counts right: nobody compares what it says afterwards.
+    /// Builds a whole model after the card has passed the self-test, because later results are not compared.
     pub fn proved(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
-        // The first question is whether the model fits: a user waits for nothing else.
+        // Memory is checked first, so that a user does not wait for the self-test of a model that does not fit.
         let keep = self.choose(whole, self.dtype)?;
         let deviation = Reference::new(&cpu::Twin)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;

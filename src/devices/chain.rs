@@ -1,5 +1,5 @@
-//! Every chosen device with the backends that may drive it, best first: an adapter, then the CPU. Where a backend was
-//! asked for by name, a device begins with it or not at all; one that fails later falls back all the same, and says so.
+//! The backends for each chosen device, best first: an adapter, then the CPU. A backend given by name must work at the
+//! start; a device that fails later falls back nevertheless and reports this.
 
 use super::card::{Card, FoundCard, Room};
 use super::choose::{Chosen, DeviceId, Picked};
@@ -12,8 +12,8 @@ use crate::config::groups::Driver;
 use crate::model::memory::Limit;
 use std::sync::Arc;
 
-/// What this process computes with when it takes part in a run of many devices. What is free is asked once, before
-/// any of them is opened: an adapter's own memory is divided among the devices on it, the machine's among all.
+/// The devices of this process for a run with many devices. Free memory is read once, before any device is opened: an
+/// adapter's own memory is divided among the devices on it, host memory among all devices.
 pub fn equipment(chosen: &Chosen, inject: Inject) -> Equipment {
     let machine = cpu::free_memory();
     Equipment {
@@ -34,7 +34,7 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
         chain.push(Arc::new(NotBuilt("wgpu")));
     }
     let card = found(*device);
-    // The same card through Vulkan comes next.
+    // The same card through Vulkan is the next choice.
     let next = match card {
         Some(FoundCard::Cuda(card)) => {
             let same = |adapter: &adapters::Found| adapter.facts.card == card.facts.card;
@@ -54,7 +54,7 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
     Candidate { name: name.clone(), chain, begin }
 }
 
-/// The card that a device is, where it is one.
+/// The card of a device, where it is one.
 pub fn found(device: DeviceId) -> Option<FoundCard> {
     match device {
         DeviceId::Cpu => None,
@@ -63,7 +63,7 @@ pub fn found(device: DeviceId) -> Option<FoundCard> {
     }
 }
 
-/// Bytes that the device `at`, on a card, may use where `machine` bytes of the machine's memory are free.
+/// Bytes for the device `at`, on a card, where `machine` bytes of host memory are free.
 pub fn budget(chosen: &Chosen, at: usize, found: FoundCard, machine: u64) -> u64 {
     let among = Among { adapter: chosen.picks[at].sharing as u64, machine: chosen.picks.len() as u64 };
     match chosen.options.memory_limit {
@@ -72,7 +72,7 @@ pub fn budget(chosen: &Chosen, at: usize, found: FoundCard, machine: u64) -> u64
     }
 }
 
-/// How many devices divide what is free.
+/// Numbers of devices that share free memory.
 struct Among {
     /// On the same adapter.
     adapter: u64,
@@ -81,28 +81,28 @@ struct Among {
 }
 
 impl Among {
-    /// Bytes for one of them, of a card's `room` in a machine with so much.
+    /// Bytes per device, for a card's `room` and `machine` bytes of host memory.
     fn share(&self, machine: u64, room: Room) -> u64 {
         (room.own / self.adapter).min(room.within(machine / self.machine))
     }
 }
 
-/// The part of the CPU that a device computes on, or falls back to.
+/// The part of the CPU that a device computes on or falls back to.
 fn processor(chosen: &Chosen, at: usize, machine: u64) -> Processor {
     let (devices, threads) = (chosen.picks.len() as u64, threads(chosen, at));
     let limit = Limit::of(chosen.options.memory_limit, || machine).among(devices);
     Processor { dtype: chosen.options.dtype, threads, limit }
 }
 
-/// Threads of the part of the CPU that is `at`'s.
+/// Number of threads of device `at` on the CPU.
 pub fn threads(chosen: &Chosen, at: usize) -> usize {
     let devices = chosen.picks.len();
     let threads = chosen.options.threads.unwrap_or_else(cores);
-    // What does not divide evenly goes to the first ones.
+    // The remainder goes to the first devices.
     (threads / devices + usize::from(at < threads % devices)).max(1)
 }
 
-/// The hardware of device `at`, as a person would name it.
+/// Name of the hardware of device `at`, for users.
 pub fn hardware(chosen: &Chosen, at: usize) -> String {
     let pick = &chosen.picks[at];
     match (found(pick.device), threads(chosen, at)) {

@@ -1,24 +1,24 @@
-//! Which devices compute, out of what was typed and what there is: a pure function of both, so that every mistake
-//! has its line without the hardware. A software adapter is taken only where it was named, because the CPU backend is
-//! faster; `auto` falls back and says so, a backend that was asked for by name and is missing is an error.
+//! Choice of devices from the options and the available hardware: a pure function, so that every error is testable
+//! without the hardware. A software adapter is used only where it was named, because the CPU backend is faster; `auto`
+//! falls back and reports this, a missing backend that was given by name is an error.
 
 use super::nvidia;
 use crate::backend::wgpu::adapters::{self, Facts, Kind};
 use crate::config::groups::{ComputeDtype, DeviceOptions, Driver, Gpus, Wanted};
 use crate::config::refusal::Refusal;
 
-/// A device, and the part of it that is meant.
+/// A chosen device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picked {
-    /// What it is called in all that is said of it.
+    /// Name of the device in all messages.
     pub name: String,
-    /// What it is.
+    /// Identity of the device.
     pub device: DeviceId,
-    /// How many devices of this process are on the same adapter, this one counted: its memory is divided.
+    /// Number of devices of this process on the same adapter, including this one; they share its memory.
     pub sharing: usize,
 }
 
-/// What computes.
+/// Identity of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceId {
     /// This processor.
@@ -29,25 +29,25 @@ pub enum DeviceId {
     Cuda(usize),
 }
 
-/// What was chosen.
+/// The chosen devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// At least one.
     pub picks: Vec<Picked>,
-    /// What somebody who typed less should know.
+    /// Notes for a user who did not choose.
     pub notes: Vec<String>,
-    /// As they were typed.
+    /// The options as typed.
     pub options: DeviceOptions,
 }
 
 impl Chosen {
-    /// True where nothing but one CPU computes.
+    /// Whether a single CPU is the only device.
     pub fn is_one_cpu(&self) -> bool {
         matches!(&self.picks[..], [Picked { device: DeviceId::Cpu, .. }])
     }
 }
 
-/// Chooses among what this machine has. Where the CPU was named no driver is asked.
+/// Chooses among the devices of this machine. If only the CPU was named, no driver is loaded.
 pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     if options.backend == Driver::Cuda && !matches!(options.gpus, Gpus::None | Gpus::Cpu) {
         let facts: Vec<&Facts> = nvidia::all().unwrap_or_default().iter().map(|found| &found.facts).collect();
@@ -59,7 +59,7 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     among(options, &facts, &|| adapters::why_none().to_string())
 }
 
-/// Chooses among `facts`; `why` says why there are none, or no real ones.
+/// Chooses among `facts`; `why` gives the reason why there are none, or no real ones.
 fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<Chosen, Refusal> {
     let mut notes = Vec::new();
     let devices = match (&options.gpus, options.backend) {
@@ -103,7 +103,7 @@ fn refuse(line: String) -> Refusal {
     Refusal::configuration(line)
 }
 
-/// Every physical card once, under its first driver; no software.
+/// Every physical card once, under its first driver; without software adapters.
 fn cards(facts: &[&Facts]) -> Vec<usize> {
     let first = |i: &usize| facts.iter().position(|f| f.card == facts[*i].card) == Some(*i);
     (0..facts.len()).filter(|i| facts[*i].kind != Kind::Software).filter(first).collect()
@@ -117,7 +117,7 @@ fn part_of_the_cpu(wanted: &Wanted) -> (DeviceId, String) {
 }
 
 fn named(facts: &[&Facts], index: usize) -> (DeviceId, String) {
-    // Without what drivers put behind: `llvmpipe (LLVM 15.0.6, 256 bits)`.
+    // Without additions of drivers: `llvmpipe (LLVM 15.0.6, 256 bits)`.
     let name = facts[index].name.split(" (").next().unwrap_or_default();
     match facts[index].api.as_str() {
         "cuda" => (DeviceId::Cuda(index), format!("cuda {index} {name}")),
@@ -125,7 +125,7 @@ fn named(facts: &[&Facts], index: usize) -> (DeviceId, String) {
     }
 }
 
-/// Why there is no card, with what can be done.
+/// Why there is no card, with a solution.
 fn no_card(facts: &[&Facts], why: &dyn Fn() -> String) -> String {
     match facts {
         [] => format!("no GPU: {}", why()),
@@ -152,7 +152,7 @@ fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(
             let has = |text: &str| text.to_lowercase().contains(&part.to_lowercase());
             let mut matching: Vec<usize> =
                 (0..facts.len()).filter(|i| has(&facts[*i].name) || has(&facts[*i].driver)).collect();
-            // A card with two drivers is one card.
+            // A card with two drivers counts once.
             if matching.iter().all(|i| facts[*i].card == facts[matching[0]].card) {
                 matching.truncate(1);
             }
@@ -169,7 +169,7 @@ fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(
     }
 }
 
-/// Who is named twice is two devices, which are told apart in everything that is said of them.
+/// Numbers the names of a device that was given twice, because it counts as two devices.
 fn twins(devices: Vec<(DeviceId, String)>) -> Vec<Picked> {
     let picked = |(at, (device, name)): (usize, &(DeviceId, String))| {
         let sharing = devices.iter().filter(|(other, _)| other == device).count();
@@ -180,7 +180,7 @@ fn twins(devices: Vec<(DeviceId, String)>) -> Vec<Picked> {
     devices.iter().enumerate().map(picked).collect()
 }
 
-/// Somebody who names a software adapter is told once that it is one.
+/// A note for a user who names a software adapter.
 fn slow(devices: &[(DeviceId, String)], facts: &[&Facts]) -> Option<String> {
     let software = devices.iter().find_map(|(device, _)| match device {
         DeviceId::Gpu(i) if facts[*i].kind == Kind::Software => Some(&facts[*i].name),

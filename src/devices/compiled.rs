@@ -1,6 +1,6 @@
-//! Where drivers' compiled kernels are kept between runs: one file per adapter in the user's cache folder, its BLAKE3
-//! hash before it, replaced as a whole. Nothing depends on it but time: a file that cannot be read or written, or that
-//! was damaged, is as good as none.
+//! Storage of drivers' compiled kernels between runs: one file per adapter in the user's cache folder, with its BLAKE3
+//! hash in front, replaced as a whole. Only time depends on it: an unreadable, unwritable or damaged file counts as
+//! missing.
 
 use crate::backend::wgpu::{Adapter, Cache};
 use crate::config::cache;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const HASH: usize = blake3::OUT_LEN;
 
-/// What is kept for an adapter, and where more goes; None where its driver's kind keeps nothing.
+/// The stored kernels of an adapter, and the function that stores more; `None` where its kind of driver stores none.
 pub fn of(adapter: &Adapter) -> Option<Cache> {
     let path = path(adapter)?;
     let found = std::fs::read(&path).ok().and_then(checked);
@@ -19,7 +19,7 @@ pub fn of(adapter: &Adapter) -> Option<Cache> {
         let mut bytes = blake3::hash(data).as_bytes().to_vec();
         bytes.extend_from_slice(data);
         if matches!(folder, Some(Ok(()))) {
-            // Without it the next run compiles again.
+            // If the write fails, the next run compiles again.
             let _ = atomic::write_file(&path, &bytes);
         }
     };

@@ -1,4 +1,4 @@
-//! The CPU as a device: how it is opened, how much memory it may use, and the slow twin that every device is compared
+//! The CPU as a device: opening, usable memory, and the slow reference implementation that every device is compared
 //! with.
 
 use super::building::{self, Whole};
@@ -12,16 +12,16 @@ use crate::model::weights::ModelError;
 
 /// The CPU, or a part of it.
 pub struct Processor {
-    /// What was typed here.
+    /// Type typed on this machine.
     pub dtype: ComputeDtype,
-    /// Its threads.
+    /// Number of threads.
     pub threads: usize,
-    /// How much memory it may use.
+    /// Limit of memory.
     pub limit: Limit,
 }
 
 impl Processor {
-    /// A dtype that the run's user typed binds every device.
+    /// A type that the run's user typed is used on every device.
     fn cpu(&self, blueprint: &Blueprint) -> Result<Cpu, ModelError> {
         let dtype = match blueprint.shape.dtype.as_deref() {
             None => self.dtype,
@@ -61,12 +61,12 @@ impl Opener for Processor {
     }
 }
 
-/// What it takes in a process that coordinates, or works for a coordinator.
+/// Input of the memory estimate in a process that coordinates or works for a coordinator.
 pub fn in_team<'a>(whole: &Whole<'a>, cpu: &Cpu) -> Result<Load<'a>, ModelError> {
     Ok(Load { home: Home::HostInTeam, ..whole.load(cpu)? })
 }
 
-/// The slow twin, which every device is compared with.
+/// The slow reference implementation that every device is compared with.
 pub struct Twin;
 
 impl Opener for Twin {
@@ -79,7 +79,7 @@ impl Opener for Twin {
     }
 }
 
-/// The CPU in the precision that was asked for, or that is the faster one here.
+/// The CPU in the given precision, or in the faster one on this machine.
 pub fn cpu(dtype: ComputeDtype, threads: usize) -> Cpu {
     match dtype {
         ComputeDtype::Auto if Cpu::bf16_is_fast() => Cpu::bf16(threads),
@@ -88,13 +88,13 @@ pub fn cpu(dtype: ComputeDtype, threads: usize) -> Cpu {
     }
 }
 
-/// Cores that this process may use: affinity and a cgroup's quota count.
+/// Number of cores for this process, limited by affinity and a cgroup's quota.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Free memory in bytes: the machine's, or what a cgroup or a limit of the process leaves of it. Unknown counts as
-/// plenty.
+/// Free memory in bytes: of the machine, limited by a cgroup or a limit of the process. Unknown values count as
+/// unlimited.
 pub fn free_memory() -> u64 {
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -106,7 +106,7 @@ pub fn free_memory() -> u64 {
     machine.into_iter().chain(group).chain(allowed()).min().unwrap_or(u64::MAX)
 }
 
-/// What the limits of the process leave of its address space and of its data (`ulimit -v`, `ulimit -d`).
+/// Remaining bytes of address space and data under the limits of the process (`ulimit -v`, `ulimit -d`).
 #[cfg(target_os = "linux")]
 fn allowed() -> Vec<u64> {
     use rustix::process::{Resource, getrlimit};
@@ -122,20 +122,20 @@ fn allowed() -> Vec<u64> {
     [left(Resource::As, "VmSize:"), left(Resource::Data, "VmData:")].into_iter().flatten().collect()
 }
 
-/// Other systems do not say how much of them is used.
+/// Other systems do not report the used amount.
 #[cfg(not(target_os = "linux"))]
 fn allowed() -> Vec<u64> {
     Vec::new()
 }
 
-/// What the processor calls itself.
+/// Name of the processor.
 pub fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
     name.map_or(std::env::consts::ARCH.into(), |(_, n)| n.trim().into())
 }
 
-/// Instruction sets that matter here and that it has.
+/// Relevant instruction sets of the processor.
 #[cfg(target_arch = "x86_64")]
 pub fn features() -> Vec<&'static str> {
     let known = [
@@ -147,7 +147,7 @@ pub fn features() -> Vec<&'static str> {
     known.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
 }
 
-/// Instruction sets that matter here and that it has.
+/// Relevant instruction sets of the processor.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn features() -> Vec<&'static str> {
     Vec::new()

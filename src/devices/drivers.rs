@@ -1,12 +1,12 @@
-//! What drivers are told before they are asked for adapters. Mesa's layer for choosing a card by desktop looks for one,
-//! says an error of its own on stderr where there is none, and reorders adapters where there is: it is switched off.
+//! Settings of drivers before adapters are listed. Mesa's layer for choosing a card by desktop prints an error on
+//! stderr if it finds no desktop, and otherwise reorders adapters: it is disabled.
 //!
-//! Unsafe, because the environment of a process is no thread's own: it is changed while there is one thread.
+//! This is unsafe, because the environment belongs to the whole process: it is changed while there is one thread.
 
-/// To be called first of all.
+/// Must be called before all other code.
 pub fn prepare() {
     if cfg!(target_os = "linux") && std::env::var_os("NODEVICE_SELECT").is_none() {
-        // SAFETY: the only thread is this one, as its caller promises.
+        // SAFETY: the caller guarantees that this is the only thread.
         unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
     }
 }

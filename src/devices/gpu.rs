@@ -6,8 +6,8 @@ use crate::backend::wgpu::{Options, Precision};
 use crate::backend::{Fault, Wgpu};
 use crate::config::groups::ComputeDtype;
 
-/// Opens it, with `memory` bytes for its buffers. Where nobody typed a dtype, a card may round the factors of frozen
-/// products to f16; a driver that computes on the CPU gains nothing by that. There is no bf16.
+/// Opens the adapter with `memory` bytes for its buffers. Without a typed dtype a card may round the factors of frozen
+/// products to f16; this does not help a driver that computes on the CPU. bf16 is not available.
 pub fn device(found: &Found, dtype: ComputeDtype, memory: Option<u64>) -> Result<Wgpu, Fault> {
     let exact = dtype != ComputeDtype::Auto || found.facts.kind == Kind::Software;
     let precision = if exact { Precision::F32 } else { Precision::F16 };

@@ -1,5 +1,5 @@
-//! What can compute here, for people: every adapter in the order of its indices, then the CPU; and, where it is asked
-//! for, whether each counts right.
+//! List of devices for users: every adapter in the order of its indices, then the CPU; on request with the result of
+//! each self-test.
 
 use super::card::{Card, FoundCard};
 use super::{cpu, nvidia, speed};
@@ -19,52 +19,52 @@ use std::time::Instant;
 /// A device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
-    /// What it is called: `cuda 0`, `wgpu 0`, `cpu`.
+    /// Name of the device: `cuda 0`, `wgpu 0`, `cpu`.
     pub name: String,
     /// `cuda`, `wgpu`, `cpu`.
     pub backend: &'static str,
-    /// What `--gpus` takes.
+    /// Index for `--gpus`.
     pub index: Option<usize>,
-    /// What the driver, or the processor, calls it.
+    /// Name from the driver or the processor.
     pub model: String,
     /// `discrete`, `integrated`, `virtual`, `unknown`, `software`, `cpu`.
     pub kind: &'static str,
-    /// What wgpu speaks to it.
+    /// API through which wgpu drives it.
     pub api: Option<String>,
-    /// And its version.
+    /// Version of the driver.
     pub driver: Option<String>,
-    /// Where it is plugged in.
+    /// PCI address.
     pub pci: Option<String>,
-    /// The same for all adapters of one card.
+    /// Identifier of the card, equal for all adapters of one card.
     pub card: Option<String>,
     /// Cores that this process may use.
     pub cores: Option<usize>,
-    /// Bytes.
+    /// Total bytes of memory.
     pub memory_total: Option<u64>,
-    /// Bytes that are free.
+    /// Free bytes of memory.
     pub memory_free: Option<u64>,
-    /// What its kernels may use.
+    /// Features for its kernels.
     pub features: Vec<String>,
-    /// What bounds them.
+    /// Limits of its kernels.
     pub limits: BTreeMap<&'static str, u64>,
     /// Its numeric class, which names the kernel variant.
     pub class: Option<String>,
-    /// Why it has none.
+    /// Why the class is unknown.
     pub error: Option<String>,
-    /// How the self-test ended.
+    /// Result of the self-test.
     pub check: Option<Checked>,
 }
 
-/// How the self-test ended.
+/// Result of a self-test.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Checked {
-    /// None: it passed.
+    /// The failure; `None`: passed.
     pub failed: Option<String>,
-    /// How far off it was.
+    /// Deviation from the reference.
     pub deviation: Option<Deviation>,
-    /// How long it took, with opening and compiling.
+    /// Duration, including opening and compiling.
     pub seconds: f64,
-    /// How fast it is at what takes most of the time.
+    /// Speed of the operation with the most time in training.
     pub speed: Option<speed::Speed>,
 }
 
@@ -109,7 +109,7 @@ fn card(backend: &'static str, index: usize, found: FoundCard) -> Listed {
     }
 }
 
-/// No index: `--gpus` cannot name it.
+/// A card without an index: `--gpus` cannot name it.
 fn broken(card: &nvidia::Broken) -> Listed {
     Listed {
         name: "cuda".into(),
@@ -154,18 +154,18 @@ fn processor() -> Listed {
     }
 }
 
-/// Why no real GPU is among them; None where one is.
+/// Why no real GPU is among the devices; `None` where one is.
 pub fn no_gpu(found: &[Listed]) -> Option<Absence> {
     let real = |d: &Listed| d.backend != "cpu" && d.kind != "software";
     (!found.iter().any(real)).then(adapters::why_none)
 }
 
-/// Why NVIDIA's own driver, which is there, lists none.
+/// Why NVIDIA's installed driver lists no card.
 pub fn no_cuda() -> Option<&'static str> {
     nvidia::silent()
 }
 
-/// What the system says of Vulkan's drivers, for a report.
+/// Vulkan drivers known to the system, for a report.
 pub fn drivers() -> Value {
     let facts = absence::Facts::gather();
     serde_json::json!({
@@ -176,14 +176,14 @@ pub fn drivers() -> Value {
     })
 }
 
-/// Lets each prove that it counts right, one after the other, and measures it.
+/// Runs the self-test of each device in turn, and measures its speed.
 pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<(), Refusal> {
     let reference = Reference::new(&cpu::Twin)?;
     for device in found {
         let card = match (device.backend, device.index) {
             ("cuda", Some(index)) => FoundCard::cuda(index),
             (_, Some(index)) => FoundCard::adapter(index),
-            // What cannot be described has its error already.
+            // A card without a description already has its error.
             ("cuda", None) => continue,
             (_, None) => None,
         };

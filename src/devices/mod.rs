@@ -1,5 +1,5 @@
-//! The one folder that names concrete backends: what there is ([`list`]), what of it computes ([`choose`]), and how a
-//! whole model gets onto it. Everything outside sees `Model`, `Opener` and strings.
+//! The only folder that names concrete backends: the list of devices ([`list`]), their choice ([`choose`]), and the
+//! loading of a whole model. Code outside uses `Model`, `Opener` and strings.
 
 mod building;
 mod card;

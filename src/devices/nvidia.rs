@@ -1,5 +1,5 @@
-//! NVIDIA's cards through their own driver. They are taken where `--gpu-backend cuda` names the backend, and not yet by
-//! `auto`: the kernels have run on an interpreter, never on a card. So a card proves itself before it computes anything.
+//! NVIDIA's cards through their own driver. They are used where `--gpu-backend cuda` names the backend, and not yet by
+//! `auto`: the kernels have run on an interpreter, never on a card. So a card is tested before it computes anything.
 
 use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
@@ -9,49 +9,49 @@ use crate::support::stderr::say;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A card as its driver describes it, and as cards of any driver are described.
+/// A card in its driver's description and in the common one.
 #[derive(Debug)]
 pub struct FoundNvidia {
-    /// The driver's.
+    /// The driver's description.
     pub device: cuda::Device,
-    /// Everybody's.
+    /// The common description.
     pub facts: Facts,
 }
 
-/// A card that the driver counts and cannot describe.
+/// A card that the driver counts but cannot describe.
 #[derive(Debug)]
 pub struct Broken {
-    /// The driver's number.
+    /// The driver's index.
     pub ordinal: usize,
-    /// What the driver said.
+    /// The driver's error.
     pub why: String,
 }
 
-/// A card that has it says so among its features.
+/// Feature of a card with bf16.
 const BF16: &str = "bf16";
 
-/// What the driver lists.
+/// Cards listed by the driver.
 type Cards = (Vec<FoundNvidia>, Vec<Broken>);
 
-/// Why the driver lists nothing.
+/// Why the driver lists no cards.
 struct Silent {
     why: Absent,
     line: String,
 }
 
-/// What the driver said, asked once.
+/// The driver's list, read once.
 fn asked() -> Result<&'static Cards, &'static Silent> {
     static ASKED: OnceLock<Result<Cards, Silent>> = OnceLock::new();
     let silent = |why: Absent| Silent { line: why.to_string(), why };
     ASKED.get_or_init(|| cuda::devices().map(described).map_err(silent)).as_ref()
 }
 
-/// Why a driver that is there lists nothing.
+/// Why an installed driver lists no cards.
 pub fn silent() -> Option<&'static str> {
     asked().err().filter(|silent| silent.why != Absent::Driver).map(|silent| silent.line.as_str())
 }
 
-/// All of them, by where they are plugged in; or the one line that says why there are none.
+/// All cards in the order of their PCI addresses, or the reason why there are none.
 pub fn all() -> Result<&'static [FoundNvidia], &'static str> {
     let (found, broken) = asked().map_err(|silent| silent.line.as_str())?;
     match (&found[..], broken.first()) {
@@ -60,7 +60,7 @@ pub fn all() -> Result<&'static [FoundNvidia], &'static str> {
     }
 }
 
-/// Those that cannot be used, which nobody should look for in vain.
+/// The unusable cards, which are listed with their errors.
 pub fn broken() -> &'static [Broken] {
     asked().map_or(&[], |(_, broken)| broken)
 }
@@ -89,12 +89,12 @@ fn described(found: cuda::Found) -> Cards {
     (all, broken.collect())
 }
 
-/// Whether its tensor cores multiply bf16 numbers.
+/// Whether the tensor cores multiply bf16 numbers.
 pub(super) fn has_bf16(facts: &Facts) -> bool {
     facts.features.iter().any(|feature| feature == BF16)
 }
 
-/// What it computes in: where nobody says, what it is fastest in, which a trial decides where it has no bf16.
+/// Type of products: the typed one, else bf16 where the card has it; on other cards a trial decides.
 pub fn settled(found: &FoundNvidia, dtype: ComputeDtype) -> ComputeDtype {
     match dtype {
         ComputeDtype::Auto if has_bf16(&found.facts) => ComputeDtype::Bf16,
@@ -102,7 +102,7 @@ pub fn settled(found: &FoundNvidia, dtype: ComputeDtype) -> ComputeDtype {
     }
 }
 
-/// Opens it, with `memory` bytes for all that it holds.
+/// Opens the card, with `memory` bytes for all of its data.
 pub fn device(found: &FoundNvidia, dtype: ComputeDtype, memory: Option<u64>) -> Result<Cuda<Libcuda>, Fault> {
     let device = Cuda::open(found.device.ordinal)?.within(memory.unwrap_or(u64::MAX));
     match settled(found, dtype) {
@@ -112,8 +112,8 @@ pub fn device(found: &FoundNvidia, dtype: ComputeDtype, memory: Option<u64>) -> 
     }
 }
 
-/// In the f16 class, where the card's trial chose it: nobody typed that factors keep all of f32. A card is tried once in
-/// a process: its class must stay what it is.
+/// Chooses the f16 class where the card's trial prefers it and no f32 was typed. A card has one trial per process,
+/// because its class must not change.
 fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
     static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,7 +122,7 @@ fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
         Some(false) => device,
         None => {
             let device = device.sm70(Trial::default());
-            // For want of memory nothing was decided: the next opening asks again.
+            // A trial without enough memory decides nothing: the next opening repeats it.
             if !device.undecided() {
                 taken.insert(ordinal, device.below().is_none());
             }
@@ -134,10 +134,10 @@ fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
     }
 }
 
-/// What was decided of a card: of its products, and of its attention.
+/// Results of a card's trials: for its products, and for its attention.
 type Verdicts = (Option<bool>, Option<Flash>);
 
-/// With what the card's trials chose. A card is tried once in a process: its class must stay what it is.
+/// Applies the results of the card's trials. A card has one trial per process, because its class must not change.
 fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
     static TAKEN: Mutex<BTreeMap<usize, Verdicts>> = Mutex::new(BTreeMap::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,7 +152,7 @@ fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
         Some(false) => device,
         None => {
             let device = device.sm90a(Trial::default());
-            // For want of memory nothing was decided: the next opening asks again.
+            // A trial without enough memory decides nothing: the next opening repeats it.
             *products = (!device.undecided()).then(|| device.below().is_none());
             told("products stay", device.below());
             device

@@ -1,4 +1,4 @@
-//! A whole model on the one device that a verb computes on: the first that was chosen.
+//! A whole model on the only device of a verb: the first chosen one.
 
 use super::building::{self, Whole};
 use super::card::Card;
@@ -19,23 +19,23 @@ use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
 
-/// What a model is built for.
+/// Requirements of a model to build.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// Longest microbatch, in tokens; 0 where nothing is trained.
+    /// Tokens of the longest microbatch; 0 without training.
     pub tokens: usize,
-    /// What the device was measured to take, where somebody did.
+    /// Measured memory of the device, where available.
     pub measured: Option<Fit>,
-    /// What blocks keep on a CPU, where [`settle`] has chosen.
+    /// Policy for kept values on a CPU, where [`settle`] has chosen it.
     pub keep: Option<Keep>,
 }
 
 impl Need {
-    /// To speak.
+    /// Requirements of generation.
     pub const SPEECH: Need = Need { tokens: 0, measured: None, keep: None };
 }
 
-/// Puts a whole model on the chosen device.
+/// Builds a whole model on the chosen device.
 pub fn open(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),
@@ -49,7 +49,7 @@ pub fn open(
         && let Some(found) = chain::found(pick.device)
     {
         let free = || found.room().within(cpu::free_memory());
-        // What is said by one device is said in full precision, where nobody asks for less.
+        // Generation on one device uses full precision unless a lower one was typed.
         let dtype = match chosen.options.dtype {
             ComputeDtype::Auto => ComputeDtype::F32,
             typed => typed,
@@ -75,7 +75,7 @@ pub fn open(
     Ok(building::built(cpu, &whole, keep)?)
 }
 
-/// Chooses what blocks keep on the CPU, by what is free now.
+/// Chooses the policy for kept values on the CPU, by the memory that is free now.
 pub fn settle(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),
@@ -84,7 +84,7 @@ pub fn settle(
     Ok(within(limit(chosen), load(chosen, model, need)?)?.0)
 }
 
-/// What a model that was settled so should take.
+/// Estimated memory of a model with the settled policy.
 pub fn takes(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),
@@ -93,7 +93,7 @@ pub fn takes(
     Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs)))
 }
 
-/// What it takes is asked of one that starts no threads.
+/// Input of the memory estimate, from a CPU backend without threads.
 fn load<'a>(
     chosen: &Chosen,
     (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
@@ -103,8 +103,8 @@ fn load<'a>(
     whole.load(&cpu::cpu(chosen.options.dtype, 1))
 }
 
-/// The fastest policy within `limit`, and what it takes. What was measured may hold no longer: where that alone
-/// refuses it, the refusal says where it stands.
+/// Returns the fastest policy within `limit`, and its estimate. Measurements may be outdated: where only they cause the
+/// refusal, the error names their file.
 pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), ModelError> {
     limit.choose(load).map_err(|e| match (e, cache::profiles()) {
         (ModelError::Memory { needed, limit: bytes, way_out }, Some(file))
@@ -117,12 +117,12 @@ pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), Model
     })
 }
 
-/// The numeric class of the CPU, as [`open`] opens it.
+/// The numeric class of the CPU, as opened by [`open`].
 pub fn cpu_class(chosen: &Chosen) -> String {
     cpu::cpu(chosen.options.dtype, 1).class()
 }
 
-/// One layer on the CPU, with the embedding where it is the first and the head where it is the last.
+/// One layer on the CPU; the first one with the embedding, the last one with the head.
 pub fn layer(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
@@ -133,13 +133,14 @@ pub fn layer(
     Ok(Box::new(Decoder::load(cpu, config, tensors, lora, build)?))
 }
 
-/// Refuses where not even [`layer`] by layer would fit: one with embedding and head, while `tokens` pass.
+/// Refuses a model that does not fit even with one [`layer`] at a time: a layer with embedding and head, for `tokens`
+/// tokens.
 pub fn fits_by_layers(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<(), Refusal> {
-    // What it takes is asked of one that starts no threads.
+    // A CPU backend without threads is enough for the estimate.
     let cpu = cpu::cpu(chosen.options.dtype, 1);
     let one = Config { layers: 1, ..config.clone() };
     let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
@@ -152,7 +153,7 @@ pub fn fits_by_layers(
     Err(ModelError::Memory { needed, limit, way_out }.into())
 }
 
-/// The processor with all threads of this process.
+/// The CPU backend with all threads of this process.
 fn processor(chosen: &Chosen) -> Cpu {
     cpu::cpu(chosen.options.dtype, threads(chosen))
 }
@@ -165,20 +166,20 @@ fn limit(chosen: &Chosen) -> Limit {
     Limit::of(chosen.options.memory_limit, cpu::free_memory)
 }
 
-/// A model whose verbs are timed.
+/// A model with timed verbs.
 pub struct Profiled {
     /// The model.
     pub model: Box<dyn Model>,
-    /// What its verbs took.
+    /// Times of the verbs.
     pub notes: Notes,
-    /// What the device can do at most, and on how many threads; None of a GPU, whose verbs nobody times.
+    /// Peak speeds, and the number of threads; `None` for a GPU, whose verbs are not timed.
     pub peaks: Option<(Peaks, usize)>,
-    /// Of which hardware.
+    /// Name of the hardware.
     pub hardware: String,
 }
 
-/// As a run opens the first device that was chosen, and with a clock. A GPU's verbs return before they have computed:
-/// of one, only whole passes are timed.
+/// Opens the first chosen device like a run, with timers. A GPU's verbs return before they have computed, so only whole
+/// passes are timed.
 pub fn profile(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),

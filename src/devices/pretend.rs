@@ -1,5 +1,5 @@
-//! Devices that are not what they say, for tests of real processes: a backend that is missing, and a CPU under
-//! another backend's name, so that it can be seen to fall back.
+//! Simulated devices for tests of real processes: a missing backend, and a CPU under another backend's name, for tests
+//! of the fallback.
 
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::layout::Layout;
@@ -10,7 +10,7 @@ use crate::model::stage::{
 use crate::model::weights::ModelError;
 use std::sync::Arc;
 
-/// A backend that this build has not.
+/// A backend that is not part of this build.
 pub struct NotBuilt(pub &'static str);
 
 impl Opener for NotBuilt {
@@ -23,11 +23,11 @@ impl Opener for NotBuilt {
     }
 }
 
-/// A CPU under another backend's name, so that tests can see it fall back.
+/// A CPU under another backend's name, for tests of its fallback.
 pub struct Pretended {
-    /// Whose.
+    /// The other backend's name.
     pub name: String,
-    /// What it is.
+    /// The actual device.
     pub cpu: Arc<dyn Opener>,
 }
 

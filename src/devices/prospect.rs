@@ -1,5 +1,5 @@
-//! What the chosen devices would make of a model, before any of it is read: whether it fits, by the very estimate
-//! that decides it when a run opens them, and how fast they are likely to be where nobody has measured them.
+//! Forecast for a model on the chosen devices, before any of it is read: whether it fits, by the same estimate that a
+//! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
 use super::building::Whole;
 use super::card::{Through, usable};
@@ -17,38 +17,38 @@ use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 
-/// A device, as far as it can be known beforehand.
+/// Known properties of a device before a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prospect {
-    /// What the run will call it.
+    /// Name of the device in the run.
     pub name: String,
-    /// Its numeric class; the error is why it cannot be opened.
+    /// Numeric class; the error gives the reason why the device cannot be opened.
     pub class: Result<String, String>,
-    /// Which hardware it is, and how much of it.
+    /// Kind and amount of the hardware.
     pub hardware: String,
-    /// Bytes that it may use; None where nobody says how many.
+    /// Bytes that the device may use; `None` where unknown.
     pub limit: Option<u64>,
-    /// What blocks keep, and what that takes: the most frugal way, where not even that fits.
+    /// Policy for kept values, and its estimate: the most frugal one where nothing fits.
     pub takes: Option<(Keep, Estimate)>,
-    /// Why it cannot take part.
+    /// Why the device cannot take part.
     pub unfit: Option<ModelError>,
-    /// Floating point operations a second that such a device is taken to do: a guess.
+    /// Guess of the floating point operations per second.
     pub guess: f64,
 }
 
-/// How a run opens its devices.
+/// Basis of a run's memory estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opens {
-    /// By what was measured in earlier runs, where somebody did: the one CPU of a run alone.
+    /// Measurements of earlier runs, where available: the only CPU of a run.
     Measured,
-    /// By shapes; what its own trials say then can only refuse it: everybody else.
+    /// Shapes: all other devices. Their own trials can only refuse the run later.
     Shapes,
 }
 
-/// What a device of that class and hardware was seen to take for a model, where somebody measured it.
+/// Measured memory for a model by class and hardware, where available.
 type Seen<'a> = &'a dyn Fn(&str, &str) -> Option<Fit>;
 
-/// Every chosen device, as a run opens it that knows of memory what `measured` says.
+/// Forecasts for all chosen devices; `measured` gives the run's knowledge about memory.
 pub fn prospects(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
@@ -94,8 +94,8 @@ pub fn prospects(
     (0..chosen.picks.len()).map(one).collect()
 }
 
-/// A card of `bytes` that is not here, with nothing but the run on it: through NVIDIA's own driver, in bf16 where nothing
-/// else was typed, or through wgpu where that was.
+/// Forecast for an absent card with `bytes` of memory, used by the run alone: through NVIDIA's own driver, in bf16
+/// unless another type was typed, or through wgpu where that was typed.
 pub fn assumed(
     bytes: u64,
     options: &DeviceOptions,
@@ -133,7 +133,7 @@ fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>
     }
 }
 
-/// Of one thread, in training, everything counted: what machines of that kind reach, rounded down.
+/// Operations per second of one thread in training, all included: a lower bound of measurements on such machines.
 fn per_thread(class: &str) -> f64 {
     match class {
         "cpu-avx512-bf16" => 40e9,
@@ -142,7 +142,7 @@ fn per_thread(class: &str) -> f64 {
     }
 }
 
-/// Of a card that nothing is known of but its kind.
+/// Operations per second of a card of which only the kind is known.
 fn guess(kind: Kind) -> f64 {
     match kind {
         Kind::Discrete | Kind::Virtual => 3e12,

@@ -1,4 +1,4 @@
-//! How fast a device is at what takes most of the time of training: a frozen linear layer.
+//! Speed of a device in a frozen linear layer, the operation with the most time in training.
 
 use crate::backend::{Backend, Fault, Frozen, Write, view, view_mut};
 use crate::numeric::dtype::Dtype;
@@ -13,15 +13,15 @@ pub struct Speed {
     pub gflops: f64,
 }
 
-/// Sizes: the smallest that is enough for a software driver, the largest for a fast card.
+/// Sizes: the smallest suffices for a software driver, the largest for a fast card.
 const SIZES: [usize; 4] = [512, 1024, 2048, 4096];
-/// Seconds from which on a pass is long enough to be measured.
+/// Minimum seconds of a pass for a valid measurement.
 const ENOUGH: f64 = 0.02;
 
-/// Seconds after which nothing more is measured.
+/// Seconds after which no more passes are measured.
 const PATIENCE: f64 = 1.0;
 
-/// Of the smallest layer that takes long enough, the fastest of at most three passes after one that compiles.
+/// Measures the smallest layer that takes long enough: the fastest of at most three passes after one that compiles.
 pub fn of<B: Backend>(mut backend: B) -> Result<Speed, Fault> {
     let mut speed = Speed { size: 0, gflops: 0.0 };
     for size in SIZES {

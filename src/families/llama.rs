@@ -1,4 +1,4 @@
-//! Llama 1 to 3, SmolLM2, TinyLlama: what the other families are described by.
+//! Llama 1 to 3, SmolLM2, TinyLlama: the base of the other families' descriptions.
 
 use super::{Activation, Bias, Biases, Family, Gguf, Norms, ScoreScale, Windows};
 

@@ -1,4 +1,4 @@
-//! Mistral 7B: a Llama without biases whose layers all slide.
+//! Mistral 7B: a Llama without biases, with sliding windows in all layers.
 
 use super::{Bias, Biases, Family, LLAMA, Windows};
 

@@ -1,6 +1,6 @@
-//! Floor 0: the model families, one description each. A description says what Hugging Face and llama.cpp call a family
-//! and in what its blocks differ from a Llama's. Configuration, GGUF in and out, the decoder's blocks, and every text
-//! that lists families read it; nothing else knows a family by its name. How one is added:
+//! Floor 0: the model families, one description each. A description has a family's names in Hugging Face and llama.cpp
+//! and the differences between its blocks and a Llama's. The configuration, GGUF reading and writing, the decoder's
+//! blocks, and all texts that list families use it; no other module contains a family's name. How to add a family:
 //! docs/develop/add-a-model-family.md.
 
 mod llama;
@@ -14,25 +14,25 @@ pub use mistral::MISTRAL;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
 
-/// Every family, in the order in which texts list them. Of two with the same GGUF architecture the first is the default.
+/// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
 pub const ALL: &[&Family] = &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3];
 
 /// A model family.
 #[derive(Debug, PartialEq)]
 pub struct Family {
-    /// The stem of its classes: `Llama` of `LlamaForCausalLM`.
+    /// Prefix of its class names: `Llama` of `LlamaForCausalLM`.
     pub name: &'static str,
-    /// The releases that these classes load, as texts list them.
+    /// The releases that these classes load, as listed in texts.
     pub releases: &'static [&'static str],
     /// `model_type` of config.json.
     pub model_type: &'static str,
-    /// How llama.cpp stores it.
+    /// Description of its GGUF files.
     pub gguf: Gguf,
     /// The norms around attention.
     pub attention_norms: Norms,
     /// The norms around the feed-forward.
     pub mlp_norms: Norms,
-    /// What is added to every stored gain: 1 where x * (1 + w) is meant.
+    /// Offset of every stored gain: 1 where the norm multiplies by (1 + w).
     pub gain_offset: f32,
     /// Whether each head of q and k has a norm (`self_attn.q_norm`, `self_attn.k_norm`).
     pub head_norms: bool,
@@ -40,39 +40,40 @@ pub struct Family {
     pub activation: Activation,
     /// Which projections have biases.
     pub biases: Biases,
-    /// Which layers have sliding attention.
+    /// Layers with sliding attention.
     pub windows: Windows,
-    /// The key of config.json that has the base of the rotary frequencies of sliding layers, where it is not that of
-    /// the others.
+    /// Key in config.json for the base of the rotary frequencies of sliding layers; `None` where all layers share one
+    /// base.
     pub local_rope_theta: Option<&'static str>,
-    /// What scores are multiplied by.
+    /// Factor of the scores.
     pub score_scale: ScoreScale,
-    /// The key of config.json that has the soft cap of the scores.
+    /// Key in config.json for the soft cap of the scores.
     pub soft_cap: Option<&'static str>,
 }
 
-/// A family in llama.cpp's files. Names of tensors: [`Family::layer_tensors`].
+/// A family in GGUF files of llama.cpp. Names of tensors: [`Family::layer_tensors`].
 #[derive(Debug, PartialEq)]
 pub struct Gguf {
     /// `general.architecture`.
     pub architecture: &'static str,
-    /// Whether the two halves of a rotary pair are adjacent rows of q and k. Hugging Face has them half a head apart.
+    /// Whether the two halves of a rotary pair are adjacent rows of q and k; in Hugging Face they are half a head
+    /// apart.
     pub adjacent_pairs: bool,
     /// Whether the converter writes `vocab_size` and `rope.dimension_count`.
     pub all_sizes: bool,
 }
 
 /// The norms of one half of a block, by the name of their tensors below the layer. Without a norm before it, a half
-/// reads the residual stream itself; without one after it, its output is added as it is.
+/// reads the residual stream itself; without a norm after it, its output is added unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Norms {
-    /// Of what the half reads.
+    /// Norm of the half's input.
     pub before: Option<&'static str>,
-    /// Of what the half adds to the residual stream.
+    /// Norm of the half's output, before the addition to the residual stream.
     pub after: Option<&'static str>,
 }
 
-/// How gate and up become the input of the down projection.
+/// The function of gate and up that gives the input of the down projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// silu(gate) * up.
@@ -80,7 +81,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The values of `hidden_act` that mean it.
+    /// The values of `hidden_act` for this activation.
     pub fn names(self) -> &'static [&'static str] {
         match self {
             Activation::SwiGlu => &["silu", "swish"],
@@ -106,33 +107,34 @@ pub enum Bias {
     Never,
     /// Every model of the family has them.
     Always,
-    /// Where this key of config.json is true.
+    /// Where this key in config.json is true.
     Key(&'static str),
 }
 
-/// Which layers see only `sliding_window` tokens.
+/// Layers with a window of `sliding_window` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
-    /// Those that `layer_types` calls sliding.
+    /// The layers that `layer_types` marks as sliding.
     Typed,
-    /// Those that `layer_types` calls sliding, without it all; a missing `sliding_window` is 4096, null switches them off.
+    /// The layers that `layer_types` marks as sliding, all layers without `layer_types`. A missing `sliding_window`
+    /// means 4096, null no window.
     All,
-    /// Where `use_sliding_window` is true: those that `layer_types` calls sliding, without it those from
-    /// `max_window_layers` (28) on; a missing `sliding_window` is 4096.
+    /// Where `use_sliding_window` is true: the layers that `layer_types` marks as sliding, without `layer_types` those
+    /// from `max_window_layers` (28) on. A missing `sliding_window` means 4096.
     Switched,
 }
 
-/// What scores are multiplied by.
+/// Factor of the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScoreScale {
     /// 1 / sqrt(head size).
     HeadSize,
-    /// 1 / sqrt(the value of this key of config.json).
+    /// 1 / sqrt(the value of this key in config.json).
     Key(&'static str),
 }
 
 impl Family {
-    /// What a GGUF file of this family would have to say and is neither read nor written yet.
+    /// Returns the first feature of this family that GGUF reading and writing do not support.
     pub fn not_in_gguf(&self) -> Option<&'static str> {
         let missing = [
             (self.gain_offset != 0.0, "an offset of its gains"),
@@ -144,29 +146,29 @@ impl Family {
     }
 }
 
-/// What the metadata of a GGUF file say of its layers.
+/// Attention of the layers according to a GGUF file's metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layers {
-    /// They have a sliding window.
+    /// The layers have a sliding window.
     Slide,
-    /// There is no window.
+    /// The layers have no window.
     SeeAll,
 }
 
-/// The family of a GGUF architecture. Where several have one, a file with a window is of the family whose layers all
-/// slide.
+/// The family of a GGUF architecture. Where several families share it, a file with a window belongs to the family in
+/// which all layers slide.
 pub fn of_gguf(architecture: &str, layers: Layers) -> Option<&'static Family> {
     let mut of = ALL.iter().copied().filter(|f| f.gguf.architecture == architecture);
     let first = of.next()?;
     Some(of.find(|f| layers == Layers::Slide && f.windows == Windows::All).unwrap_or(first))
 }
 
-/// `Llama, Mistral, Qwen2 or Qwen3`, where `last` is the word before the last.
+/// List of families such as `Llama, Mistral, Qwen2 or Qwen3`, with `last` before the last name.
 pub fn names(last: &str) -> String {
     listed(&ALL.iter().map(|f| f.name).collect::<Vec<_>>(), last)
 }
 
-/// As [`names`], but of all releases.
+/// Like [`names`], for all releases.
 pub fn releases(last: &str) -> String {
     listed(&ALL.iter().flat_map(|f| f.releases).copied().collect::<Vec<_>>(), last)
 }

@@ -1,8 +1,8 @@
-//! Names of tensors as (GGUF, Hugging Face): beside the layers, and below `blk.N` and `model.layers.N`.
+//! Names of tensors as (GGUF, Hugging Face) outside the layers, and inside `blk.N` and `model.layers.N`.
 
 use super::{Family, Norms};
 
-/// Beside the layers.
+/// Tensors outside the layers.
 pub const TOP: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 

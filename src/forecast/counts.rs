@@ -1,45 +1,45 @@
-//! What a run will do, counted by the very plan that it follows.
+//! Counts of a run's work, from the plan that the run follows.
 
 use super::time::Load;
 use crate::config::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
 
-/// Microbatches that a plan looks at one by one; what is beyond is counted by the steps before it.
+/// Maximum microbatches of a plan that are counted one by one; the rest is extrapolated from the counted steps.
 pub const ALL: usize = 4_000_000;
-/// The same for who only wants to know how long it takes.
+/// The same limit where only the run time is needed.
 pub const SOME: usize = 100_000;
 
-/// Counted.
+/// Counts of a run's work.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
     /// Steps of the whole run.
     pub steps: u64,
-    /// The first one that this run takes.
+    /// The first step of this run.
     pub first: u64,
-    /// Of one pass over the rows.
+    /// Steps of one pass over the rows.
     pub steps_per_epoch: u64,
-    /// Microbatches of the steps that this run takes.
+    /// Microbatches in the steps of this run.
     pub microbatches: u64,
     /// Their tokens.
     pub tokens: u64,
     /// Rows that they hold.
     pub rows: u64,
-    /// Of the smallest and the largest step.
+    /// Microbatches of the smallest and the largest step.
     pub microbatches_per_step: (usize, usize),
-    /// The longest microbatch that any device must have room for.
+    /// Tokens of the longest microbatch that every device must have memory for.
     pub longest: usize,
-    /// False where the run is so long that its last steps were counted by its first ones.
+    /// False where the last steps of a long run were extrapolated from its first ones.
     pub exact: bool,
-    /// Evaluations.
+    /// Number of evaluations.
     pub evals: u64,
-    /// Tokens of each.
+    /// Tokens of each evaluation.
     pub eval_tokens: u64,
-    /// Checkpoints.
+    /// Number of checkpoints.
     pub saves: u64,
 }
 
-/// What a run counts: its plan and rows, and the steps that it has taken.
+/// Input of the count: the plan, the rows, and the completed steps.
 #[derive(Clone, Copy)]
 pub struct Ahead<'a> {
     /// The plan.
@@ -48,13 +48,13 @@ pub struct Ahead<'a> {
     pub train: &'a Corpus,
     /// Rows to evaluate on.
     pub eval: Option<&'a Corpus>,
-    /// Steps that were taken.
+    /// Completed steps.
     pub done: u64,
-    /// Microbatches after which the rest is counted by those before.
+    /// Maximum microbatches counted one by one.
     pub most: usize,
 }
 
-/// Counts the steps after `done`, and what they hold.
+/// Counts the steps after `done` and their contents.
 pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
     let Ahead { plan, train, eval, done, most } = ahead;
     let total = plan.total_steps();
@@ -90,7 +90,7 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
     let steps = |every: Every| every.steps(total, plan.steps_per_epoch());
     let (evals, saves) = (steps(options.output.eval_steps), steps(options.output.save_steps));
     let times = |every: Option<u64>| every.map_or(0, |n| total / n - done / n);
-    // At the start, now and then, and at the end, which may be one of those.
+    // At the start, at intervals, and at the end, which may also be one of the intervals.
     let ends = |every: Option<u64>| u64::from(every.is_none_or(|n| !total.is_multiple_of(n)));
     let looks = u64::from(done == 0) + times(evals) + ends(evals);
     c.eval_tokens = eval.map_or(0, |e| e.counts.tokens);

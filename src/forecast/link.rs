@@ -1,17 +1,16 @@
-//! --link: how fast a network is, in the words that people use for it. Bits where it says bits, bytes where it says
-//! a capital B.
+//! --link: the speed of a network in common notation. A lower-case b means bits, a capital B means bytes.
 
 use super::profile::Link;
 use crate::config::Settings;
 use crate::config::refusal::Refusal;
 
-/// What a home network is taken for.
+/// Assumed link of a home network.
 pub const ASSUMED: Link = Link { bandwidth: 110e6, round_trip: 0.0005 };
 
-/// Operations a second of a device that nothing at all is known of.
+/// Assumed operations per second of an unknown device.
 pub const UNKNOWN: f64 = 0.1e12;
 
-/// What was typed.
+/// The typed link.
 pub fn typed(s: &Settings) -> Result<Option<Link>, Refusal> {
     let Some(text) = s.text("link")? else { return Ok(None) };
     let read = read(text).map(|bandwidth| Link { bandwidth, ..ASSUMED });
@@ -19,7 +18,7 @@ pub fn typed(s: &Settings) -> Result<Option<Link>, Refusal> {
     read.map(Some).ok_or_else(why)
 }
 
-/// Bytes a second. Of what a line is sold as, about a ninth is taken off for headers.
+/// Bytes per second. About a ninth of the nominal bit rate is subtracted for headers.
 fn read(text: &str) -> Option<f64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..end].parse().ok()?;

@@ -1,5 +1,5 @@
-//! What a run will take: how long, and how much memory, out of what its steps hold and what devices were measured to
-//! need. Nothing here opens a device or changes what a run computes.
+//! Forecast of a run's time and memory, from the work of its steps and the measurements of devices. Nothing here opens
+//! a device or changes the results of a run.
 
 pub mod counts;
 pub mod link;

@@ -1,7 +1,7 @@
-//! What devices were measured to do, kept in the cache folder: one file, `profiles.json`, of one record for each
-//! device and shape of model. `finetune bench` and every run write it, `finetune plan` reads it. What is old gives
-//! way to what is new, and a file that cannot be read or written costs a plan its numbers, never a run. What it holds
-//! of memory can refuse a run of one CPU that would have room by its shapes: the refusal names the file.
+//! Measurements of devices in the cache folder: one file, `profiles.json`, with a record for each device and shape of
+//! model. `finetune bench` and every run write it, `finetune plan` reads it. New measurements replace old ones
+//! gradually. An unreadable or unwritable file affects plans only, not runs. Memory measurements can refuse a run of
+//! one CPU that would fit by its shapes: the refusal names the file.
 
 use crate::config::cache;
 use crate::format::atomic;
@@ -14,26 +14,26 @@ pub use crate::train::event::Link;
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Weight of all that was measured before, in points, once something new comes.
+/// Weight of all earlier measurements, in points, when a new one is added.
 const OLD: f64 = 24.0;
-/// Records that are kept, the newest ones.
+/// Maximum number of records; the newest are kept.
 const MOST: usize = 200;
 
-/// A model as far as its speed goes.
+/// Properties of a model that determine its speed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Everything that speed depends on, in words: equal for models that are equally fast.
+    /// All properties that determine speed, as text: equal for models of equal speed.
     pub key: String,
-    /// For people.
+    /// Name for users.
     pub model: String,
-    /// Floating point operations of a token that is trained on, rows of 256 tokens.
+    /// Floating point operations per trained token, for rows of 256 tokens.
     pub flops: f64,
-    /// Trained values.
+    /// Number of trained values.
     pub trained: u64,
 }
 
 impl ModelShape {
-    /// Of a model with its adapter; `kind` says how its weights are stored.
+    /// The shape of a model with its adapter; `kind` is the storage type of its weights.
     pub fn of(model: &str, (config, lora): (&Config, &LoraSpec), kind: &str) -> Self {
         let h = &config.heads;
         let mut targets = lora.targets.clone();
@@ -59,7 +59,7 @@ impl ModelShape {
     }
 }
 
-/// What was measured of one device on one shape of model.
+/// Measurements of one device on one shape of model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measured {
@@ -71,83 +71,83 @@ pub struct Measured {
     pub step: Points,
     /// Seconds of a checkpoint, by trained values.
     pub save: Points,
-    /// Seconds of an answer, each counted as one.
+    /// Seconds of answers, each counted as one.
     pub answer: Points,
-    /// Bytes of its memory that a training microbatch has in use at once, by its tokens.
+    /// Peak bytes of memory of a training microbatch by its tokens.
     pub memory: Used,
-    /// How it is reached, where it is on another machine.
+    /// Link to a device on another machine.
     pub link: Option<Link>,
 }
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The worker, where it was another process than the coordinator's; else empty.
+    /// Name of the worker; empty for the coordinator's own process.
     #[serde(default)]
     pub worker: String,
     /// Class and hardware.
     pub device: String,
     /// The model.
     pub shape: ModelShape,
-    /// What it took.
+    /// The measurements.
     pub measured: Measured,
     /// Seconds since 1970.
     pub when: u64,
 }
 
-/// All of them.
+/// All records.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
-    /// The newest last.
+    /// Records, the newest last.
     pub records: Vec<Record>,
 }
 
-/// How good a speed is.
+/// Basis of a forecast speed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Basis {
-    /// This device, on a model of this shape.
+    /// Measured on this device with a model of this shape.
     Measured,
-    /// This device, on another model.
+    /// Measured on this device with another model.
     Scaled {
-        /// That model.
+        /// Name of the other model.
         from: String,
     },
-    /// Nobody measured it.
+    /// No measurements.
     Guess,
 }
 
-/// What a device is taken to need.
+/// Expected speed of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pace {
     /// Seconds of a training microbatch by its tokens.
     pub train: Line,
-    /// Seconds of a token that is evaluated.
+    /// Seconds per evaluated token.
     pub eval: f64,
-    /// Seconds of a step besides.
+    /// Seconds of a step besides its microbatches.
     pub step: f64,
     /// Seconds of a checkpoint.
     pub save: f64,
     /// Seconds of an answer.
     pub answer: f64,
-    /// How it is reached.
+    /// Link to the device, where it is on another machine.
     pub link: Option<Link>,
-    /// How good all that is.
+    /// Basis of these values.
     pub basis: Basis,
 }
 
-/// What a device is called here.
+/// Name of a device in records.
 pub fn device(class: &str, hardware: &str) -> String {
     format!("{class} on {hardware}")
 }
 
 impl Profiles {
-    /// What is there; nothing where there is none, or one that cannot be read.
+    /// Reads the file; a missing or unreadable file counts as empty.
     pub fn read() -> Self {
         let bytes = cache::profiles().and_then(|path| std::fs::read(path).ok());
         bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
-    /// Takes it into account, beside what others wrote since.
+    /// Adds measurements to the file, which other processes may have changed since.
     pub fn keep(worker: &str, device: &str, shape: &ModelShape, measured: &Measured) {
         let mut all = Profiles::read();
         let when = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -162,7 +162,7 @@ impl Profiles {
         if let (Some(path), Ok(text)) = (cache::profiles(), serde_json::to_string_pretty(&all)) {
             let made = path.parent().map(std::fs::create_dir_all);
             if made.is_some_and(|made| made.is_ok()) {
-                // Whoever cannot keep it measures again.
+                // If the write fails, the device is measured again later.
                 let _ = atomic::write_file(&path, (text + "\n").as_bytes());
             }
         }
@@ -185,8 +185,8 @@ impl Profiles {
                 points.join(&old.faded(OLD));
             }
             m.link = m.link.or(old.link);
-            // Where blocks keep something else now, what is old says nothing. A line holds near the largest size of now: an
-            // old one that was larger would keep it from there for ever.
+            // With another policy for kept values, old measurements are invalid. A fitted line is valid near the
+            // largest size of the new measurements; an older, larger size would prevent its use there forever.
             let tokens = if m.memory.fit().is_some() { 0 } else { old.memory.tokens };
             let old = Used { points: old.memory.points.faded(OLD), tokens, ..old.memory };
             m.memory.join(&old);
@@ -196,10 +196,10 @@ impl Profiles {
         self.records.drain(..surplus);
     }
 
-    /// What `device` needs for models of `shape`; None where it was never measured.
+    /// Expected speed of `device` for models of `shape`; `None` without measurements.
     pub fn pace(&self, worker: &str, device: &str, shape: &ModelShape) -> Option<Pace> {
         let of_it = self.records.iter().filter(|r| r.worker == worker && r.device == device);
-        // The most similar amount of work; of equals the newest.
+        // The most similar amount of work; the newest among equals.
         let far = |r: &Record| match r.shape.key == shape.key {
             true => -1.0,
             false => (r.shape.flops / shape.flops).ln().abs(),
@@ -209,13 +209,13 @@ impl Profiles {
         record.pace(shape)
     }
 
-    /// What `device` was measured to take of its memory for models of exactly this shape.
+    /// Measured memory of `device` for models of exactly this shape.
     pub fn memory(&self, device: &str, shape: &ModelShape) -> Option<Fit> {
         let same = |r: &&Record| r.worker.is_empty() && r.device == device && r.shape.key == shape.key;
         self.records.iter().rev().find(same)?.measured.memory.fit()
     }
 
-    /// Workers elsewhere that were measured, the newest first, each with its devices.
+    /// Measured workers on other machines, newest first, each with its devices.
     pub fn elsewhere(&self, shape: &ModelShape) -> Vec<(String, String, Pace)> {
         let mut found: Vec<(String, String, Pace)> = Vec::new();
         for record in self.records.iter().rev().filter(|r| !r.worker.is_empty()) {
@@ -232,7 +232,7 @@ impl Record {
     fn pace(&self, shape: &ModelShape) -> Option<Pace> {
         let (m, same) = (&self.measured, self.shape.key == shape.key);
         let factor = if same { 1.0 } else { shape.flops / self.shape.flops };
-        // What is done once for every trained value is no matter of the model's products.
+        // Work per trained value does not depend on the model's products.
         let values = if same { 1.0 } else { shape.trained as f64 / (self.shape.trained as f64).max(1.0) };
         let train = m.train.line()?.times(factor);
         let mean = |points: &Points| if points.n > 0.0 { points.y / points.n } else { 0.0 };
@@ -250,7 +250,7 @@ impl Record {
 }
 
 impl Pace {
-    /// Of a device that does so many operations a second, as far as anybody knows.
+    /// Guess for a device with this number of operations per second.
     pub fn guess(shape: &ModelShape, per_second: f64) -> Self {
         let each = shape.flops / per_second;
         let step = shape.trained as f64 * 5e-9;
@@ -293,7 +293,7 @@ mod tests {
         let exact = of("a", "small", 1e9).unwrap();
         assert_eq!(exact.basis, Basis::Measured);
         assert!((exact.train.each - 0.001).abs() < 1e-9 && (exact.train.fixed - 0.5).abs() < 1e-9);
-        // 2e9 is nearer to 1e9 than to 8e9 by its ratio, 4e9 to 8e9.
+        // By ratio 2e9 is nearer to 1e9 than to 8e9, and 4e9 is nearer to 8e9.
         let scaled = of("a", "other", 2e9).unwrap();
         assert_eq!(scaled.basis, Basis::Scaled { from: "small".into() });
         assert!((scaled.train.each - 0.002).abs() < 1e-9);
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(all.memory("b", &shape("small", 1e9)), None);
     }
 
-    /// One run of long microbatches, and the line would not be believed for short ones any more.
+    /// A run of long microbatches must not invalidate the line for short ones.
     #[test]
     fn memory_fit_holds_near_sizes_of_the_newest_run() {
         let of = |sizes: &[f64]| {
@@ -334,7 +334,7 @@ mod tests {
             [256, 4096].map(|tokens| fit.reaches(tokens))
         };
         assert_eq!(reaches(&[1024.0, 4096.0]), [false, true]);
-        // One size alone is no line: what is old still is all that is known.
+        // A single size gives no line: the old measurements remain the only ones.
         assert_eq!(reaches(&[256.0]), [false, true]);
         assert_eq!(reaches(&[128.0, 256.0]), [true, false]);
     }

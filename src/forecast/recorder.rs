@@ -1,6 +1,6 @@
-//! What a run teaches about the machine that it runs on: everything that a forecast needs is folded out of the run's
-//! events and the clock beside them, and kept for the next plan. It says what is expected before the first step, so
-//! that the report can show it beside what came.
+//! Records measurements during a run: all values for forecasts are collected from the run's events and their times, and
+//! stored for the next plan. Before the first step the recorder forecasts the run, so that the report can compare the
+//! forecast with the result.
 
 use super::counts::Counts;
 use super::profile::{self, Basis, Measured, ModelShape, Pace, Profiles};
@@ -10,29 +10,29 @@ use crate::train::event::{Event, Forecast, HERE, Part, Speed, Step, Takes};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Least microbatches whose times are worth keeping.
+/// Minimum number of microbatches for useful times.
 const FEW: f64 = 3.0;
 
-/// The devices of this process with the hardware that each is, and what the one of a run alone should take.
+/// The devices of this process with their hardware, and the estimated memory of the device of a run on one device.
 type Here = (Vec<(String, String)>, Option<Takes>);
 
-/// Folds a run.
+/// Recorder of one run.
 pub struct Recorder {
     shape: ModelShape,
     counts: Counts,
     load: Load,
-    /// What the devices of this process are called, and which hardware each is.
+    /// Name and hardware of the devices of this process.
     here: Vec<(String, String)>,
-    /// What the one device of it should take of its memory, where that is known before it is measured.
+    /// Estimated memory of the only device, where known before measurement.
     takes: Option<Takes>,
     profiles: Profiles,
-    /// What was measured of the one device of a run in earlier runs of this shape.
+    /// Measurements of the only device in earlier runs of this shape.
     earlier: Option<Pace>,
     speeds: BTreeMap<(String, String), Speed>,
-    /// Seconds that the one device of a run was measured for before the first step.
+    /// Seconds of measuring the only device before the first step.
     trials: f64,
     steps: u64,
-    /// Seconds of steps besides the longest device of each.
+    /// Seconds of steps besides the longest computation of a device in each.
     besides: f64,
     all: f64,
     others: bool,
@@ -44,7 +44,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Of a run that takes the steps of `load`.
+    /// A recorder for a run with the steps of `load`.
     pub fn new(shape: ModelShape, (counts, mut load): (Counts, Load), (here, takes): Here) -> Self {
         load.trained = shape.trained;
         Recorder {
@@ -69,16 +69,16 @@ impl Recorder {
         }
     }
 
-    /// Takes an event into account; what is to be said *before* it.
+    /// Records an event. Returns an event to report *before* it.
     pub fn before(&mut self, event: &Event) -> Option<Event> {
         match event {
-            // The first step ends: whoever was to come has come.
+            // The first step ends: all expected devices have joined.
             Event::Step(_) => self.say(event.step().saturating_sub(1)),
             _ => None,
         }
     }
 
-    /// What is to be said after it.
+    /// Records an event. Returns an event to report after it.
     pub fn after(&mut self, event: &Event) -> Option<Event> {
         let since = self.last.elapsed().as_secs_f64();
         self.last = Instant::now();
@@ -114,7 +114,7 @@ impl Recorder {
         self.besides += step.shared.as_ref().map_or(0.0, |s| (step.seconds - longest(&s.devices)).max(0.0));
     }
 
-    /// What this process calls its hardware.
+    /// Record name of the hardware of a device.
     fn device(&self, speed: &Speed) -> String {
         let named = |(name, _): &&(String, String)| name.is_empty() || *name == speed.device;
         let hardware = self.here.iter().find(named).filter(|_| is_here(speed));
@@ -124,13 +124,13 @@ impl Recorder {
         }
     }
 
-    /// Whose profile it is: nobody's in particular where it is this machine's.
+    /// Worker name in the record; empty for this machine.
     fn owner(&self, speed: &Speed) -> String {
         if is_here(speed) { String::new() } else { machine(&speed.worker) }
     }
 
-    /// Once, before the first step, of all devices that are known then: what they do now counts, and what one alone
-    /// did earlier where it could not be measured.
+    /// Reports the forecast once, before the first step, for all devices known then: from their measurements in this
+    /// run, and for a single device from earlier runs where it could not be measured.
     fn say(&mut self, step: u64) -> Option<Event> {
         let mut paces: Vec<Pace> = self.speeds.values().map(|speed| self.pace(speed)).collect();
         if paces.is_empty() {
@@ -154,7 +154,7 @@ impl Recorder {
         let team: Vec<Participant> =
             paces.iter().map(|p| Participant { pace: p.clone(), link: p.link }).collect();
         let expected = forecast(&team, &self.load);
-        // What was measured for nothing else takes time too: twice, of which one counts.
+        // Measuring itself takes time too: two rounds, of which one is recorded.
         let basis = "measured".to_string();
         let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + 2.0 * self.trials);
         let memory = self.takes.clone().map_or_else(|| self.by_trials(), |takes| vec![takes]);
@@ -167,7 +167,8 @@ impl Recorder {
         }))
     }
 
-    /// What devices should take of their memory by what their trials took, of those whose trials were about as long.
+    /// Memory of devices expected from their trials, for devices whose trials were about as long as the longest
+    /// microbatch.
     fn by_trials(&self) -> Vec<Takes> {
         let longest = self.load.steps.iter().flatten().max().copied().unwrap_or(0);
         let takes = |speed: &Speed| {
@@ -183,7 +184,7 @@ impl Recorder {
         self.speeds.values().filter_map(takes).collect()
     }
 
-    /// Keeps what was learnt.
+    /// Stores the measurements.
     pub fn keep(self) {
         let steps = self.steps as f64;
         let alone = self.speeds.len() == 1;
@@ -191,7 +192,7 @@ impl Recorder {
             let mut measured = Measured { train: speed.points, link: speed.link, ..Measured::default() };
             measured.memory = speed.memory.unwrap_or_default();
             let besides = match alone && speed.worker.is_empty() {
-                // Trials were no part of a step.
+                // Trials are not part of a step.
                 true => (self.all - (speed.points.y - self.trials)).max(0.0),
                 false => self.besides,
             };
@@ -208,12 +209,12 @@ impl Recorder {
     }
 }
 
-/// Whether it is of this process.
+/// Whether the device belongs to this process.
 fn is_here(speed: &Speed) -> bool {
     speed.worker.is_empty() || speed.worker == HERE
 }
 
-/// A worker's name without what is new at every start of it: `box-4711 (2)` is of `box`.
+/// A worker's name without the part that changes at every start: `box-4711 (2)` is on `box`.
 fn machine(worker: &str) -> String {
     let name = worker.split(" (").next().unwrap_or(worker);
     match name.rsplit_once('-') {
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
     use crate::model::memory::{InUse, Used};
 
-    /// What trials took says nothing of microbatches many times as long.
+    /// Memory of trials does not predict that of much longer microbatches.
     #[test]
     fn memory_is_predicted_only_near_tried_sizes() {
         let mut memory = Used::default();

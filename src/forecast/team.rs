@@ -1,4 +1,4 @@
-//! Every device that is expected to take part in a run: those of this process, and those that are waited for.
+//! All devices that are expected in a run: those of this process, and those that the run waits for.
 
 use super::link;
 use super::profile::{self, Basis, ModelShape, Pace, Profiles};
@@ -10,15 +10,15 @@ use crate::model::config::Config;
 use crate::model::lora::LoraSpec;
 use crate::numeric::tensor::Tensors;
 
-/// A device, and what is expected of it.
+/// A device and its forecast.
 pub struct Expected {
-    /// What it is called.
+    /// Name of the device.
     pub name: String,
-    /// What it is, where that is known.
+    /// Properties of the device, where known.
     pub prospect: Option<Prospect>,
-    /// What it needs; None where it cannot take part, or is not here.
+    /// Expected speed; `None` where the device cannot take part or is absent.
     pub worker: Option<Participant>,
-    /// Whether its link was measured, said or assumed.
+    /// Whether its link was measured, given or assumed.
     pub link: Option<&'static str>,
 }
 
@@ -32,14 +32,14 @@ impl Expected {
     }
 }
 
-/// Every device that is expected to take part in a run whose longest microbatch has so many tokens.
+/// All devices that are expected in a run with microbatches of up to `longest` tokens.
 pub fn team(
     options: &Options,
     (model, chosen): ((&Config, &dyn Tensors, &LoraSpec), Option<&Chosen>),
     shape: &ModelShape,
     (profiles, longest): (&Profiles, usize),
 ) -> Result<Vec<Expected>, Refusal> {
-    // As `train::run` tells them apart.
+    // The same distinction as in `run::single`.
     let alone = options.cluster.role == Role::Single && chosen.is_some_and(Chosen::is_one_cpu);
     let opens = if alone { Opens::Measured } else { Opens::Shapes };
     let mut team = here((chosen, opens), model, shape, (profiles, longest))?;
@@ -69,7 +69,7 @@ fn here(
     Ok(devices::prospects(chosen, model, longest, (&seen, opens))?.into_iter().map(expected).collect())
 }
 
-/// Devices that are waited for: as those that came before, else as a guess.
+/// Devices that the run waits for: with the measurements of earlier workers, else with a guess.
 fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles: &Profiles) -> Vec<Expected> {
     let here = team.len();
     let first = team.iter().find_map(|e| e.worker.as_ref()).map(|w| w.pace.clone());
@@ -83,7 +83,7 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles:
     let one = |at: usize| {
         let (name, pace) = match known.next() {
             Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
-            // Nobody knows anything of it: as fast as the first one here, if there is one.
+            // Unknown device: assumed as fast as the first one here, if there is one.
             None => (format!("device {} (to come)", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
         };
         let (link, said) = match pace.link {

@@ -1,42 +1,42 @@
-//! How long a run will take, out of what its steps hold and what its devices need: a pure function of both. Work is
-//! dealt as a coordinator deals it, the largest microbatch first and each to the device that would finish it first,
-//! so a slow device takes what it can and nobody waits for it in vain. Nothing here hides sums and parameters behind
-//! computing: the forecast is a little pessimistic where a network is slow.
+//! Forecast of a run's time, from the work of its steps and the speeds of its devices: a pure function of both. Work is
+//! assigned as a coordinator does it, the largest microbatch first and each to the device that would finish it first,
+//! so that a slow device gets only work that does not delay the others. The forecast does not overlap transfers with
+//! computing: it is a little pessimistic on a slow network.
 
 use super::profile::{Link, Pace};
 
-/// A device that takes part.
+/// A device in the run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Participant {
-    /// What it needs.
+    /// Expected speed.
     pub pace: Pace,
-    /// How it is reached; None in the coordinator's own process.
+    /// Link to the device; `None` in the coordinator's own process.
     pub link: Option<Link>,
 }
 
-/// What is to be done.
+/// Work of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Load {
     /// Tokens of every microbatch of every step.
     pub steps: Vec<Vec<u32>>,
-    /// Times that all these steps are taken, where only the first ones of a very long run are listed.
+    /// Number of repetitions of these steps, where only the first ones of a very long run are listed.
     pub times: Option<f64>,
-    /// Tokens of one evaluation, and how many there are.
+    /// Tokens of one evaluation, and the number of evaluations.
     pub eval: (u64, u64),
-    /// Checkpoints.
+    /// Number of checkpoints.
     pub saves: u64,
-    /// Prompts that are answered.
+    /// Number of answered prompts.
     pub answers: u64,
-    /// Trained values.
+    /// Number of trained values.
     pub trained: u64,
 }
 
-/// What it comes to.
+/// Forecast of a run's time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Forecast {
     /// Seconds of all steps.
     pub steps: f64,
-    /// Of them, those in which sums or parameters travel.
+    /// Part of `steps` in which sums or parameters are transferred.
     pub sync: f64,
     /// Seconds of all evaluations and answers.
     pub looks: f64,
@@ -44,34 +44,34 @@ pub struct Forecast {
     pub saves: f64,
     /// Tokens of all steps by their seconds.
     pub tokens_per_second: f64,
-    /// Every worker's part of the tokens.
+    /// Every worker's share of the tokens.
     pub shares: Vec<f64>,
-    /// Every worker's part of the time in which it does not compute.
+    /// Every worker's share of idle time.
     pub idle: Vec<f64>,
 }
 
 impl Forecast {
-    /// All of it, in seconds.
+    /// Total seconds.
     pub fn total(&self) -> f64 {
         self.steps + self.looks + self.saves
     }
 }
 
-/// Bytes of a value on its way to a worker, and back in a sum.
+/// Bytes per value in a transfer of parameters to a worker, and in a sum sent back.
 const DOWN: f64 = 4.0;
 const UP: f64 = 4.5;
-/// Times that something is waited for in a step: parameters, a lease, its grant, the sum.
+/// Round trips per step: parameters, a lease, its grant, the sum.
 const WAITS: f64 = 3.0;
 
 impl Participant {
-    /// Seconds that a step's parameters and sum are under way to and from it.
+    /// Seconds of a step's transfers of parameters and sum.
     pub fn sync(&self, trained: u64) -> f64 {
         let travels = |link: Link| (DOWN + UP) * trained as f64 / link.bandwidth + WAITS * link.round_trip;
         self.link.map_or(0.0, travels)
     }
 }
 
-/// What `team` needs for `load`.
+/// Forecasts `load` on `team`.
 pub fn forecast(team: &[Participant], load: &Load) -> Forecast {
     let mut all =
         Forecast { shares: vec![0.0; team.len()], idle: vec![0.0; team.len()], ..Forecast::default() };
@@ -79,7 +79,7 @@ pub fn forecast(team: &[Participant], load: &Load) -> Forecast {
     if team.is_empty() {
         return all;
     }
-    // One step after the other goes over the coordinator's own line to everybody, and so do sums.
+    // Parameters and sums of all workers share the coordinator's own link, one after the other.
     let (mut sync, mut waits): (f64, f64) = (0.0, 0.0);
     for link in team.iter().filter_map(|w| w.link) {
         sync += (DOWN + UP) * load.trained as f64 / link.bandwidth;
@@ -116,8 +116,8 @@ pub fn forecast(team: &[Participant], load: &Load) -> Forecast {
     all
 }
 
-/// Of a crowd so many with the slowest processors, and so many with the slowest links, are tried to be left out: each
-/// trial goes through the whole run.
+/// Number of workers with the slowest processors, and of those with the slowest links, that are tried as removals from
+/// a large team: each trial forecasts the whole run.
 const TRIED: usize = 8;
 
 fn doubtful(team: &[Participant], left: &[usize]) -> Vec<usize> {
@@ -134,7 +134,7 @@ fn doubtful(team: &[Participant], left: &[usize]) -> Vec<usize> {
     found
 }
 
-/// The workers without which it would take no longer, the most useless first: what each of them costs, in seconds.
+/// Workers whose removal would not slow the run down, the most useless first, with the seconds that each costs.
 pub fn useless(team: &[Participant], load: &Load) -> Vec<(usize, f64)> {
     let mut left: Vec<usize> = (0..team.len()).collect();
     let mut found = Vec::new();
@@ -148,7 +148,7 @@ pub fn useless(team: &[Participant], load: &Load) -> Vec<(usize, f64)> {
             let kept: Vec<usize> = left.iter().copied().filter(|at| *at != gone).collect();
             (gone, now - with(&kept))
         });
-        // A device that wins less than half a percent is not worth the heat.
+        // A device that saves less than half a percent does not justify its energy.
         match without.max_by(|a, b| a.1.total_cmp(&b.1)) {
             Some((gone, gain)) if gain > -0.005 * now => {
                 left.retain(|at| *at != gone);
@@ -202,9 +202,9 @@ mod tests {
     fn work_goes_to_the_first_free_device_and_costs_transfer() {
         let team = [worker(0.0, 0.1, None), worker(0.0, 0.3, Some((1000.0, 0.5)))];
         let f = forecast(&team, &load(&[&[10, 10, 10, 10]]));
-        // 1, 2, 3 seconds of the fast one; 3 of the slow one.
+        // 1, 2 and 3 seconds on the fast worker; 3 on the slow one.
         assert!((f.shares[0] - 0.75).abs() < 1e-9, "{f:?}");
-        // 1000 values of 8.5 bytes at 1000 a second, and three round trips.
+        // 1000 values of 8.5 bytes at 1000 per second, and three round trips.
         assert!((f.sync - (8.5 + 1.5)).abs() < 1e-9, "{f:?}");
         assert!((f.steps - (3.0 + 0.5 + 10.0)).abs() < 1e-9, "{f:?}");
     }
@@ -213,15 +213,15 @@ mod tests {
     fn device_that_slows_the_run_is_named() {
         let steps: &[&[u32]] = &[&[10, 10, 10, 10]];
         let (fast, slow) = (worker(0.0, 0.1, None), worker(0.0, 0.3, Some((1000.0, 0.5))));
-        // 13.5 s with it, 4.5 without.
+        // 13.5 s with this worker, 4.5 s without.
         let found = useless(&[fast.clone(), slow], &load(steps));
         assert_eq!(found.len(), 1);
         assert!(found[0].0 == 1 && (found[0].1 - 9.0).abs() < 1e-9, "{found:?}");
         assert_eq!(useless(&[fast.clone(), fast.clone()], &load(steps)), vec![]);
-        // One that is never given anything.
+        // A worker that never gets work.
         assert_eq!(useless(&[fast.clone(), worker(0.0, 9.0, None)], &load(steps)), vec![(1, 0.0)]);
         assert_eq!(useless(std::slice::from_ref(&fast), &load(steps)), vec![]);
-        // Fast, but at the end of a thin wire, among many.
+        // A fast worker on a slow link, among many.
         let mut crowd = vec![fast; 30];
         crowd[17] = worker(0.0, 0.1, Some((1.0, 1.0)));
         assert_eq!(useless(&crowd, &load(&[&[10; 60]])).first().map(|(at, _)| *at), Some(17));

@@ -1,7 +1,7 @@
-//! One decoder block: forward and, mirrored below it, backward, by hand.
+//! One decoder block: the forward pass, and the handwritten backward pass in the submodule `backward`.
 //!
-//! What is cheap is not kept: the normed inputs and the swiglu product are made again in backward by the verb
-//! that made them, so the bits are the same. What is kept is a [`Saved`]; recomputing a block makes one anew.
+//! Cheap values are not kept: the backward pass computes the normed inputs and the swiglu product again with the same
+//! verbs, so the bits are equal. A [`Saved`] holds the kept values; recomputing a block creates a new one.
 
 mod backward;
 mod decode;
@@ -19,7 +19,7 @@ pub use backward::{Below, Streams};
 pub use decode::Cache;
 pub use saved::{HeadNorms, Hold, Output, Saved};
 
-/// Which of the seven; an index into a block's projections.
+/// Index of a projection in a block's array of seven.
 pub(super) const Q: usize = 0;
 pub(super) const K: usize = 1;
 pub(super) const V: usize = 2;
@@ -28,24 +28,24 @@ const GATE: usize = 4;
 const UP: usize = 5;
 const DOWN: usize = 6;
 
-/// Who reads a normed stream or the swiglu product next.
+/// Consumer of a normed stream or of the swiglu product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reader {
-    /// Frozen products, which may read it in another form; adapters too.
+    /// Frozen products, which may read another number format, and adapters.
     Projections,
-    /// Only adapters' own products: it is made again for their gradients.
+    /// Adapters' products only: the value is computed again for their gradients.
     Adapters,
 }
 
 /// The gains of the norms around one half of a block [1, C].
 struct Gains<M> {
-    /// Of what the half reads.
+    /// Norm of the half's input.
     before: Option<M>,
-    /// Of what the half adds to the residual stream.
+    /// Norm of the half's output, before the addition to the residual stream.
     after: Option<M>,
 }
 
-/// The frozen weights of one layer, and where its adapters lie.
+/// The frozen weights of one layer, and the offsets of its adapters.
 pub struct Block<B: Backend> {
     attention_gains: Gains<B::Memory>,
     mlp_gains: Gains<B::Memory>,
@@ -53,7 +53,7 @@ pub struct Block<B: Backend> {
     head_gains: Option<(B::Memory, B::Memory)>,
     linears: [Linear<B>; 7],
     heads: Heads,
-    /// Which tables q and k are rotated by.
+    /// Indices of the rotation tables of q and k.
     rotations: [usize; 2],
     activation: Activation,
     hidden: usize,
@@ -65,7 +65,7 @@ pub struct Block<B: Backend> {
 type Middle<M> = (M, Option<Output<M>>, [M; 2]);
 
 impl<B: Fused> Block<B> {
-    /// Reads layer `layer`.
+    /// Reads the weights of layer `layer`.
     pub fn load(
         backend: &mut B,
         weights: &Weights,
@@ -110,7 +110,7 @@ impl<B: Fused> Block<B> {
         })
     }
 
-    /// The block's output [T, C], and what its backward needs. `x` is taken over.
+    /// Returns the block's output [T, C] and the values that its backward pass needs. Consumes `x`.
     pub fn forward(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> (B::Memory, Saved<B::Memory>) {
         let (t, c) = (batch.rows, self.hidden);
         let mut saved = self.attention(backend, x, None, batch);
@@ -123,7 +123,7 @@ impl<B: Fused> Block<B> {
         (out, saved)
     }
 
-    /// What [`Block::forward`] left, from what of it was held.
+    /// Rebuilds the values of [`Block::forward`] from the part that was kept.
     pub fn restore(
         &self,
         backend: &mut B,
@@ -155,7 +155,7 @@ impl<B: Fused> Block<B> {
         }
     }
 
-    /// From the block's input alone: all of it but the last frozen product, unless a norm follows it.
+    /// Recomputes everything from the block's input except the last frozen product, which only a norm after it needs.
     fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
         let mut saved = self.attention(backend, x, None, batch);
         if let Some(gain) = &self.mlp_gains.after {
@@ -172,7 +172,7 @@ impl<B: Fused> Block<B> {
         saved
     }
 
-    /// Everything up to gate and up. Where attention's output and logsumexp are known they are taken over.
+    /// Computes everything up to gate and up. Attention's output and logsumexp are reused where they are kept.
     fn attention(
         &self,
         backend: &mut B,
@@ -201,7 +201,7 @@ impl<B: Fused> Block<B> {
         Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, outputs, mid, gate, up, h }
     }
 
-    /// Attention's output and logsumexp.
+    /// Returns attention's output and logsumexp.
     fn attend(
         &self,
         backend: &mut B,
@@ -217,7 +217,7 @@ impl<B: Fused> Block<B> {
         (attended, logsumexp)
     }
 
-    /// The output projection of attention, and the first half of the feed-forward.
+    /// Computes the output projection of attention and the first half of the feed-forward.
     fn after_attention(
         &self,
         backend: &mut B,
@@ -238,8 +238,8 @@ impl<B: Fused> Block<B> {
         (mid, output, inner)
     }
 
-    /// out += a half's output: its last projection (O or DOWN) of x, normed where the family norms it. Returned are h of
-    /// the projection and what the norm's gradient needs.
+    /// out += a half's output: its last projection (O or DOWN) of x, normed where the family norms it. Returns h of the
+    /// projection and the values that the norm's gradient needs.
     fn add_output(
         &self,
         backend: &mut B,
@@ -258,7 +258,7 @@ impl<B: Fused> Block<B> {
         (h, Some(output))
     }
 
-    /// The normed output of a half, h of its last projection, and what the norm's gradient needs.
+    /// Returns the normed output of a half, h of its last projection, and the values that the norm's gradient needs.
     fn normed_output(
         &self,
         backend: &mut B,
@@ -274,7 +274,7 @@ impl<B: Fused> Block<B> {
         (normed, h, Output { y, inv_rms })
     }
 
-    /// q and k as attention takes them: projected, normed by head where the model does, rotated.
+    /// Returns q and k as attention reads them: projected, normed per head where the model does so, rotated.
     pub(super) fn queries_and_keys(
         &self,
         backend: &mut B,
@@ -312,7 +312,7 @@ impl<B: Fused> Block<B> {
         (out, inv)
     }
 
-    /// Projection i of x into new memory.
+    /// Computes projection i of x into new memory.
     pub(super) fn project(
         &self,
         backend: &mut B,
@@ -329,7 +329,7 @@ impl<B: Fused> Block<B> {
         if inner && !whole { backend.settle(y, batch.rows, n) } else { y }
     }
 
-    /// What a half reads; `None` where it reads the residual stream itself.
+    /// Returns the normed input of a half; `None` where the half reads the residual stream itself.
     fn normed(
         &self,
         backend: &mut B,

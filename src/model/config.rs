@@ -1,8 +1,8 @@
-//! What a model is, out of Hugging Face's config.json in either dialect (transformers 4: `rope_theta`,
+//! The description of a model, read from Hugging Face's config.json in either dialect (transformers 4: `rope_theta`,
 //! `rope_scaling`, `torch_dtype`; transformers 5: `rope_parameters`, `dtype`).
 //!
-//! Whatever would compute something else than the reference is refused here by name, before anything heavy is
-//! read: an unknown key that only informs is ignored, an unknown value of a key that matters is an error.
+//! A configuration whose results would differ from the reference is refused by name before any weight is read: unknown
+//! keys that only inform are ignored, unknown values of keys that change results are errors.
 
 mod attention;
 mod read;
@@ -19,7 +19,7 @@ use serde_json::Value;
 /// A decoder's shape and variants.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// What its blocks are made of, and what it is called.
+    /// Structure of the blocks, and the name of the family.
     pub family: &'static Family,
     /// V, rows of the embedding.
     pub vocab: usize,
@@ -31,15 +31,15 @@ pub struct Config {
     pub layers: usize,
     /// H, G and D.
     pub heads: Heads,
-    /// What the model was made for; rows may not be longer.
+    /// Longest sequence that the model is made for; longer rows are refused.
     pub max_positions: usize,
     /// Added under the root of every norm.
     pub eps: f32,
     /// Rotary embedding.
     pub rope: Rope,
-    /// That of sliding layers, where it is another.
+    /// Rotary embedding of sliding layers, where it differs.
     pub local_rope: Option<Rope>,
-    /// The output head is the embedding.
+    /// Whether the output head is the embedding.
     pub tied: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
@@ -47,9 +47,9 @@ pub struct Config {
     pub o_bias: bool,
     /// Biases on gate, up and down.
     pub mlp_bias: bool,
-    /// Tokens that a token sees (itself included) in each layer; `None` where that is the whole row.
+    /// Tokens that a token sees (itself included) in each layer; `None` for the whole row.
     pub windows: Vec<Option<usize>>,
-    /// What scores are multiplied by.
+    /// Factor of the scores.
     pub score_scale: f32,
     /// The soft cap of the scores.
     pub soft_cap: Option<f32>,
@@ -57,34 +57,34 @@ pub struct Config {
     pub labels: Option<Vec<String>>,
 }
 
-/// Why a model cannot be used: a matter of configuration (exit code 78).
+/// Why a model cannot be used: a configuration error (exit code 78).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// A key is missing or holds something unusable.
     #[error("config.json: `{key}` {problem}")]
     Key {
-        /// Its name.
+        /// Name of the key.
         key: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         problem: String,
     },
-    /// A feature that changes the results and is not supported.
+    /// An unsupported feature that changes the results.
     #[error("{what} is not supported: {way_out}")]
     Unsupported {
-        /// What the model asks for.
+        /// The feature that the model requires.
         what: String,
-        /// What to do instead.
+        /// The alternative for the user.
         way_out: String,
     },
-    /// Rows would be longer than a sliding window sees.
+    /// Rows may be longer than the sliding window.
     #[error(
         "--max-seq-len {asked} is longer than the model's sliding window of {window} tokens, \
          which is not computed: use --max-seq-len {window} or less"
     )]
     Window {
-        /// Tokens asked for.
+        /// Requested tokens.
         asked: usize,
-        /// Tokens seen.
+        /// Tokens of the window.
         window: usize,
     },
     /// Token ids without a row in the embedding.
@@ -98,15 +98,15 @@ pub enum ConfigError {
         /// V.
         embedding: usize,
     },
-    /// A classifier whose base has another number of labels.
+    /// A classifier whose base has a different number of labels.
     #[error(
         "the model classifies into {model} labels, {asked} were asked for: \
          leave --num-classes out, or start from a base without a classification head"
     )]
     Labels {
-        /// Of the base.
+        /// Labels of the base.
         model: usize,
-        /// Asked for.
+        /// Requested labels.
         asked: usize,
     },
 }
@@ -125,12 +125,12 @@ fn supported() -> String {
 }
 
 impl Config {
-    /// Reads a parsed config.json; errors name the key and the way out.
+    /// Reads a parsed config.json. Errors name the key and the solution.
     pub fn from_json(json: &Value) -> Result<Config, ConfigError> {
         Config::of_families(json, families::ALL)
     }
 
-    /// As [`Config::from_json`], but of other families.
+    /// Like [`Config::from_json`], with the families in `known`.
     pub fn of_families(json: &Value, known: &[&'static Family]) -> Result<Config, ConfigError> {
         let fields = Fields::new(json)?;
         let (family, classifier) = architecture(&fields, known)?;
@@ -167,14 +167,14 @@ impl Config {
         Ok(config)
     }
 
-    /// `LlamaForCausalLM` and the like: what `architectures` should say of this model.
+    /// Value of `architectures` for this model, such as `LlamaForCausalLM`.
     pub fn architecture(&self) -> String {
         let task = if self.labels.is_some() { "SequenceClassification" } else { "CausalLM" };
         format!("{}For{task}", self.family.name)
     }
 
-    /// The same base as a sequence classifier over `labels`. A base that is one already keeps its own names
-    /// and must agree in their number.
+    /// Returns the same base as a sequence classifier over `labels`. A base that is already a classifier keeps its own
+    /// names; the number of labels must be equal.
     pub fn into_classifier(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
         match &self.labels {
             Some(own) if own.len() != labels.len() => {
@@ -191,7 +191,7 @@ impl Config {
         }
     }
 
-    /// Refuses rows of up to `max_seq_len` tokens where a sliding window would hide some of them.
+    /// Refuses rows of up to `max_seq_len` tokens where a sliding window is shorter.
     pub fn check_sequence(&self, max_seq_len: usize) -> Result<(), ConfigError> {
         match self.window() {
             Some(window) if window < max_seq_len => Err(ConfigError::Window { asked: max_seq_len, window }),
@@ -207,7 +207,7 @@ impl Config {
         Ok(())
     }
 
-    /// The most tokens that one row, or one conversation, may have.
+    /// Most tokens of one row or one conversation.
     pub fn longest_row(&self) -> usize {
         self.window().map_or(self.max_positions, |w| w.min(self.max_positions))
     }
@@ -228,7 +228,7 @@ impl Config {
         self.attention(layer).window.and(self.local_rope).unwrap_or(self.rope)
     }
 
-    /// Outputs and inputs [N, K] of one of the seven projections; None for another name.
+    /// Outputs and inputs [N, K] of one of the seven projections; `None` for an unknown name.
     pub fn projection(&self, module: &str) -> Option<(usize, usize)> {
         let (q, kv) = (self.heads.query * self.heads.size, self.heads.kv * self.heads.size);
         match module {
@@ -283,7 +283,7 @@ fn biased(fields: &Fields, bias: Bias) -> Result<bool, ConfigError> {
     }
 }
 
-/// Features that only show in other keys than the architecture's name.
+/// Refuses features that only keys other than the architecture's name show.
 fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
     for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if fields.optional_size(key, 0..=1 << 20)?.is_some_and(|n| n > 1) {
@@ -336,7 +336,7 @@ fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ConfigError> {
     Ok(Heads { query, kv, size })
 }
 
-/// Class names by index: `id2label`, else as many as `num_labels`, else transformers' default of two.
+/// Class names by index: `id2label`, else `num_labels` generated names, else transformers' default of two.
 fn labels(fields: &Fields) -> Result<Vec<String>, ConfigError> {
     let Some(map) = fields.object("id2label") else {
         let count = fields.optional_size("num_labels", 1..=1 << 20)?.unwrap_or(2);

@@ -1,5 +1,5 @@
-//! Layers a..b of a decoder on one backend, as a [`super::stage::Stage`]. A stage of all layers and two stages of some run the
-//! same verbs on the same values, so they give the same bits.
+//! Layers a..b of a decoder on one backend, as a [`super::stage::Stage`]. A stage of all layers and several stages of
+//! some layers run the same verbs on the same values, so they give the same bits.
 
 mod check;
 mod passes;
@@ -17,27 +17,28 @@ use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
 use std::ops::Range;
 
-/// What blocks keep between forward and backward. All give the same bits.
+/// Values that blocks keep between forward and backward. All policies give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     /// The outputs of all products.
     Everything,
     /// Only the block's input; the rest is computed again.
     Inputs,
-    /// From the top, whose memory is free again before another block is computed again: so many blocks keep the outputs of all products, so many all but gate and up, so many only
-    /// their input and attention's output; the others only their inputs.
+    /// Numbers of blocks from the top, whose memory is free again before another block is computed again: blocks that
+    /// keep the outputs of all products, then all except gate and up, then only their input and attention's output. All
+    /// other blocks keep only their inputs.
     Parts([usize; 3]),
 }
 
 impl Keep {
-    /// How much that is, of so many blocks: 3 for each that keeps all, 2 for all but gate and up, 1 for input and
-    /// attention's output.
+    /// Total of the kept values over `layers` blocks: 3 for each block that keeps all, 2 for all except gate and up, 1
+    /// for input and attention's output.
     pub fn blocks(self, layers: usize) -> u32 {
         let [all, narrow, attended, _] = self.counts(layers);
         (3 * all + 2 * narrow + attended) as u32
     }
 
-    /// How many of so many blocks keep everything, all but gate and up, input and attention's output, the input.
+    /// Numbers of blocks that keep everything, all except gate and up, input and attention's output, the input.
     pub fn counts(self, blocks: usize) -> [usize; 4] {
         let asked = match self {
             Keep::Everything => [blocks, 0, 0],
@@ -53,7 +54,7 @@ impl Keep {
         [a, b, c, left]
     }
 
-    /// What block i of `blocks` holds.
+    /// The values that block i of `blocks` keeps.
     fn of(self, i: usize, blocks: usize) -> Hold {
         let [all, narrow, attended, _] = self.counts(blocks);
         match blocks - 1 - i {
@@ -65,19 +66,19 @@ impl Keep {
     }
 }
 
-/// How a stage is built.
+/// Parameters of a stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Build {
-    /// Which layers; 0..config.layers is the whole model.
+    /// Layers of the stage; 0..config.layers is the whole model.
     pub layers: Range<usize>,
-    /// What blocks keep.
+    /// Values that blocks keep.
     pub keep: Keep,
     /// One weight per class, for classifiers.
     pub class_weights: Option<Vec<f32>>,
 }
 
 impl Build {
-    /// The whole model, everything kept.
+    /// The whole model with everything kept.
     pub fn whole(config: &Config) -> Self {
         Build { layers: 0..config.layers, keep: Keep::Everything, class_weights: None }
     }
@@ -91,33 +92,33 @@ pub struct Decoder<B: Backend> {
     layers: Range<usize>,
     layout: Layout,
     keep: Keep,
-    /// Where this is the first stage, or the last one of a tied model.
+    /// Present in the first stage, and in the last one of a tied model.
     pub(super) embedding: Option<B::Weight>,
     pub(super) head: Option<Head<B>>,
     pub(super) blocks: Vec<Block<B>>,
     pub(super) params: B::Memory,
     grads: B::Memory,
-    /// Cosines and sines of the positions so far.
+    /// Cosines and sines of the positions used so far.
     pub(super) rotations: Rotations<B::Memory>,
     tape: Option<Tape<B>>,
-    /// Looked at between blocks.
+    /// Checked between blocks.
     cancel: Cancel,
 }
 
-/// A forward pass that waits for its backward pass.
+/// A forward pass that is waiting for its backward pass.
 struct Tape<B: Backend> {
     tokens: B::Tokens,
     step: u64,
     rows: Vec<u64>,
     t: usize,
-    /// Whether a stage before this one wants the gradient of what it gave.
+    /// Whether a previous stage needs the gradient of its output.
     below: Below,
     kept: Vec<(Hold, Saved<B::Memory>)>,
-    /// Gradient of the last block's output, where this stage has the head.
+    /// Gradient of the last block's output, in the stage with the head.
     residual: Option<B::Memory>,
 }
 
-/// Where a new adapter starts: [`lora::init`], but for a classifier's head that the base already has.
+/// Initial values of a new adapter: [`lora::init`], except for a classifier's head that the base already has.
 pub fn initial_parameters(
     layout: &Layout,
     lora: &LoraSpec,
@@ -134,7 +135,7 @@ pub fn initial_parameters(
 }
 
 impl<B: Fused> Decoder<B> {
-    /// Reads and packs the weights of the stage's layers. Parameters start at zero: the bare base model.
+    /// Reads and packs the weights of the stage's layers. Parameters start at zero: the base model without adapter.
     pub fn load(
         mut backend: B,
         config: &Config,
@@ -189,7 +190,7 @@ impl<B: Fused> Decoder<B> {
         })
     }
 
-    /// What the stage computes.
+    /// Configuration of the model.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -204,7 +205,7 @@ impl<B: Fused> Decoder<B> {
         tape.residual.into_iter().for_each(|m| self.backend.recycle(m));
     }
 
-    /// The stage's input on the device [T, C].
+    /// Returns the stage's input on the device [T, C].
     fn enter(&mut self, tokens: &B::Tokens, t: usize, input: Option<&[f32]>) -> Result<B::Memory, Fault> {
         let c = self.config.hidden;
         let mut x = self.backend.memory(t * c);
@@ -218,7 +219,8 @@ impl<B: Fused> Decoder<B> {
         Ok(x)
     }
 
-    /// All blocks; what backward needs goes on the tape. A cancelled pass leaves `x` where it stands.
+    /// Runs all blocks and records on the tape what backward needs. A cancelled pass returns the output of the last
+    /// block run.
     fn climb(&mut self, mut x: B::Memory, tape: &mut Tape<B>, want: Want) -> (B::Memory, Result<(), Fault>) {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want == Want::Gradient);
         let (params, rotations) = (&self.params, &self.rotations);
@@ -242,7 +244,7 @@ impl<B: Fused> Decoder<B> {
     }
 }
 
-/// The key of this pass's masks, None where nothing is dropped.
+/// The key of this pass's masks; `None` where nothing is dropped.
 fn dropout<'a>(lora: &LoraSpec, (step, rows): (u64, &'a [u64])) -> Option<DropoutKey<'a>> {
     (lora.dropout > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: lora.dropout })
 }

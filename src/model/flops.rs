@@ -1,19 +1,19 @@
-//! How much arithmetic training takes, from shapes alone: what speeds of one model are scaled by for another. A
-//! multiplication and an addition are two. The base is frozen, so its products are computed twice, forward and for
-//! the gradient of their input; the adapter's three times.
+//! Number of operations of training, from shapes alone; speeds measured with one model are scaled by this number for
+//! another. A multiplication and an addition count as two. The base is frozen, so its products are computed twice
+//! (forward, and for the gradient of their input); the adapter's products three times.
 
 use super::config::Config;
 use super::layout;
 use super::lora::{LoraSpec, MODULES};
 
-/// Floating point operations of a training microbatch for each of its tokens, in rows of `row` tokens.
+/// Floating point operations per token of a training microbatch with rows of `row` tokens.
 pub fn training(config: &Config, lora: &LoraSpec, row: f64) -> f64 {
     let modules = MODULES.iter().filter_map(|module| config.projection(module));
     let frozen: f64 = modules.map(|(n, k)| (n * k) as f64).sum::<f64>() * config.layers as f64;
     let outputs = config.labels.as_ref().map_or(config.vocab, |_| 0);
     let head = (outputs * config.hidden) as f64;
     let trained = layout::of(config, lora, 0..config.layers).len() as f64;
-    // Scores and their weighted sum over the row so far: half of it, on average.
+    // Scores and their weighted sum over the previous tokens: half of the row on average.
     let attention = (config.layers * config.heads.query * config.heads.size) as f64 * row / 2.0;
     4.0 * (frozen + head) + 6.0 * trained + 3.0 * 4.0 * attention
 }

@@ -1,5 +1,5 @@
-//! Decoding with a key/value cache: the prompt in one pass, then token by token. The draw of the n-th new token
-//! is a function of the seed and n, so that a prompt gives the same text wherever it is asked.
+//! Decoding with a key/value cache: the prompt in one pass, then token by token. The draw of the n-th new token depends
+//! only on the seed and n, so a prompt gives the same text on every machine and at every time.
 
 use super::block::Cache;
 use super::decoder::Decoder;
@@ -9,7 +9,7 @@ use super::stage::{Generate, Sampling};
 use crate::backend::{Fault, Fused, TokenRows, view, view_mut};
 use crate::numeric::rng::Stream;
 
-/// Tokens after the prompt that a cache has room for at first; it doubles.
+/// Initial cache capacity in tokens after the prompt; the capacity doubles when it is full.
 const ROOM: usize = 256;
 
 impl<B: Fused> Generate for Decoder<B> {
@@ -23,7 +23,7 @@ impl<B: Fused> Generate for Decoder<B> {
             return Err(self.fault("an empty prompt has nothing to continue"));
         }
         self.check_ids(prompt)?;
-        // Positions that the model was not made for are not entered.
+        // Positions beyond the model's limit are not used.
         let room = self.config.longest_row().saturating_sub(prompt.len());
         let most = sampling.max_new_tokens.min(room);
         let mut capacity = prompt.len() + most.min(ROOM);
@@ -62,7 +62,7 @@ impl<B: Fused> Generate for Decoder<B> {
 }
 
 impl<B: Fused> Decoder<B> {
-    /// Logits after `ids`, which follow what is cached.
+    /// Returns the logits after `ids`, which follow the cached tokens.
     fn next_logits(&mut self, ids: &[u32], caches: &mut [Cache<B::Memory>]) -> Result<Vec<f32>, Fault> {
         let (t, c) = (ids.len(), self.config.hidden);
         let (Some(table), Some(head)) = (&self.embedding, &self.head) else {
@@ -84,7 +84,7 @@ impl<B: Fused> Decoder<B> {
     }
 }
 
-/// The next token: the lowest id among the most probable where temperature is 0, else a draw from the nucleus.
+/// Returns the next token: the lowest id among the most probable at temperature 0, else a draw from the nucleus.
 pub fn choose(logits: &[f32], sampling: &Sampling, index: u64) -> u32 {
     let best = argmax(logits);
     if sampling.temperature <= 0.0 {
@@ -93,7 +93,7 @@ pub fn choose(logits: &[f32], sampling: &Sampling, index: u64) -> u32 {
     let (top, temperature) = (f64::from(logits[best]), f64::from(sampling.temperature));
     let mut mass: Vec<(f64, u32)> =
         (0..).zip(logits).map(|(id, &l)| (libm::exp((f64::from(l) - top) / temperature), id)).collect();
-    // Equal masses stay in the order of their ids: the sort is stable.
+    // The sort is stable: equal masses stay in the order of their ids.
     mass.sort_by(|a, b| b.0.total_cmp(&a.0));
     let total: f64 = mass.iter().map(|m| m.0).sum();
     let wanted = f64::from(sampling.top_p).clamp(0.0, 1.0) * total;

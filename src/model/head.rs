@@ -1,5 +1,5 @@
-//! The top of a model: last norm, then either the vocabulary or a classifier's trained head. Only the rows that
-//! are asked for are gathered before anything is computed, and all logits never exist at once.
+//! The top of a model: the last norm, then either the vocabulary or a classifier's trained head. Only the requested
+//! rows are gathered and computed, and the logits of all rows never exist at once.
 
 use super::stage::LossSums;
 use super::weights::{ModelError, Weights};
@@ -7,15 +7,15 @@ use crate::backend::{
     Backend, Fault, Fused, LmHeadLoss, Norm, Product, Transpose, View, ViewMut, Write, view, view_mut,
 };
 
-/// About how many logits may exist at a time (64 MiB).
+/// Approximate number of logits that exist at once (64 MiB).
 const LOGITS: usize = 1 << 24;
 
-/// Rows whose logits exist at a time: few where the vocabulary is large, but enough for products to be fast.
+/// Rows whose logits exist at once: few for a large vocabulary, but enough for fast products.
 pub(super) fn chunk(outputs: usize) -> usize {
     (LOGITS / outputs.max(1) / 16 * 16).max(256)
 }
 
-/// The last norm and what stands on it.
+/// The last norm and the output layer.
 pub struct Head<B: Backend> {
     gain: B::Memory,
     eps: f32,
@@ -26,40 +26,40 @@ pub struct Head<B: Backend> {
 }
 
 enum Top<B: Backend> {
-    /// Frozen logits over the vocabulary; None where the embedding serves.
+    /// Frozen logits over the vocabulary; `None` where the embedding is the head.
     Vocabulary(Option<B::Weight>),
     /// Trained logits over classes: offset of `score.weight` in the flat vector, and class weights.
     Classes(usize, Option<(Vec<f32>, B::Memory)>),
 }
 
-/// What a head reads besides its own.
+/// Inputs of a head besides its own weights.
 pub struct Below<'a, B: Backend> {
     /// Hidden states after the last block [T, C].
     pub hidden: View<'a, B::Memory>,
     /// Flat parameters on the device.
     pub params: &'a B::Memory,
-    /// The embedding, where it is the head as well.
+    /// The embedding, where the head shares it.
     pub embedding: Option<&'a B::Weight>,
 }
 
-/// Where a head leaves gradients.
+/// Destination of a head's gradients.
 pub struct HeadGrad<'a, M> {
     /// Gradient of the hidden states [T, C] (=).
     pub hidden: &'a mut M,
-    /// Flat gradient: a trained head's part is overwritten.
+    /// Flat gradient: the part of a trained head is overwritten.
     pub grads: &'a mut M,
 }
 
-/// What is predicted, of which rows `[n]` of the hidden states.
+/// Rows `[n]` of the hidden states and their targets.
 pub struct Asked<'a> {
     /// Row numbers, ascending.
     pub rows: &'a [u32],
-    /// Token or class of each.
+    /// Target token or class of each row.
     pub targets: &'a [u32],
 }
 
 impl<B: Fused> Head<B> {
-    /// Over the vocabulary, tied or not.
+    /// A head over the vocabulary, tied or not.
     pub fn vocabulary(
         backend: &mut B,
         weights: &Weights,
@@ -70,7 +70,7 @@ impl<B: Fused> Head<B> {
         Self::new(backend, weights, config, (v, Top::Vocabulary(own)))
     }
 
-    /// Over classes: `score.weight` lies at `offset` of the flat vector.
+    /// A head over classes: `score.weight` is at `offset` of the flat vector.
     pub fn classes(
         backend: &mut B,
         weights: &Weights,
@@ -98,8 +98,8 @@ impl<B: Fused> Head<B> {
         Ok(Head { gain, eps: config.eps, hidden: config.hidden, outputs, top })
     }
 
-    /// Logits [n, outputs] of some rows; a fault where one is not finite, because no choice among them means
-    /// anything then.
+    /// Returns the logits [n, outputs] of `rows`; a fault where one is not finite, because a choice among such logits
+    /// is meaningless.
     pub fn logits(&self, backend: &mut B, below: Below<B>, rows: &[u32]) -> Result<Vec<f32>, Fault> {
         let n = rows.len();
         let top = self.normed_rows(backend, &below, rows);
@@ -129,7 +129,7 @@ impl<B: Fused> Head<B> {
         }
     }
 
-    /// Sums of losses; their gradients too where there is somewhere to leave them.
+    /// Computes sums of losses, and their gradients where a destination is given.
     pub fn loss(
         &self,
         backend: &mut B,
@@ -172,7 +172,7 @@ impl<B: Fused> Head<B> {
         Pending { losses, logits, rows: n, outputs: self.outputs, weight }
     }
 
-    /// What a sum of losses is divided by.
+    /// The divisor of a sum of losses.
     fn weight(&self, targets: &[u32]) -> f64 {
         match &self.top {
             Top::Classes(_, Some((weights, _))) => {
@@ -192,7 +192,7 @@ impl<B: Fused> Head<B> {
         Product { a: x, b, transpose: Transpose::Right, scale: 1.0 }
     }
 
-    /// losses and dx (both =) of a classifier, and the gradient of its head; its logits come back.
+    /// Computes losses and dx (both =) of a classifier and the gradient of its head. Returns its logits.
     fn class_loss(
         &self,
         backend: &mut B,
@@ -236,7 +236,7 @@ impl<B: Fused> Head<B> {
     }
 }
 
-/// Losses that are recorded and not yet read.
+/// Losses that are recorded but not yet read.
 pub struct Pending<M> {
     /// [n, 1]
     losses: M,
@@ -248,7 +248,7 @@ pub struct Pending<M> {
 }
 
 impl<M> Pending<M> {
-    /// The sums, and whatever else is to be read, in one wait.
+    /// Reads the sums and the additional buffers in one wait.
     pub fn read<B: Backend<Memory = M>>(
         self,
         backend: &mut B,
@@ -271,7 +271,7 @@ impl<M> Pending<M> {
         Ok(LossSums { loss, weight, targets, predictions })
     }
 
-    /// Gives the memory back, where nobody wants to know any more.
+    /// Frees the memory without reading.
     pub fn recycle<B: Backend<Memory = M>>(self, backend: &mut B) {
         [self.losses].into_iter().chain(self.logits).for_each(|m| backend.recycle(m));
     }

@@ -1,5 +1,5 @@
-//! The weights that a configuration implies, where there is no file that has them: what is known of a model without
-//! reading it, and nothing else.
+//! The weights that a configuration implies, for a model whose weight files are absent: names, shapes and type, without
+//! values.
 
 use super::config::Config;
 use super::layout::module_path;
@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 /// Names and shapes of a model's matrices, and the type of their numbers.
 pub struct Implied {
     shapes: BTreeMap<String, Vec<usize>>,
-    /// The type that config.json names; bf16 where it names none.
+    /// The type in config.json; bf16 where none is given.
     pub dtype: Dtype,
 }
 
 impl Implied {
-    /// Of a model of that shape, whose config.json is `json`.
+    /// The weights of a model with the shape `config`, whose config.json is `json`.
     pub fn of(config: &Config, json: &Value) -> Self {
         let mut shapes = BTreeMap::new();
         for layer in 0..config.layers {

@@ -1,11 +1,11 @@
-//! The one map from tensor names to ranges of the flat parameter vector: gradient, optimizer, wire,
-//! checkpoint and export all use it. A and B of each module in model order, then a classifier's head.
+//! The only map from tensor names to ranges of the flat parameter vector; gradient, optimizer, network, checkpoint and
+//! export all use it. Order: A and B of each module in model order, then a classifier's head.
 
 use super::config::Config;
 use super::lora::{LoraSpec, MODULES};
 use std::ops::Range;
 
-/// The name of a classifier's head, which is trained in full.
+/// The name of a classifier's head; all of its values are trained.
 pub const SCORE: &str = "base_model.model.score.weight";
 
 /// One tensor of the flat vector.
@@ -13,7 +13,7 @@ pub const SCORE: &str = "base_model.model.score.weight";
 pub struct Entry {
     /// The name in a PEFT file, e.g. `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
     pub name: String,
-    /// First element.
+    /// Offset of the first element.
     pub offset: usize,
     /// R for A, outputs for B, labels for the head.
     pub rows: usize,
@@ -22,13 +22,13 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Where it lies.
+    /// Range in the flat vector.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.rows * self.cols
     }
 }
 
-/// Name to range, without gaps.
+/// Map from names to ranges, without gaps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layout {
     entries: Vec<Entry>,
@@ -36,7 +36,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Adds a tensor at the end; its index is returned.
+    /// Appends a tensor and returns its index.
     pub fn push(&mut self, name: impl Into<String>, rows: usize, cols: usize) -> usize {
         self.entries.push(Entry { name: name.into(), offset: self.len, rows, cols });
         self.len += rows * cols;
@@ -53,12 +53,12 @@ impl Layout {
         self.len
     }
 
-    /// True where nothing is trained.
+    /// Whether nothing is trained.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// blake3 of names and shapes in order: two machines with the same one mean the same by a flat vector.
+    /// blake3 of names and shapes in order: machines with equal hashes interpret a flat vector equally.
     pub fn hash(&self) -> [u8; 32] {
         let mut shapes = blake3::Hasher::new();
         for entry in &self.entries {
@@ -67,25 +67,25 @@ impl Layout {
         *shapes.finalize().as_bytes()
     }
 
-    /// The tensor that holds element `index`.
+    /// The tensor that contains element `index`.
     pub fn at(&self, index: usize) -> Option<&Entry> {
         let i = self.entries.partition_point(|e| e.offset <= index);
         self.entries.get(i.checked_sub(1)?).filter(|e| e.range().contains(&index))
     }
 
-    /// The name of that tensor, for messages.
+    /// The name of the tensor at `index`, for messages.
     pub fn name_at(&self, index: usize) -> String {
         self.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
     }
 
-    /// The tensor of that name.
+    /// The tensor with that name.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)
     }
 }
 
-/// What layers `layers` of a model train: A and B of each target in model order, then (in the last stage of a
-/// classifier) the head.
+/// The layout of the trained parameters of layers `layers`: A and B of each target in model order, then (in the last
+/// stage of a classifier) the head.
 pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     let mut layout = Layout::default();
     for layer in layers.clone() {
@@ -105,7 +105,7 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     layout
 }
 
-/// `layers.3.self_attn.q_proj`: where a projection lies below `model.`
+/// Path of a projection below `model.`, such as `layers.3.self_attn.q_proj`.
 pub fn module_path(layer: usize, module: &str) -> String {
     let group = if matches!(module, "gate_proj" | "up_proj" | "down_proj") { "mlp" } else { "self_attn" };
     format!("layers.{layer}.{group}.{module}")

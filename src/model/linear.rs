@@ -1,5 +1,5 @@
-//! One projection: a frozen matrix, perhaps a bias, perhaps an adapter. Forward and backward stand side by side.
-//! With dropout the adapter's input is masked anew wherever it is needed, never kept: the key gives it back.
+//! One projection: a frozen matrix, with an optional bias and an optional adapter. With dropout the mask of the
+//! adapter's input is not kept: the key generates it again wherever it is needed.
 
 use super::rotation::Rotations;
 use super::weights::{ModelError, Weights};
@@ -11,42 +11,42 @@ pub struct Linear<B: Backend> {
     bias: Option<B::Memory>,
     /// N and K.
     pub shape: (usize, usize),
-    /// Its adapter, where it is a target.
+    /// The adapter, where the projection is a target.
     pub adapter: Option<Adapter>,
 }
 
-/// Where an adapter's A and B lie in the flat vector of the stage.
+/// Offsets of an adapter's A and B in the flat vector of the stage.
 #[derive(Debug, Clone, Copy)]
 pub struct Adapter {
     /// First element of A [R, K].
     pub a: usize,
-    /// First element of B [N, R]: right behind A.
+    /// First element of B [N, R], directly after A.
     pub b: usize,
     /// R.
     pub rank: usize,
-    /// Multiplies B A.
+    /// Factor of B A.
     pub scale: f32,
     /// Index of the module among all those of the whole model, in model order (keys dropout).
     pub module: u64,
 }
 
-/// What every layer of a microbatch shares.
+/// Data that all layers of a microbatch share.
 pub struct Batch<'a, B: Backend> {
     /// T.
     pub rows: usize,
-    /// The integers on the device.
+    /// The microbatch's integers on the device.
     pub tokens: &'a B::Tokens,
     /// The flat parameters on the device.
     pub params: &'a B::Memory,
     /// The tables of rotary embedding.
     pub rotations: &'a Rotations<B::Memory>,
-    /// Off in evaluation, and where p is 0. The module is filled in by the projection.
+    /// `None` in evaluation, and where p is 0. The projection sets the module.
     pub dropout: Option<DropoutKey<'a>>,
 }
 
-/// What a projection's backward is given.
+/// Arguments of a projection's backward pass.
 pub struct LinearGrad<'a, M> {
-    /// The flat gradient on the device: the adapter's part is overwritten.
+    /// The flat gradient on the device: the part of the adapter is overwritten.
     pub grads: &'a mut M,
     /// Gradient of the output [T, N].
     pub dy: View<'a, M>,
@@ -82,12 +82,12 @@ impl<B: Fused> Linear<B> {
         Ok(self)
     }
 
-    /// Whether something is added to its product.
+    /// Whether a bias is added to the product.
     pub fn is_biased(&self) -> bool {
         self.bias.is_some()
     }
 
-    /// y (=|+=) the projection of x. What the adapter's gradient needs, h, is returned.
+    /// y (=|+=) the projection of x. Returns h, which the adapter's gradient needs.
     pub fn forward(
         &self,
         backend: &mut B,
@@ -116,7 +116,7 @@ impl<B: Fused> Linear<B> {
         h
     }
 
-    /// Only h, as [`Linear::forward`] returns it. A recomputed block ends here: nobody wants its y.
+    /// Computes only h, as [`Linear::forward`] returns it. A recomputed block ends here because its y is not used.
     pub fn h(&self, backend: &mut B, x: View<B::Memory>, batch: &Batch<B>) -> Option<B::Memory> {
         let adapter = self.adapter?;
         let mut h = backend.memory(batch.rows * adapter.rank);
@@ -139,7 +139,7 @@ impl<B: Fused> Linear<B> {
         Some(masked)
     }
 
-    /// The adapter's gradients (=), and where dx is asked for the gradient of the input (=|+=).
+    /// Computes the adapter's gradients (=) and, where dx is given, the gradient of the input (=|+=).
     pub fn backward(
         &self,
         backend: &mut B,

@@ -1,6 +1,6 @@
-//! What is trained: which modules carry an adapter, of what rank and scale, and where its values start from.
-//! A value's start is a function of the seed and its tensor's name alone, so that a stage of some layers draws
-//! what the whole model would.
+//! The trained parameters: the modules with an adapter, its rank and scale, and the initial values. The initial value
+//! depends only on the seed and the tensor's name, so that a stage of some layers draws the same values as the whole
+//! model.
 
 use super::config::Config;
 use super::layout::{Layout, SCORE};
@@ -9,7 +9,7 @@ use crate::numeric::rng::Stream;
 /// The seven projections of a decoder block, in model order.
 pub const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
-/// A LoRA configuration after its targets were resolved against a model.
+/// A LoRA configuration with targets resolved against a model.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LoraSpec {
     /// R, at least 1.
@@ -20,27 +20,27 @@ pub struct LoraSpec {
     pub rslora: bool,
     /// Probability of dropping an input of A, in [0, 1).
     pub dropout: f32,
-    /// Suffixes out of [`MODULES`], in model order, without repeats. None at all is the bare base model.
+    /// Suffixes from [`MODULES`], in model order, without repeats. An empty list is the base model without adapter.
     pub targets: Vec<String>,
     /// Keys dropout masks and the initial A.
     pub seed: u64,
 }
 
-/// What is wrong with a LoRA configuration or an adapter (exit code 78).
+/// Error of a LoRA configuration or an adapter (exit code 78).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LoraError {
-    /// No such module.
+    /// The module does not exist.
     #[error("target module `{name}` does not exist in this model: it has {known} (or all-linear)")]
     Target {
-        /// As asked for.
+        /// Requested name.
         name: String,
-        /// Those that exist.
+        /// Existing modules.
         known: String,
     },
     /// Nothing to train.
     #[error("no target modules: name some of {known}, or all-linear")]
     NoTargets {
-        /// Those that exist.
+        /// Existing modules.
         known: String,
     },
     /// A number outside its range.
@@ -50,16 +50,16 @@ pub enum LoraError {
         what: &'static str,
         /// As given.
         value: String,
-        /// What it has to be.
+        /// Valid range.
         needs: &'static str,
     },
-    /// A tensor that this configuration trains is not in the adapter.
+    /// The adapter lacks a tensor that this configuration trains.
     #[error("the adapter has no tensor {name}: its target modules differ from those asked for")]
     Missing {
         /// PEFT name.
         name: String,
     },
-    /// A tensor that has no place in this configuration.
+    /// The adapter has a tensor that this configuration does not have.
     #[error(
         "the adapter's tensor {name} has no place in this model: it was trained on another base or with other target modules; name its base with --model"
     )]
@@ -67,14 +67,14 @@ pub enum LoraError {
         /// PEFT name.
         name: String,
     },
-    /// A tensor of another shape.
+    /// A tensor of a different shape.
     #[error("the adapter's tensor {name} is {found:?}, this model with this rank needs {expected:?}")]
     Shape {
         /// PEFT name.
         name: String,
-        /// Needed.
+        /// Required shape.
         expected: (usize, usize),
-        /// In the file.
+        /// Shape in the file.
         found: (usize, usize),
     },
     /// A value that is NaN or infinite.
@@ -86,18 +86,18 @@ pub enum LoraError {
 }
 
 impl LoraSpec {
-    /// No adapter at all: the bare base model.
+    /// No adapter: the base model alone.
     pub fn none() -> Self {
         LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets: Vec::new(), seed: 0 }
     }
 
-    /// What the product of B and A is multiplied by.
+    /// Factor of the product of B and A.
     pub fn scale(&self) -> f32 {
         let r = self.rank as f32;
         self.alpha / if self.rslora { r.sqrt() } else { r }
     }
 
-    /// Refuses rank 0, an alpha that is not finite, a dropout outside [0, 1).
+    /// Refuses rank 0, a non-finite alpha, and a dropout outside [0, 1).
     pub fn check(&self) -> Result<(), LoraError> {
         let bad = |what, value: String, needs| Err(LoraError::Value { what, value, needs });
         if self.rank == 0 || self.rank > 1 << 16 {
@@ -117,7 +117,7 @@ impl LoraSpec {
     }
 }
 
-/// Suffixes, comma lists of them, or `all-linear`, as module names in model order.
+/// Resolves suffixes, comma-separated lists of suffixes, or `all-linear` to module names in model order.
 pub fn resolve_targets(asked: &[String], config: &Config) -> Result<Vec<String>, LoraError> {
     let exists = |m: &str| config.projection(m).is_some();
     let known = || MODULES.iter().filter(|m| exists(m)).copied().collect::<Vec<_>>().join(", ");
@@ -139,8 +139,8 @@ pub fn resolve_targets(asked: &[String], config: &Config) -> Result<Vec<String>,
     Ok(MODULES.iter().zip(chosen).filter(|(_, c)| *c).map(|(m, _)| (*m).to_owned()).collect())
 }
 
-/// Where training starts: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A
-/// (a base with a head of its own overrides it, see `Decoder::initial_parameters`).
+/// Initial values: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A (a head in the base
+/// overrides it, see `Decoder::initial_parameters`).
 pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
     let mut flat = vec![0.0; layout.len()];
     for entry in layout.entries() {
@@ -153,12 +153,12 @@ pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
     flat
 }
 
-/// FNV-1a of a tensor's name: its part of the key of its draws.
+/// FNV-1a of a tensor's name, a part of the key of its draws.
 fn name_key(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A tensor of an adapter as its file gives it.
+/// A tensor of an adapter as read from its file.
 #[derive(Debug, Clone, Copy)]
 pub struct Named<'a> {
     /// PEFT name.
@@ -171,7 +171,8 @@ pub struct Named<'a> {
     pub values: &'a [f32],
 }
 
-/// An adapter's tensors as one flat vector: each tensor of the layout exactly once, none left over.
+/// Returns an adapter's tensors as one flat vector. Each tensor of the layout must be present exactly once, without
+/// extra tensors.
 pub fn from_adapter(layout: &Layout, tensors: &[Named]) -> Result<Vec<f32>, LoraError> {
     let name = |t: &Named| t.name.to_owned();
     if let Some(t) = tensors.iter().find(|t| layout.find(t.name).is_none()) {

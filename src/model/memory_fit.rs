@@ -1,53 +1,54 @@
-//! What microbatches were seen to take of a device's memory, and the line through it by their tokens. It depends on
-//! what blocks keep, so a number that says so goes with it: points of another number begin anew.
+//! Measured device memory of microbatches, and the line fitted to it by tokens. The memory depends on the values that
+//! blocks keep, so each measurement carries a number for that policy; measurements of another policy replace the old
+//! ones.
 
 use super::decoder::Keep;
 use crate::numeric::line::{Line, Points};
 use serde::{Deserialize, Serialize};
 
-/// The most that was in use at once, without the frozen weights, while something was computed.
+/// Peak memory in use during a computation, without the frozen weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InUse {
     /// Bytes.
     pub bytes: u64,
-    /// What blocks keep between forward and backward: [`Keep::blocks`].
+    /// Policy for kept values: [`Keep::blocks`].
     pub blocks: u32,
 }
 
-/// Microbatches as far as the memory goes that they took.
+/// Memory measurements of microbatches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Used {
     /// Bytes in use at once by tokens.
     pub points: Points,
-    /// What blocks kept: [`Keep::blocks`].
+    /// Policy for kept values: [`Keep::blocks`].
     pub blocks: u32,
-    /// The most bytes of any of them.
+    /// Largest measured bytes.
     pub most: u64,
-    /// Tokens of the largest.
+    /// Tokens of the largest microbatch.
     #[serde(default)]
     pub tokens: u64,
 }
 
-/// Bytes by tokens, where blocks keep something.
+/// Bytes as a linear function of tokens, for one policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fit {
     /// The line of least squares.
     pub line: Line,
-    /// What they keep: [`Keep::blocks`].
+    /// Policy for kept values: [`Keep::blocks`].
     pub blocks: u32,
-    /// Tokens of the largest microbatch that was seen.
+    /// Tokens of the largest measured microbatch.
     pub tokens: u64,
 }
 
 impl Fit {
-    /// Whether the line holds for so many tokens. What is taken is no line over all sizes (the head's chunk of logits
-    /// grows up to some tokens and is the same for more), so it is believed near the largest that was seen.
+    /// Whether the line is valid for `tokens`. Memory is not linear over all sizes (the head's chunk of logits grows up
+    /// to some size and is constant above it), so the line is used only near the largest measured size.
     pub fn reaches(&self, tokens: usize) -> bool {
         let tokens = tokens as u64;
         2 * tokens >= self.tokens && 2 * tokens <= 3 * self.tokens
     }
 
-    /// What blocks keep, of a model of so many.
+    /// The policy for a model with `layers` layers.
     pub fn keep(&self, layers: usize) -> Keep {
         match self.blocks as usize {
             0 => Keep::Inputs,
@@ -59,18 +60,18 @@ impl Fit {
     }
 }
 
-/// More than any device has: what a peer says of itself is bounded.
+/// Above the memory of any device: bounds the values that a peer reports.
 const MOST: u64 = 1 << 50;
 
 impl Used {
-    /// What is in use while nothing is computed.
+    /// Adds the memory in use while nothing is computed.
     pub fn rest(&mut self, seen: InUse) {
         if let Some(bytes) = self.takes(seen) {
             self.points.rest(bytes);
         }
     }
 
-    /// A microbatch of so many tokens took that.
+    /// Adds a measurement of a microbatch of `tokens` tokens.
     pub fn add(&mut self, tokens: f64, seen: InUse) {
         if let Some(bytes) = self.takes(seen) {
             self.points.add(tokens, bytes);
@@ -89,7 +90,7 @@ impl Used {
         Some(seen.bytes as f64)
     }
 
-    /// All of another's, where blocks keep the same.
+    /// Adds all measurements of `other`, where the policies are equal.
     pub fn join(&mut self, other: &Used) {
         if self.points.n == 0.0 {
             self.blocks = other.blocks;
@@ -101,7 +102,8 @@ impl Used {
         }
     }
 
-    /// The fitted line; None if fewer than two sizes were measured (idle counts as one), or the fit is implausible.
+    /// Returns the fitted line; `None` if fewer than two sizes were measured (idle counts as one), or the fit is
+    /// implausible.
     pub fn fit(&self) -> Option<Fit> {
         let Points { n, x, y, xx, xy } = self.points;
         let sound = [x, y, xx, xy].iter().all(|sum| (0.0..1e24).contains(sum))

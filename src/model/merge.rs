@@ -1,5 +1,5 @@
-//! A base and its adapter as one model: W + scale * B A, in f32, one tensor at a time, under the base's names.
-//! It is a source of tensors like the base itself, so whatever reads or writes a base reads or writes it.
+//! A base and its adapter as one model: W + scale * B A, in f32, one tensor at a time, under the base's names. The
+//! merged model is a source of tensors like the base, so the same readers and writers work for both.
 
 use super::config::Config;
 use super::layout::{Entry, Layout, SCORE, module_path};
@@ -11,19 +11,19 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::path::Path;
 
-/// The merged model. A tensor is computed when it is asked for.
+/// The merged model. A tensor is computed when it is read.
 pub struct Merged<'a> {
     /// The base.
     pub base: &'a dyn Tensors,
     /// Its configuration.
     pub config: &'a Config,
-    /// What was trained.
+    /// Configuration of the adapter.
     pub lora: &'a LoraSpec,
-    /// Where the values lie in `flat`: all layers.
+    /// Offsets of the values in `flat`, for all layers.
     pub layout: &'a Layout,
     /// The trained values.
     pub flat: &'a [f32],
-    /// How all tensors are encoded; None keeps the base's encoding.
+    /// Type of all written tensors; `None` keeps the base's encoding.
     pub dtype: Option<Dtype>,
 }
 
@@ -32,7 +32,7 @@ impl Merged<'_> {
         &self.flat[entry.range()]
     }
 
-    /// A and B of the projection whose weight has that name, with or without `model.` before it.
+    /// A and B of the projection whose weight has this name, with or without the prefix `model.`.
     fn adapter(&self, name: &str) -> Option<(&Entry, &Entry)> {
         let path = name.strip_suffix(".weight")?;
         let path = path.strip_prefix("model.").unwrap_or(path);
@@ -123,7 +123,7 @@ impl Tensors for Merged<'_> {
         let Some(about) = self.base.about(name)? else { return Ok(None) };
         let encoding = match (about.encoding, self.dtype) {
             (Encoding::Blocks(_), None | Some(Dtype::F32)) if !self.touches(name) => about.encoding,
-            // What was in blocks is widened to f32.
+            // Weights in blocks are converted to f32.
             (Encoding::Blocks(_), dtype) => Encoding::Plain(dtype.unwrap_or(Dtype::F32)),
             (Encoding::Plain(own), dtype) => Encoding::Plain(dtype.unwrap_or(own)),
         };

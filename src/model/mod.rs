@@ -1,4 +1,4 @@
-//! Floor 3: a decoder with LoRA adapters, generic over the backend. It knows nothing of rows, plans or runs.
+//! Floor 3: a decoder with LoRA adapters, generic over the backend and independent of rows, plans and runs.
 
 pub mod block;
 pub mod config;

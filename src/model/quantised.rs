@@ -1,5 +1,5 @@
-//! A base whose weights are put into blocks while it is loaded: what --quantize asks for. The same numbers give the
-//! same blocks on every machine, so that workers quantise for themselves what they have as the files are.
+//! A base whose weights are quantised to blocks while it is loaded, as --quantize requests. The same numbers give the
+//! same blocks on every machine, so workers quantise their own copies of the original files.
 
 use super::lora::MODULES;
 use super::weights::ModelError;
@@ -10,12 +10,12 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::path::Path;
 
-/// What becomes of a base's weights.
+/// Quantisation of a base's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recipe {
-    /// Projections to bitsandbytes' NF4 in blocks of 64; embedding and head stay as they are.
+    /// Projections to bitsandbytes' NF4 in blocks of 64; embedding and head keep their type.
     Nf4,
-    /// The same with magnitudes that are quantised once more, as bitsandbytes' `bnb_4bit_use_double_quant` asks.
+    /// NF4 with magnitudes that are themselves quantised (bitsandbytes' `bnb_4bit_use_double_quant`).
     Nf4Double,
     /// All matrices to ggml's Q8_0.
     Q8,
@@ -24,18 +24,18 @@ pub enum Recipe {
 /// Why a base cannot be quantised.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantiseError {
-    /// Nothing of that name.
+    /// Unknown name.
     #[error("{0:?}: expected one of nf4, nf4-double, q8_0")]
     Unknown(String),
-    /// Once is enough.
+    /// The weights are quantised already.
     #[error("the model's weights are quantised already ({tensor} is {encoding}): leave --quantize out")]
     Already {
-        /// The first tensor that is.
+        /// The first quantised tensor.
         tensor: String,
         /// Its type.
         encoding: &'static str,
     },
-    /// Rows that blocks do not fill.
+    /// The rows are not whole blocks.
     #[error(
         "{tensor}: rows of {cols} numbers are not whole blocks of {elements}, as {block} needs: {way_out}"
     )]
@@ -48,13 +48,13 @@ pub enum QuantiseError {
         elements: usize,
         /// The type.
         block: &'static str,
-        /// What to do.
+        /// The alternative for the user.
         way_out: &'static str,
     },
 }
 
 impl Recipe {
-    /// What --quantize says.
+    /// Parses the value of --quantize.
     pub fn named(name: &str) -> Result<Self, QuantiseError> {
         match name.to_lowercase().as_str() {
             "nf4" => Ok(Recipe::Nf4),
@@ -64,7 +64,7 @@ impl Recipe {
         }
     }
 
-    /// As --quantize has it.
+    /// Name for --quantize.
     pub fn name(self) -> &'static str {
         match self {
             Recipe::Nf4 => "nf4",
@@ -88,18 +88,18 @@ impl Recipe {
     }
 }
 
-/// A base, quantised where it is read.
+/// A base that is quantised while it is read.
 pub struct Quantised<'a> {
     base: Box<dyn Tensors + 'a>,
     recipe: Recipe,
 }
 
 impl<'a> Quantised<'a> {
-    /// Refuses what cannot be quantised; no weight is read.
+    /// Refuses a base that cannot be quantised. Weights are not read.
     pub fn new(base: Box<dyn Tensors + 'a>, recipe: Recipe) -> Result<Self, QuantiseError> {
         let block = recipe.block();
         for tensor in base.names().into_iter().filter(|name| recipe.takes(name)) {
-            // A file that cannot say what it holds says so when it is loaded.
+            // A file without readable metadata gives its error when the tensor is loaded.
             let Ok(Some(About { shape, encoding })) = base.about(&tensor) else { continue };
             if let Encoding::Blocks(_) = encoding {
                 return Err(QuantiseError::Already { tensor, encoding: encoding.name() });

@@ -1,10 +1,10 @@
-//! Tables of rotary embedding on the device: one for each embedding and factor that layers use. A factor is how scores
-//! get another scale than backends give them: queries are rotated by a table that is multiplied by it.
+//! Tables of rotary embedding on the device: one for each pair of embedding and factor in the layers. The factor gives
+//! scores another scale than the backends' own: queries are rotated by a table multiplied by the factor.
 
 use super::config::{Config, Rope};
 use crate::backend::{Backend, View, view_mut};
 
-/// A rotary embedding, and what its cosines and sines are multiplied by.
+/// A rotary embedding, and the factor of its cosines and sines.
 type Kind = (Rope, f32);
 
 /// The tables of a model [positions, D].
@@ -15,7 +15,7 @@ pub struct Rotations<M> {
     size: usize,
 }
 
-/// Which tables q and k of a layer are rotated by.
+/// Indices of the tables that rotate q and k of a layer.
 pub fn of_layer(config: &Config, layer: usize) -> [usize; 2] {
     let (rope, kinds) = (config.rope_of(layer), kinds(config));
     [config.attention(layer).query_factor(), 1.0].map(|factor| {
@@ -24,7 +24,7 @@ pub fn of_layer(config: &Config, layer: usize) -> [usize; 2] {
     })
 }
 
-/// Those of all layers, so that a stage of some layers numbers them as the whole model does.
+/// The kinds of all layers, so that a stage of some layers numbers them like the whole model.
 fn kinds(config: &Config) -> Vec<Kind> {
     let mut kinds = Vec::new();
     for layer in 0..config.layers {
@@ -38,14 +38,14 @@ fn kinds(config: &Config) -> Vec<Kind> {
 }
 
 impl<M> Rotations<M> {
-    /// Tables without positions.
+    /// Creates tables without positions.
     pub fn new<B: Backend<Memory = M>>(backend: &mut B, config: &Config) -> Self {
         let kinds = kinds(config);
         let tables = kinds.iter().map(|_| backend.memory(0)).collect();
         Rotations { kinds, tables, positions: 0, size: config.heads.size }
     }
 
-    /// Makes the tables long enough; they grow by doubling, so that few batches pay for it.
+    /// Extends the tables to `positions`. Lengths double, so that extensions are rare.
     pub fn reach<B: Backend<Memory = M>>(&mut self, backend: &mut B, positions: usize) {
         if self.positions >= positions {
             return;

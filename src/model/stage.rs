@@ -1,5 +1,5 @@
-//! The seam that the roles of a run see: layers a..b of a model on some backend. Without pipelining, one
-//! stage is the whole model.
+//! The interface between a run and the model: layers a..b of a model on some backend. Without pipelining, one stage is
+//! the whole model.
 
 use super::layout::Layout;
 pub use super::memory_fit::InUse;
@@ -10,33 +10,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// No target at this position.
 pub const IGNORE: u32 = u32::MAX;
 
-/// What a microbatch is asked to predict.
+/// Targets of a microbatch.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Targets {
-    /// Next-token targets `[T]`: the id of the *next* token of the same row where that one is supervised, else
+    /// Next-token targets `[T]`: the id of the *next* token of the same row where that token is supervised, else
     /// [`IGNORE`].
     Tokens(Vec<u32>),
     /// One class per row.
     Labels(Vec<u32>),
 }
 
-/// The unit of work: whole rows, packed. Rows do not see each other.
+/// The unit of work: whole rows, packed. Rows do not attend to each other.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Microbatch {
     /// Optimizer step, from 1 (keys dropout).
     pub step: u64,
-    /// Id of each row: its position in the data as read (keys dropout, addresses faults).
+    /// Id of each row: its position in the data as read (keys dropout, identifies rows in faults).
     pub rows: Vec<u64>,
     /// Token ids `[T]`.
     pub ids: Vec<u32>,
-    /// Where rows begin, then T; one more than rows.
+    /// First position of each row, then T; one more element than rows.
     pub bounds: Vec<u32>,
-    /// What is to be predicted.
+    /// Targets of the prediction.
     pub targets: Targets,
 }
 
 impl Microbatch {
-    /// The first tokens of the first row, at most so many.
+    /// The first tokens of the first row, at most `most`.
     pub fn beginning(mut self, most: usize) -> Self {
         let end = self.bounds.get(1).map_or(0, |&end| end as usize).min(most);
         self.rows.truncate(1);
@@ -50,10 +50,10 @@ impl Microbatch {
     }
 }
 
-/// How much of a forward pass is wanted.
+/// Requested result of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// Loss, and all that backward needs; dropout is on.
+    /// Loss and the values that backward needs; dropout is on.
     Gradient,
     /// Loss (and class predictions); dropout is off.
     Loss,
@@ -61,7 +61,7 @@ pub enum Want {
     Logits,
 }
 
-/// What a forward pass gave.
+/// Result of a forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
     /// Hidden states [T, C] for the next stage.
@@ -73,7 +73,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// The sums of a forward pass that was asked for them.
+    /// Returns the sums of a forward pass that computed them.
     pub fn loss(self) -> Result<LossSums, Fault> {
         match self {
             Output::Loss(sums) => Ok(sums),
@@ -87,60 +87,60 @@ impl Output {
 pub struct LossSums {
     /// Sum of losses, class weights applied.
     pub loss: f64,
-    /// What the loss is to be divided by: supervised targets; rows; or the sum of their class weights.
+    /// The divisor of the loss: supervised targets, rows, or the sum of their class weights.
     pub weight: f64,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,
-    /// For classifiers the arg-max class of each row (the lowest of equals), else empty.
+    /// For classifiers the arg-max class of each row (the lowest index among equals), else empty.
     pub predictions: Vec<u32>,
 }
 
-/// Raised by whoever no longer wants what a stage computes; the stage looks at it between blocks.
+/// Cancellation of a stage's work; the stage checks the flag between blocks.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// From now on work is cancelled, until [`Cancel::lower`].
+    /// Cancels work until [`Cancel::lower`].
     pub fn raise(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// The next work is wanted.
+    /// Allows work again.
     pub fn lower(&self) {
         self.0.store(false, Ordering::Release);
     }
 
-    /// [`Fault::Cancelled`] while it is raised.
+    /// Returns [`Fault::Cancelled`] while raised.
     pub fn check(&self) -> Result<(), Fault> {
         if self.0.load(Ordering::Acquire) { Err(Fault::Cancelled) } else { Ok(()) }
     }
 }
 
-/// Takes a microbatch's sums of losses and its gradient, on whichever thread they are.
+/// Receives a microbatch's sums of losses and its gradient, on the thread that computed them.
 pub type Take = Box<dyn FnOnce(&LossSums, &[f32]) + Send>;
 
 /// Layers of a model with their adapters, on some device.
 pub trait Stage {
-    /// The part of the flat parameter vector that this stage holds.
+    /// Layout of this stage's part of the flat parameter vector.
     fn layout(&self) -> &Layout;
 
-    /// The numeric class that computes it (`cpu-avx512-f32`).
+    /// Numeric class of the computation (`cpu-avx512-f32`).
     fn class(&self) -> String;
 
-    /// Takes the stage's own parameters: `flat.len() == layout().len()`.
+    /// Sets the stage's own parameters: `flat.len() == layout().len()`.
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault>;
 
-    /// Runs the microbatch. A first stage takes no input; a later one the hidden states [T, C] before it.
-    /// With [`Want::Gradient`] the activations are kept for one [`Stage::backward`].
+    /// Runs the microbatch. A first stage has no input; a later one takes the hidden states [T, C] of the previous
+    /// stage. With [`Want::Gradient`] the activations are kept for one [`Stage::backward`].
     fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault>;
 
-    /// Backward of the last forward, of the *sum* of losses: `grad` [T, C] is the gradient of this stage's
-    /// output, None for a last stage. Adds into `gradient` (the stage's layout) nothing: it overwrites it.
-    /// Returns the gradient of the stage's input, None for a first stage.
+    /// Runs backward of the last forward, for the *sum* of losses: `grad` [T, C] is the gradient of this stage's
+    /// output, `None` for a last stage. Overwrites `gradient` (the stage's layout). Returns the gradient of the stage's
+    /// input, `None` for a first stage.
     fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault>;
 
-    /// Forward and backward of a whole model: the sums of its loss, and their gradient, which overwrites `gradient`.
-    /// The numbers are those of the two passes; a device is waited for once.
+    /// Runs forward and backward of a whole model. Returns the sums of its loss and overwrites `gradient` with their
+    /// gradient. The numbers equal those of the two separate passes; the device is waited for once.
     fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
         match self.forward(batch, None, Want::Gradient)? {
             Output::Loss(sums) => self.backward(None, gradient).map(|_| sums),
@@ -151,8 +151,8 @@ pub trait Stage {
         }
     }
 
-    /// As [`Stage::gradient`], but `take` is lent the gradient, in place where the device computes in the machine's own
-    /// memory. It is not called where there is a fault.
+    /// Like [`Stage::gradient`], but `take` borrows the gradient, in place where the device computes in host memory.
+    /// `take` is not called after a fault.
     fn lend_gradient(&mut self, batch: &Microbatch, take: Take) -> Result<LossSums, Fault> {
         let mut gradient = vec![0.0; self.layout().len()];
         let sums = self.gradient(batch, &mut gradient)?;
@@ -160,22 +160,22 @@ pub trait Stage {
         Ok(sums)
     }
 
-    /// What went to the device and came back since it was opened.
+    /// Bytes moved to and from the device since it was opened.
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }
 
-    /// The most that was in use at once since this was last asked; None where nobody counts.
+    /// Peak memory in use since the previous call; `None` without measurement.
     fn in_use(&mut self) -> Option<InUse> {
         None
     }
 
-    /// Forward and backward return [`Fault::Cancelled`] at the next block boundary once this is raised. A stage
+    /// Sets the flag that makes forward and backward return [`Fault::Cancelled`] at the next block boundary. A stage
     /// that cannot be interrupted ignores it.
     fn heed(&mut self, _cancel: Cancel) {}
 }
 
-/// How the next token is chosen.
+/// Parameters of the choice of the next token.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sampling {
     /// Most new tokens.
@@ -186,13 +186,13 @@ pub struct Sampling {
     pub top_p: f32,
     /// Seed of the draws.
     pub seed: u64,
-    /// Generation ends after one of these (it is part of the result).
+    /// Generation ends after one of these tokens, which is part of the result.
     pub stop: Vec<u32>,
 }
 
 /// Decoding with a key/value cache.
 pub trait Generate {
-    /// Continues `prompt`; `each` sees every new token as it comes and may return false to stop.
+    /// Continues `prompt`; `each` receives every new token at once and returns false to stop.
     fn generate(
         &mut self,
         prompt: &[u32],
@@ -201,6 +201,6 @@ pub trait Generate {
     ) -> Result<Vec<u32>, Fault>;
 }
 
-/// A whole model on one device: trains and speaks.
+/// A whole model on one device, for training and generation.
 pub trait Model: Stage + Generate + Send {}
 impl<T: Stage + Generate + Send> Model for T {}

@@ -1,5 +1,5 @@
-//! Tensors by Hugging Face name into a backend's layout. Shapes and finiteness are checked on the way, and only
-//! one tensor is held wide at a time: what a backend packed is all that stays.
+//! Loading of tensors by Hugging Face name into a backend's layout. Shapes and finiteness are checked during loading,
+//! and only one tensor is held unpacked at a time: only the packed form stays in memory.
 
 use super::config::{Config, ConfigError};
 use super::layout::module_path;
@@ -15,27 +15,27 @@ use std::path::PathBuf;
 /// Why a model cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
-    /// The configuration.
+    /// An error of the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The adapter.
+    /// An error of the adapter.
     #[error(transparent)]
     Lora(#[from] LoraError),
-    /// The device.
+    /// An error of the device.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// A file could not give a tensor.
+    /// A file could not provide a tensor.
     #[error("{0}")]
     Source(String),
-    /// What is wrong with a file's tensor.
+    /// An error of one file.
     #[error("{}: {cause}", path.display())]
     In {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         cause: Box<ModelError>,
     },
-    /// A tensor is not there.
+    /// The tensor is missing.
     #[error(
         "the model's files have no tensor {name}: they are incomplete, or their configuration belongs to another model"
     )]
@@ -43,14 +43,14 @@ pub enum ModelError {
         /// Its Hugging Face name.
         name: String,
     },
-    /// A tensor of another shape than the configuration implies.
+    /// The tensor's shape differs from the one that the configuration implies.
     #[error("tensor {name} is {found:?}, the model's configuration implies {expected:?}")]
     Shape {
         /// Its Hugging Face name.
         name: String,
-        /// As the configuration has it.
+        /// Shape from the configuration.
         expected: Vec<usize>,
-        /// As the file has it.
+        /// Shape in the file.
         found: Vec<usize>,
     },
     /// A value that is NaN or infinite.
@@ -63,20 +63,20 @@ pub enum ModelError {
         /// First such element.
         index: usize,
     },
-    /// Not enough memory for the microbatch.
+    /// Memory does not suffice for the microbatch.
     #[error("needs about {} of memory, {} may be used: {way_out}", size(*needed), size(*limit))]
     Memory {
         /// Bytes needed with the most frugal policy.
         needed: u64,
         /// Bytes allowed.
         limit: u64,
-        /// What to turn down.
+        /// Options to reduce.
         way_out: String,
     },
 }
 
 impl ModelError {
-    /// True where a retry with the same configuration is pointless (exit code 78).
+    /// Whether a retry with the same configuration is pointless (exit code 78).
     pub fn is_configuration(&self) -> bool {
         match self {
             ModelError::In { cause, .. } => cause.is_configuration(),
@@ -92,18 +92,18 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Looks once whether the names carry a prefix: a causal LM's do, a bare model's do not.
+    /// Detects whether the names have a prefix: those of a causal LM do, those of a bare model do not.
     pub fn new(tensors: &'a dyn Tensors) -> Result<Self, ModelError> {
         let bare = tensors.about("embed_tokens.weight").map_err(ModelError::Source)?.is_some();
         Ok(Weights { tensors, prefix: if bare { "" } else { "model." } })
     }
 
-    /// The name in the files of `layers.0.mlp.up_proj.weight` and the like.
+    /// The name in the files of a name such as `layers.0.mlp.up_proj.weight`.
     pub fn name(&self, below_model: &str) -> String {
         format!("{}{below_model}", self.prefix)
     }
 
-    /// The error with the file that it is about, where there is one.
+    /// Adds the path of the tensor's file to the error, where there is one.
     fn fault(&self, name: &str, cause: ModelError) -> ModelError {
         match self.tensors.file_of(name) {
             Some(path) => ModelError::In { path: path.to_owned(), cause: Box::new(cause) },
@@ -115,8 +115,7 @@ impl<'a> Weights<'a> {
         answer.map_err(|what| self.fault(name, ModelError::Source(what)))
     }
 
-    /// Bytes of the model's frozen weights, where `packing` says how many a matrix of that many numbers takes; no
-    /// weight is read.
+    /// Bytes of the model's frozen weights; `packing` gives the bytes of a matrix. Weights are not read.
     pub fn packed(
         &self,
         packing: &dyn Fn(Encoding, usize) -> usize,
@@ -128,7 +127,7 @@ impl<'a> Weights<'a> {
         if !config.tied && config.labels.is_none() {
             names.push("lm_head.weight".into());
         }
-        // Norms and biases are small, and f32 everywhere.
+        // Norms and biases are small and always f32.
         let norms = [config.family.attention_norms, config.family.mlp_norms].map(|n| [n.before, n.after]);
         let norms = norms.as_flattened().iter().flatten().count();
         let mut bytes = 4 * config.hidden * (norms * config.layers + 1);
@@ -140,13 +139,13 @@ impl<'a> Weights<'a> {
         Ok(bytes as u64)
     }
 
-    /// The tensor `name`, as it stands in the files, of that shape and all finite.
+    /// Returns the tensor `name` as stored; its shape must be `expected` and all values finite.
     pub fn checked(&self, name: &str, expected: &[usize]) -> Result<Tensor<'a>, ModelError> {
         let missing = || self.fault(name, ModelError::Missing { name: name.to_owned() });
         self.optional(name, expected)?.ok_or_else(missing)
     }
 
-    /// As [`Weights::checked`], but None where the files have no such tensor.
+    /// Like [`Weights::checked`], but `None` where the files have no such tensor.
     pub fn optional(&self, name: &str, expected: &[usize]) -> Result<Option<Tensor<'a>>, ModelError> {
         let Some(tensor) = self.said(name, self.tensors.tensor(name))? else { return Ok(None) };
         let whole = expected.iter().product::<usize>() * tensor.dtype.size() == tensor.bytes.len();
@@ -160,7 +159,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// A frozen matrix [rows, cols], packed by the backend.
+    /// Loads a frozen matrix [rows, cols], packed by the backend.
     pub fn matrix<B: Backend>(
         &self,
         backend: &mut B,
@@ -170,7 +169,7 @@ impl<'a> Weights<'a> {
         if let Some(blocks) = self.said(name, self.tensors.blocks(name))? {
             let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
             let (full, fault) = (name.to_owned(), |e| Err(self.fault(name, e)));
-            // Before any number is looked at: how many there are is the file's word.
+            // The shape is checked before any value is read, because the file may declare any size.
             if expected != found {
                 return fault(ModelError::Shape { name: full, expected, found });
             }
@@ -183,7 +182,7 @@ impl<'a> Weights<'a> {
         Ok(backend.weight(Frozen { rows, cols, dtype: tensor.dtype, bytes: &tensor.bytes })?)
     }
 
-    /// A bias in device memory.
+    /// Loads a bias to device memory.
     pub fn vector<B: Backend>(
         &self,
         backend: &mut B,
@@ -193,7 +192,7 @@ impl<'a> Weights<'a> {
         self.gain(backend, name, len, 0.0)
     }
 
-    /// The gain of a norm in device memory: the stored values plus `offset`.
+    /// Loads the gain of a norm to device memory: the stored values plus `offset`.
     pub fn gain<B: Backend>(
         &self,
         backend: &mut B,
@@ -203,7 +202,7 @@ impl<'a> Weights<'a> {
     ) -> Result<B::Memory, ModelError> {
         let tensor = self.checked(name, &[len])?;
         let mut values = tensor.dtype.widen(&tensor.bytes);
-        // Adding 0 would give -0 another sign.
+        // Adding 0 would change the sign of -0.
         if offset != 0.0 {
             values.iter_mut().for_each(|x| *x += offset);
         }
@@ -213,7 +212,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// The first element that is NaN or infinite: all bits of its exponent are set.
+/// Index of the first element that is NaN or infinite, which is an element whose exponent bits are all set.
 fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
     const BLOCK: usize = 1 << 16;
     let blocks = bytes.par_chunks(BLOCK * dtype.size()).enumerate();
@@ -225,7 +224,7 @@ fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
     blocks.find_map_first(|(i, block)| bad(block).map(|at| i * BLOCK + at))
 }
 
-/// The same of a matrix in blocks, whose scales can make any of their numbers so.
+/// Like [`first_not_finite`] for a matrix in blocks, where a scale can make a number infinite or NaN.
 fn first_not_finite_in(blocks: &Blocks) -> Option<usize> {
     let bad = |r: usize| {
         if blocks.block.finite(blocks.row(r)) {

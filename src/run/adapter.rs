@@ -1,5 +1,5 @@
-//! Adapters between files and the flat layout: written after training and into checkpoints, read for
-//! generate, predict, export and --init-adapter. Shapes are checked against the base, never trusted.
+//! Conversion between adapter files and the flat layout: writing after training and into checkpoints, reading for
+//! generate, predict, export and --init-adapter. Shapes in files are checked against the base.
 
 use super::base_model::{self, BaseModel};
 use super::folder::{RUN_FILE, run_of};
@@ -25,7 +25,7 @@ pub struct Loaded {
     pub flat: Vec<f32>,
 }
 
-/// Reads the adapter in `dir`. The folder of a run that was stopped has none yet: its newest checkpoint is named.
+/// Reads the adapter in `dir`. A stopped run has no adapter yet; the error names its newest checkpoint.
 pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
     if !dir.join(peft::CONFIG).exists()
         && let Ok(newest) = checkpoint::find(dir)
@@ -39,7 +39,7 @@ pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
     Ok(peft::read(dir)?)
 }
 
-/// Reads the adapter in `dir` for a base.
+/// Reads the adapter in `dir` and checks it against a base.
 pub fn load(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
     let adapter = read(dir)?;
     let here = |r: Refusal| in_file(dir, r);
@@ -71,7 +71,7 @@ pub fn load(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
     Ok(Loaded { config, spec, flat })
 }
 
-/// The adapter in `dir`; without one the base alone, whose values are those of a classifier's head.
+/// Returns the adapter in `dir`; without `dir` the base alone, whose only values are those of a classifier's head.
 pub fn load_or_base(dir: Option<&Path>, base: &BaseModel) -> Result<Loaded, Refusal> {
     if let Some(dir) = dir {
         return load(dir, base);
@@ -82,8 +82,8 @@ pub fn load_or_base(dir: Option<&Path>, base: &BaseModel) -> Result<Loaded, Refu
     Ok(Loaded { config, spec, flat })
 }
 
-/// What to say of an adapter whose run.yaml knows other weights than the base has. No error: a GGUF of the model that was
-/// trained on is another file, and the right one.
+/// Returns a warning where run.yaml of the adapter has another model hash than the base. This is no error: a GGUF of
+/// the trained model is a different file and a valid base.
 pub fn trained_on_another(dir: &Path, base: &BaseModel) -> Result<Option<String>, Refusal> {
     let Some(trained) = run_file::fact(&run_of(dir).join(RUN_FILE), "model_hash") else { return Ok(None) };
     if base_model::hash(&base.path)? == trained {
@@ -104,25 +104,25 @@ fn flat(layout: &Layout, tensors: &[peft::AdapterTensor]) -> Result<Vec<f32>, Re
     Ok(lora::from_adapter(layout, &named)?)
 }
 
-/// Reads only the values of an adapter for a layout that is known.
+/// Reads only the values of an adapter with a known layout.
 pub fn read_flat(dir: &Path, layout: &Layout) -> Result<Vec<f32>, Refusal> {
     flat(layout, &read(dir)?.tensors).map_err(|r| in_file(dir, r))
 }
 
-/// All that an adapter's folder says besides its values.
+/// Everything in an adapter's folder besides its values.
 pub struct Writer {
     /// adapter_config.json.
     pub config: AdapterConfig,
     /// Labels, tokenizer.
     pub extras: Extras,
-    /// The base's kind, for the card.
+    /// Kind of the base, for the model card.
     kind: String,
     /// Names and shapes.
     pub layout: Layout,
 }
 
 impl Writer {
-    /// For an adapter of `spec` on this base.
+    /// A writer for an adapter of `spec` on this base.
     pub fn new(base: &BaseModel, config: &Config, spec: &LoraSpec, base_id: Option<&str>) -> Self {
         let adapter = AdapterConfig {
             task: if config.labels.is_some() { TaskType::SeqCls } else { TaskType::CausalLm },
@@ -139,7 +139,7 @@ impl Writer {
         Writer { config: adapter, extras, kind, layout }
     }
 
-    /// Writes an adapter of these values, with a card that has the numbers of its run.
+    /// Writes an adapter with these values and a model card with the run's numbers.
     pub fn write(&self, dir: &Path, flat: &[f32], training: &[(&str, String)]) -> Result<(), FormatError> {
         let card = peft::card(&self.config, &self.kind, self.extras.labels.as_deref(), training);
         atomic::write_file(&dir.join(peft::CARD), card.as_bytes())?;
@@ -158,7 +158,7 @@ impl Writer {
     }
 }
 
-/// The same logits, bit for bit, from the values in memory and from those on disk.
+/// Refuses unless the logits from the values in memory and from those on disk have equal bits.
 pub fn same_logits(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
     let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     match bits(memory) == bits(disk) {

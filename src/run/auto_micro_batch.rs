@@ -1,6 +1,6 @@
-//! `--micro-batch-tokens auto`: the size of microbatches with which the run should end first, by what its devices were
-//! measured to need. It is fixed before the first step, stands in run.yaml and in the log, and a resume keeps it: from
-//! then on the run is as reproducible as any other.
+//! `--micro-batch-tokens auto`: the microbatch size with the shortest expected run time, from the measured speeds of
+//! its devices. The size is fixed before the first step and recorded in run.yaml and in the log, and a resume keeps it:
+//! from then on the run is as reproducible as any other.
 
 use super::folder::{self, RUN_FILE};
 use super::job::trials;
@@ -19,23 +19,23 @@ use crate::model::decoder::initial_parameters;
 use crate::model::layout;
 use crate::train::{Compute, Local};
 
-/// What is chosen from.
+/// Candidate sizes in tokens.
 const SIZES: [usize; 5] = [256, 512, 1024, 2048, 4096];
-/// The option.
+/// Name of the option.
 const NAME: &str = "micro-batch-tokens";
-/// A larger size has to save more than this part of the time.
+/// Minimum share of time that a larger size has to save.
 const WORTH: f64 = 0.01;
 
 /// Whether devices may be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// What is not known yet is measured.
+    /// Devices without measurements are measured.
     Measure,
-    /// Nothing is opened.
+    /// No device is opened.
     Only,
 }
 
-/// The plan of a run; where its microbatches are to be measured, they are by now.
+/// Returns the plan of a run; with `auto` this measures devices first, as far as `look` allows.
 pub fn plan(
     settings: &mut Settings,
     options: &Options,
@@ -55,7 +55,7 @@ pub fn plan(
     Ok(Plan::new(&p.train.samples, &PlanOptions { micro_batch_tokens: Some(tokens), ..typed }))
 }
 
-/// What the run that is resumed was begun with.
+/// The size of the run that is resumed.
 fn kept(options: &Options) -> Result<Option<(usize, String)>, Refusal> {
     let from = match (&options.output.resume, &options.output.output) {
         (Resume::No, _) => return Ok(None),
@@ -86,7 +86,7 @@ fn choose(
         measure(chosen, p, options)?;
     }
     let profiles = Profiles::read();
-    // Tokens, seconds, whether those are guessed, and whether what it takes of memory was measured, where that is known.
+    // Tokens; seconds; whether a pace is a guess; whether memory was measured, where known.
     let mut best: Option<(usize, f64, bool, Option<bool>)> = None;
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
@@ -97,7 +97,7 @@ fn choose(
         let team = team(options, (p.model(), chosen), &shape, (&profiles, counts.longest))?;
         let measured = |e: &Expected| Some(e.prospect.as_ref()?.takes?.1.basis.line().is_some());
         let room = team.iter().filter_map(measured).reduce(|a, b| a && b);
-        // One that has no room for them would be lost to the run.
+        // A device without memory for this size would drop out of the run.
         if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
             break;
         }
@@ -108,7 +108,7 @@ fn choose(
             best = Some((tokens, seconds, guessed, room));
         }
         if counts.microbatches_per_step.1 == 1 {
-            break; // larger ones are the same ones
+            break; // larger sizes give the same microbatches
         }
     }
     let (tokens, _, guessed, room) =
@@ -125,8 +125,8 @@ fn choose(
     Ok((tokens, format!("{why}{room}")))
 }
 
-/// Measures the one device of this process, where nobody did on such a model. Several are measured by what the first
-/// of them does.
+/// Measures the device of this process, where it is a CPU without measurements of such a model. For several devices the
+/// measurements of the first one are used.
 fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refusal> {
     let shape = p.shape(options);
     let rows = trials(&p.train.samples, SIZES[2]);

@@ -1,5 +1,5 @@
-//! A model as it was named on the command line, found and opened: the demonstration, a path, or a Hub id.
-//! Everything about it that can be refused cheaply is refused here, before any weight is read.
+//! Resolves and opens the model named on the command line: the demonstration, a path, or a Hub id. All cheap checks are
+//! made here, before any weight is read.
 
 use crate::config::cache;
 use crate::config::demo;
@@ -18,17 +18,17 @@ use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A base model, opened but not read.
+/// A base model with open files; weights are not read yet.
 pub struct BaseModel {
-    /// Where it lies.
+    /// Path of the model.
     pub path: PathBuf,
-    /// What the files say.
+    /// Contents of the files.
     pub files: ModelFiles,
     /// Its shape.
     pub config: Config,
 }
 
-/// Finds and opens a model.
+/// Resolves and opens a model.
 pub fn open(name: &str) -> Result<BaseModel, Refusal> {
     at(locate(name)?)
 }
@@ -40,7 +40,7 @@ fn at(path: PathBuf) -> Result<BaseModel, Refusal> {
     Ok(BaseModel { path, files, config })
 }
 
-/// Refuses end tokens that no token can be: `stop_ids` would pass over them, and no answer would end.
+/// Refuses end tokens outside the vocabulary: `stop_ids` would skip them, and no answer would end.
 fn check_ends(path: &Path, files: &ModelFiles, vocab: usize) -> Result<(), Refusal> {
     let none = Value::Null;
     for (name, json) in [
@@ -61,7 +61,7 @@ fn check_ends(path: &Path, files: &ModelFiles, vocab: usize) -> Result<(), Refus
     Ok(())
 }
 
-/// The same, quantised where that was asked for.
+/// Like [`open`], quantised where `recipe` is given.
 pub fn open_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refusal> {
     quantised(open(name)?, recipe)
 }
@@ -75,7 +75,7 @@ fn quantised(base: BaseModel, recipe: Option<Recipe>) -> Result<BaseModel, Refus
     Ok(BaseModel { path, files: ModelFiles { tensors, kind, ..files }, config })
 }
 
-/// The same for who reads no weight: of a model of the Hub that is not here, only the shapes are fetched.
+/// Like [`open_as`] for callers that read no weights: for a Hub model that is not in the cache only shapes are fetched.
 pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refusal> {
     match (named(name)?, cache::folder()) {
         (Named::Hub(id, revision), Some(cache)) => {
@@ -90,7 +90,7 @@ pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refus
     }
 }
 
-/// A folder that has everything but the weights, whose shapes follow from its config.json.
+/// Opens a folder that has everything but the weights; their shapes follow from its config.json.
 fn without_weights(path: &Path) -> Result<Option<BaseModel>, Refusal> {
     let Some((json, in_nf4)) = format::without_weights(path)? else { return Ok(None) };
     let config = config(path, &json)?;
@@ -106,21 +106,21 @@ fn config(path: &Path, json: &Value) -> Result<Config, Refusal> {
     Config::from_json(json).map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))
 }
 
-/// What a model's name means.
+/// Meaning of a model's name.
 pub enum Named<'a> {
     /// A file or folder that exists.
     Path(PathBuf),
-    /// The demonstration.
+    /// The demonstration model.
     Demo,
     /// A Hub id and a revision.
     Hub(&'a str, Option<&'a str>),
 }
 
-/// What was named; nothing is opened or fetched.
+/// Resolves a name without opening or fetching anything.
 pub fn named(name: &str) -> Result<Named<'_>, Refusal> {
     let (id, revision) = name.split_once('@').map_or((name, None), |(id, r)| (id, Some(r)));
     match name {
-        // First: the repository has a folder of that name, where no arguments at all must work. `./demo` is a path.
+        // First: the repository has a folder of that name, and a run without arguments must work. `./demo` is a path.
         demo::NAME => Ok(Named::Demo),
         name if Path::new(name).exists() => Ok(Named::Path(name.into())),
         _ if format::looks_like_id(id) => Ok(Named::Hub(id, revision)),
@@ -131,7 +131,7 @@ pub fn named(name: &str) -> Result<Named<'_>, Refusal> {
     }
 }
 
-/// A word that was meant as a model but is neither path nor Hub id.
+/// The refusal of a word that is neither path nor Hub id.
 fn not_a_model(word: &str) -> Refusal {
     let names = || VERBS.iter().map(|v| v.name);
     let hint = match nearest(word, names()) {
@@ -149,7 +149,7 @@ fn locate(name: &str) -> Result<PathBuf, Refusal> {
     }
 }
 
-/// A line for every quarter of every file.
+/// Prints a line for every quarter of every file.
 fn downloads() -> impl FnMut(&Progress) {
     let mut said = (String::new(), 0);
     move |p| {
@@ -162,8 +162,8 @@ fn downloads() -> impl FnMut(&Progress) {
 }
 
 impl BaseModel {
-    /// The tokenizer, with the model's chat template or the one that was asked for; refused where it has ids
-    /// that the embedding has no rows for.
+    /// Returns the tokenizer, with the model's chat template or the given one. Refuses a tokenizer with ids outside the
+    /// embedding.
     pub fn tokenizer(&mut self, chat_template: Option<&str>) -> Result<Tokenizer, Refusal> {
         if let Some(template) = chat_template {
             self.replace_template(template)?;
@@ -178,7 +178,8 @@ impl BaseModel {
         .map_err(|e| refusal::in_file(&self.path, e.into()))?;
         let fits = self.config.check_vocabulary(tokenizer.vocab_size());
         fits.map_err(|e| refusal::in_file(&self.path, e.into()))?;
-        // One that was asked for is kept beside the adapter, so that it must be one. A model's own counts once it is used.
+        // A given template is written beside the adapter, so it must be valid. A model's own template is checked when
+        // it is used.
         if let (Some(asked), Some(template)) = (chat_template, tokenizer.template()) {
             let wrong = |e| Refusal::configuration(format!("--chat-template {asked}: {e}"));
             template.check().map_err(wrong)?;
@@ -199,7 +200,7 @@ impl BaseModel {
         Ok(())
     }
 
-    /// The tokenizer's files, as they belong beside an adapter or a merged model.
+    /// The tokenizer's files, for the folder of an adapter or a merged model.
     pub fn tokenizer_files(&self) -> Vec<(String, Vec<u8>)> {
         let t = &self.files.tokenizer;
         let mut files = vec![("tokenizer.json".to_string(), t.tokenizer_json.clone().into_bytes())];
@@ -216,7 +217,7 @@ impl BaseModel {
         files
     }
 
-    /// Ids that end an answer: the tokenizer's, the generation config's and the config's end tokens.
+    /// Ids that end an answer: end tokens of the tokenizer, of the generation config and of the config.
     pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let mut ids: Vec<u32> = tokenizer.eos_id().into_iter().collect();
         for value in [self.files.generation.as_ref(), Some(&self.files.config)].into_iter().flatten() {
@@ -225,8 +226,8 @@ impl BaseModel {
                 one => ids.extend(one.as_u64().map(|n| n as u32)),
             }
         }
-        // Turns of common templates end with these; a chat model whose config names only its document's end
-        // would otherwise speak on for the user.
+        // Turns of common templates end with these tokens; a chat model whose config names only the end of a document
+        // would otherwise continue with the user's turn.
         for token in ["<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"] {
             ids.extend(tokenizer.token_to_id(token).filter(|_| tokenizer.is_special(token)));
         }
@@ -236,8 +237,8 @@ impl BaseModel {
     }
 }
 
-/// A file's bytes, hashed on all threads. It is read, not mapped: pages of a file that nobody needs again would count
-/// as memory of this process.
+/// Hashes a file's bytes on all threads. The file is read instead of mapped, because mapped pages would count as memory
+/// of this process.
 fn hash_file(hasher: &mut blake3::Hasher, path: &Path) -> std::io::Result<()> {
     const PART: usize = 16 << 20;
     let mut file = std::fs::File::open(path)?;
@@ -252,7 +253,7 @@ fn hash_file(hasher: &mut blake3::Hasher, path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// blake3 of the weights' files and config.json: what a resumed run must have in common with the first.
+/// blake3 of the weights' files and config.json; a resumed run must have the same value as the original run.
 pub fn hash(model: &Path) -> Result<String, Refusal> {
     let mut files = match model.is_dir() {
         false => vec![model.to_path_buf()],

@@ -1,7 +1,6 @@
-//! `--role coordinator`: reads the data, hands out the work, steps the optimizer. Everything that a single run is
-//! besides who computes it is the same code ([`super::job`]). The order of things: what can be refused is refused;
-//! then the folder is locked (one that is there already before anything else) and the run's epoch raised, on the
-//! disk; then the port opens.
+//! `--role coordinator`: reads the data, assigns the work, steps the optimizer. Everything except the computing devices
+//! is the same code as for a single run ([`super::job`]). Order: all checks; then the folder is locked (an existing
+//! folder is locked before everything else) and the run's epoch is incremented on disk; then the port opens.
 
 use super::auto_micro_batch;
 use super::folder::{self, Claim, RunFolder};
@@ -34,18 +33,18 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Who has not been heard for this long is taken for gone.
+/// A worker that sends nothing for this long counts as disconnected.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long devices of this process may take to end.
+/// Time for devices of this process to end.
 const MOMENT: Duration = Duration::from_millis(500);
-/// Devices of this process end when the run does, and no sooner.
+/// Devices of this process end only with the run.
 static NEVER: Stop = Stop::new();
-/// How long the last words to workers may take.
+/// Time limit for the last messages to workers.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// Trains with whoever comes.
+/// Trains with all workers that join.
 pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
-    // A coordinator only coordinates, unless devices were named; run.yaml says so too.
+    // A coordinator does not compute unless devices were named; run.yaml records this.
     let named = options.devices.gpus != Gpus::None && settings.is_given("gpus");
     if !named {
         settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
@@ -70,7 +69,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     hall.close(outcome)
 }
 
-/// Trains on several devices of this process, without any network.
+/// Trains on several devices of this process, without a network.
 pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> Result<(), Refusal> {
     let (mut place, lock, job) = begin(settings, options, Some(chosen))?;
     let record = RunRecord::of_one_process();
@@ -96,7 +95,7 @@ fn begin(
     Ok((place, lock, job))
 }
 
-/// Where everybody who computes comes together.
+/// The runtime, the coordinator and its connections.
 struct Hall {
     runtime: tokio::runtime::Runtime,
     coordinator: Coordinator<'static>,
@@ -159,11 +158,11 @@ impl Hall {
         Ok(Hall { runtime, coordinator, port: None, local, hardware })
     }
 
-    /// Tells everybody how it ended; the port is open until workers that lost their connection have heard it.
+    /// Sends the outcome to all workers; the port stays open until workers that lost their connection have received it.
     fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
         self.coordinator.close(&bye(&outcome), LAST_WORDS, self.port);
         self.runtime.shutdown_background();
-        // Devices of this process that failed are why it ended, and nothing else.
+        // A failure of devices of this process is the reason of the end and replaces the outcome.
         match (self.local.and_then(ended), outcome) {
             (Some(Outcome::Failed { reason }), Err(e)) if e.kind == Kind::Saved => {
                 Err(Refusal::failure(reason))
@@ -176,7 +175,7 @@ impl Hall {
     }
 }
 
-/// What was rejected, where anything was.
+/// Returns a note with the rejected connections and workers, if there are any.
 fn counted(strangers: u64, counts: Counts) -> Option<Change> {
     let Counts { expelled, refused, ignored, step } = counts;
     let reason = format!(
@@ -189,7 +188,7 @@ fn counted(strangers: u64, counts: Counts) -> Option<Change> {
     (strangers + refused + expelled > 0).then_some(change)
 }
 
-/// How the devices of this process ended, if they have, or do in a moment.
+/// Returns the outcome of the devices of this process, waiting up to [`MOMENT`] for it.
 fn ended(local: JoinHandle<Outcome>) -> Option<Outcome> {
     let began = Instant::now();
     while !local.is_finished() && began.elapsed() < MOMENT {
@@ -198,13 +197,13 @@ fn ended(local: JoinHandle<Outcome>) -> Option<Outcome> {
     local.is_finished().then(|| local.join().ok()).flatten()
 }
 
-/// Devices of this process hold the same conversation as others, over channels.
+/// Runs the devices of this process as a worker that is connected over channels.
 fn work_here(
     coordinator: &Coordinator,
     (blueprint, company): (Blueprint, Company),
     equipment: Equipment,
 ) -> Result<JoinHandle<Outcome>, Refusal> {
-    // Drawn like everybody's: one that others know could be named by them.
+    // The identity is random like that of any worker, so that others cannot guess it.
     let identity = worker::identity().map_err(Refusal::failure)?;
     let (ours, theirs) = pair(ROOM);
     coordinator.reception().receive_here(ours);
@@ -221,7 +220,7 @@ fn work_here(
     Ok(std::thread::spawn(move || {
         let say = |line: &str| say!("{line}");
         let outcome = Worker::new(equipment, ModelSource::Here(blueprint), &say).serve(theirs, hello, &NEVER);
-        // Where they are alone it is why the run ends, and said there.
+        // Where these devices are alone, their failure ends the run and is reported there.
         if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome
             && company == Company::Open
         {
@@ -231,7 +230,7 @@ fn work_here(
     }))
 }
 
-/// Opens the port, says so, and dials the workers that listen.
+/// Opens the port, reports its address, and connects to the workers that listen.
 fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refusal> {
     let (runtime, coordinator) = (hall.runtime.handle(), &hall.coordinator);
     let say = |line: &str| {
@@ -258,7 +257,7 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
     Ok(port)
 }
 
-/// With `here` devices in this process.
+/// Configuration of the state machine, with `here` devices in this process.
 fn machine(options: &Options, here: usize) -> Config {
     let cluster = &options.cluster;
     let min = cluster.min_workers;
@@ -296,7 +295,7 @@ fn manifest(
     }
 }
 
-/// What the largest leases hold.
+/// The maximum sizes of leases.
 fn longest(job: &Job) -> Longest {
     let p = &job.prepared;
     let rows = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
@@ -304,13 +303,13 @@ fn longest(job: &Job) -> Longest {
     Longest { tokens: job.need().tokens, shortest: shortest.unwrap_or(1), vocabulary: p.config.vocab }
 }
 
-/// The options that a worker may have been given too: as run.yaml has them, lists joined by commas.
+/// The options that a worker may also have been given, as in run.yaml, lists joined by commas.
 fn spoken(settings: &Settings) -> BTreeMap<String, String> {
     let value = |key: &'static str| settings.get(key).map(|s| s.values.join(","));
     TABLE.iter().filter_map(|opt| Some((opt.key(), value(opt.name)?))).collect()
 }
 
-/// What workers hear when the run ends like that.
+/// The last message to workers for an outcome of the run.
 fn bye(outcome: &Result<(), Refusal>) -> Bye {
     match outcome {
         Ok(()) => Bye::Done,
@@ -320,7 +319,7 @@ fn bye(outcome: &Result<(), Refusal>) -> Bye {
 }
 
 impl Team for Hall {
-    /// Whoever comes: metrics.jsonl says it.
+    /// Workers are unknown before they join; metrics.jsonl records their classes.
     fn classes(&self) -> Vec<String> {
         vec![]
     }
@@ -338,7 +337,7 @@ impl Team for Hall {
         counted(rejected, self.coordinator.counts()).into_iter().collect()
     }
 
-    /// Without a model, by the values themselves.
+    /// Compares the values themselves, because a coordinator has no model.
     fn compare(&mut self, _: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
         same_values(values.memory, values.disk, dir)
     }
@@ -376,7 +375,7 @@ mod tests {
         let good = [1.0f32, -0.0, f32::MIN_POSITIVE];
         let at = Path::new("out");
         assert_eq!(same_values(&good, &good, at), Ok(()));
-        // Of every value its last bit, a sign that compares equal, and a value that is missing.
+        // Differences: the last bit of a value, the sign of a zero, and a missing value.
         for (i, bit) in [(0, 0), (1, 31), (2, 0)] {
             let mut bad = good;
             bad[i] = f32::from_bits(bad[i].to_bits() ^ 1 << bit);

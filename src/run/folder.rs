@@ -1,7 +1,7 @@
-//! The folder of a run. Where none is named it is `runs/<model>-<n>` with the first free n. It is made at the
-//! last moment, right before the first step, and goes again if that step is never reached, so that a run that
-//! never began leaves nothing. What a run left is touched only by itself (--resume) and with --overwrite, which moves
-//! it aside, and brings it back unless the new run takes its first step.
+//! The folder of a run. The default is `runs/<model>-<n>` with the first free n. The folder is created right before the
+//! first step and removed if that step is not reached, so that a run that fails earlier leaves nothing. Only the run
+//! itself (--resume) and --overwrite change what a run left; --overwrite moves it aside and restores it unless the new
+//! run completes its first step.
 
 use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
 use crate::config::groups::{OutputOptions, Resume};
@@ -15,36 +15,36 @@ mod claim;
 
 pub use claim::Claim;
 
-/// Where runs go that were given no folder.
+/// Parent of default folders.
 const RUNS: &str = "runs";
 
-/// The marker of a run's folder.
+/// The file that marks a run's folder.
 pub const RUN_FILE: &str = "run.yaml";
 
-/// What a finished run has.
+/// The file that a finished run has.
 const ADAPTER: &str = "adapter_model.safetensors";
 
-/// Where a run will write.
+/// Destination of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
     /// The folder.
     pub dir: PathBuf,
-    /// A checkpoint, or a run's folder whose newest one is meant.
+    /// A checkpoint, or the folder of a run whose newest checkpoint is used.
     pub resume: Option<PathBuf>,
-    /// Whether what stands there is replaced.
+    /// Whether an existing run in the folder is replaced.
     overwrite: bool,
-    /// The model's name where no folder was named: then another number will do as well.
+    /// The model's name where no folder was named: then another number may be used.
     numbered: Option<String>,
 }
 
 impl RunFolder {
-    /// Whether the run goes on in the folder that it resumes from, and not in another one.
+    /// Whether the run continues in the folder that it resumes from.
     pub fn goes_on(&self) -> bool {
         self.resume.as_deref().is_some_and(|from| same(&run_of(from), &self.dir))
     }
 
-    /// Keeps every other run out of a run's folder before anything in it is read, chosen or cleared away. Where the
-    /// disk knows no locks, a coordinator hears of it later.
+    /// Locks the run's folder before anything in it is read, chosen or removed. Where the file system has no locks, a
+    /// coordinator fails later.
     pub fn hold(&self) -> Result<Option<Lock>, Refusal> {
         match self.goes_on().then(|| Lock::take(&self.dir)) {
             Some(Err(e @ RunLockError::Locked(_))) => Err(e.into()),
@@ -52,8 +52,8 @@ impl RunFolder {
         }
     }
 
-    /// Clears away what a process that died left where the run resumes from: its own folder, which is held, or
-    /// another one that no run has now. What is being written there may look just like it.
+    /// Removes leftovers of a process that died from the folder of the resumed run: the run's own folder, which is
+    /// locked, or another folder that no run uses now. In a folder in use, files being written look like leftovers.
     pub fn recover(&self) -> Result<(), Refusal> {
         let Some(dir) = self.resume.as_deref().map(run_of) else { return Ok(()) };
         let held = (!self.goes_on()).then(|| Lock::take(&dir));
@@ -63,7 +63,7 @@ impl RunFolder {
         }
     }
 
-    /// Refuses a folder that holds what this run may not touch.
+    /// Refuses a folder with contents that this run must not change.
     fn check(&self) -> Result<(), Refusal> {
         match (self.goes_on(), holds(&self.dir)?) {
             (false, Holds::Run) if !self.overwrite => Err(Refusal::configuration(format!(
@@ -75,12 +75,12 @@ impl RunFolder {
         }
     }
 
-    /// The checkpoint that the run goes on from. None where it begins: nothing is resumed, or the run was killed
-    /// before its first checkpoint, which is said.
+    /// Returns the checkpoint that the run continues from. `None` for a new run: nothing is resumed, or the run was
+    /// killed before its first checkpoint, which is reported.
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>, Refusal> {
         let Some(from) = &self.resume else { return Ok(None) };
         match checkpoint::find(from) {
-            // Who removed the checkpoints of a finished run did not ask for another adapter.
+            // A finished run without checkpoints does not start again.
             Err(TrainError::NoCheckpoint { .. }) if self.goes_on() && !self.dir.join(ADAPTER).exists() => {
                 if holds(&self.dir)? == Holds::Other {
                     return Err(not_ours(&self.dir));
@@ -93,7 +93,7 @@ impl RunFolder {
     }
 }
 
-/// Where the run goes, refused if something else is there; nothing is written.
+/// Chooses the run's folder and refuses one with other contents; nothing is written.
 pub fn place(options: &OutputOptions, model: &str) -> Result<RunFolder, Refusal> {
     let both = "--overwrite: either --resume or --overwrite of the same folder, not both";
     if options.overwrite && options.resume == Resume::Output {
@@ -110,8 +110,8 @@ pub fn place(options: &OutputOptions, model: &str) -> Result<RunFolder, Refusal>
     place.check().map(|()| place)
 }
 
-/// What --resume means, None where the run begins: also where the folder that is to be resumed is not there yet, as a
-/// scheduler that always says --resume finds it at first.
+/// Path for --resume, `None` for a new run. A missing folder means a new run, so that a scheduler can always pass
+/// --resume.
 fn resumed(options: &OutputOptions, model: &str) -> Result<Option<PathBuf>, Refusal> {
     match (&options.resume, &options.output) {
         (Resume::No, _) => Ok(None),
@@ -133,7 +133,7 @@ fn resumed(options: &OutputOptions, model: &str) -> Result<Option<PathBuf>, Refu
     }
 }
 
-/// The note that nothing is resumed, and why.
+/// Reports that nothing is resumed, and the reason.
 fn begins_again(dir: &Path, fact: &str) {
     say!("note: {}: {fact}: the run begins again at step 0", dir.display());
 }
@@ -145,16 +145,16 @@ fn not_ours(dir: &Path) -> Refusal {
     ))
 }
 
-/// Whether both lead to one folder, which is there.
+/// Whether both paths lead to the same existing folder.
 pub fn same(one: &Path, other: &Path) -> bool {
     let real = |dir: &Path| std::fs::canonicalize(dir).ok();
     real(one).is_some_and(|one| real(other) == Some(one))
 }
 
-/// What a folder holds.
+/// Contents of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Holds {
-    /// Nothing, or what a run left that was killed while it took the folder.
+    /// Empty, or with the leftovers of a run that was killed while it claimed the folder.
     Nothing,
     Run,
     Other,
@@ -177,7 +177,7 @@ fn holds(dir: &Path) -> Result<Holds, Refusal> {
     })
 }
 
-/// The run that a folder or a checkpoint in it belongs to.
+/// The folder of the run of `dir`, which is a run's folder or a checkpoint in it.
 pub fn run_of(dir: &Path) -> PathBuf {
     let name = dir.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     match dir.parent() {
@@ -198,12 +198,12 @@ fn numbered(stem: &str, n: usize) -> PathBuf {
     Path::new(RUNS).join(format!("{stem}-{n}"))
 }
 
-/// The first number that is not taken. Another run may take it before this one does.
+/// The first free number. Another run may take it before this run does.
 fn free(stem: &str) -> PathBuf {
     (1..).map(|n| numbered(stem, n)).find(|p| !p.exists()).unwrap_or_default()
 }
 
-/// The last run of that model in `runs`, by its number.
+/// The folder of that model's run in `runs` with the highest number.
 pub fn newest(model: &str) -> Option<PathBuf> {
     let (stem, entries) = (stem(model), std::fs::read_dir(RUNS).ok()?);
     let number = |name: String| name.strip_prefix(&stem)?.strip_prefix('-')?.parse::<usize>().ok();
@@ -265,12 +265,12 @@ mod tests {
         assert!(refused.line.contains("belongs to another run"), "{refused}");
         let mut over = place(&OutputOptions { overwrite: true, ..options.clone() }, "demo").unwrap();
         std::fs::write(dir.join("notes.txt"), "mine").unwrap();
-        // What cannot be moved aside stays.
+        // A file that cannot be moved aside stays.
         std::fs::write(dir.join(claim::MOVING), "").unwrap();
         assert!(Claim::new(&mut over, None).is_err());
         assert!(dir.join(RUN_FILE).exists() && dir.join("notes.txt").exists());
         std::fs::remove_file(dir.join(claim::MOVING)).unwrap();
-        // A process died while it moved the run aside: what is moved and what is not belong together.
+        // A process died while it moved the run aside: moved and unmoved files belong to the same run.
         std::fs::write(dir.join("metrics.jsonl"), "m").unwrap();
         std::fs::create_dir(dir.join(claim::MOVING)).unwrap();
         std::fs::rename(dir.join(RUN_FILE), dir.join(claim::MOVING).join(RUN_FILE)).unwrap();

@@ -1,6 +1,6 @@
-//! A training run between its options and its end, whoever computes: the state that it begins with, its folder,
-//! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
-//! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
+//! A training run from its options to its end, on any team: its initial state, folder, events and adapter. The order is
+//! guaranteed: all checks are made before a folder is created; the folder is kept from the first step on; the adapter
+//! is read back before the run is reported as done.
 
 mod best;
 mod expect;
@@ -39,10 +39,10 @@ use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, W
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-/// Longest answer to a --sample-prompt.
+/// Maximum tokens of an answer to a --sample-prompt.
 const SAMPLE_TOKENS: usize = 128;
 
-/// A run that can begin.
+/// A checked run, ready to begin.
 pub struct Job {
     /// Model and rows.
     pub prepared: Prepared,
@@ -56,16 +56,16 @@ pub struct Job {
     /// blake3 of the model.
     pub model_hash: String,
     state: State,
-    /// The checkpoint that it goes on from.
+    /// The checkpoint that the run continues from.
     from: Option<PathBuf>,
-    /// What is left to be done, once it was counted.
+    /// The remaining work, once it has been counted.
     ahead: OnceCell<(Counts, Load)>,
-    /// What was seen of the run so far, for the model card.
+    /// The events of the run so far, for the model card.
     history: Live,
 }
 
 impl Job {
-    /// Puts together what the options say.
+    /// Builds the run from its options.
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
         let total = plan.total_steps();
@@ -84,7 +84,7 @@ impl Job {
             None => initial_parameters(&writer.layout, &p.spec, &*p.base.files.tensors)?,
         };
         let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
-        // Where nobody named it, every device decides for itself.
+        // Without an explicit type every device chooses its own.
         let dtype = Some(options.devices.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
         let dtype = dtype.map(|dtype| format!("{dtype:?}").to_lowercase());
         let identity = Identity::new(&schedule, &optim, &writer.layout)
@@ -119,12 +119,12 @@ impl Job {
             ahead,
             history,
         };
-        // A prompt that cannot be answered is refused before a folder appears.
+        // An invalid prompt is refused before a folder is created.
         job.sampler(options, &|_| String::new())?;
         Ok(job)
     }
 
-    /// Takes the state of the checkpoint that --resume means, where there is one.
+    /// Loads the state of the checkpoint for --resume, where there is one.
     pub fn resume(&mut self, place: &RunFolder) -> Result<(), Refusal> {
         place.recover()?;
         let Some(checkpoint) = place.checkpoint()? else { return Ok(()) };
@@ -142,23 +142,23 @@ impl Job {
         Ok(())
     }
 
-    /// Numeric classes that took part before a resume.
+    /// Numeric classes that computed before a resume.
     pub fn classes(&self) -> &[String] {
         &self.state.classes
     }
 
-    /// What decides the run's numbers, by name.
+    /// The values that determine the run's numbers, by name.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// For a line about steps with few microbatches.
+    /// Input of the hint about steps with few microbatches.
     pub fn hint(&self, options: &Options) -> Hint {
         let micro_batch_tokens = self.plan.micro_batch_tokens();
         Hint { batch_size: options.optim.batch_size, micro_batch_tokens }
     }
 
-    /// Trains to the end or to a signal, in a folder that `claim` holds.
+    /// Trains to the end or to a signal, in the folder of `claim`.
     pub fn train(
         mut self,
         (settings, options): (&Settings, &Options),
@@ -167,7 +167,7 @@ impl Job {
         team: &mut dyn Team,
     ) -> Result<(), Refusal> {
         let run_file = place.dir.join(RUN_FILE);
-        // A folder other than the one that is resumed must be one that can be resumed.
+        // A folder other than the resumed run's must itself be resumable.
         let mut file = match self.from.is_some() && place.goes_on() && run_file.exists() {
             true => None,
             false => Some(RunFile::write(run_file, settings, self.facts(), team.classes())?),
@@ -217,7 +217,7 @@ impl Job {
         first(outcome, watch.end(report_to(place, &claim)))
     }
 
-    /// The end of a run: its adapter, or where it was stopped.
+    /// Ends a run: writes its adapter, or reports where it stopped.
     fn outcome(
         &mut self,
         team: &mut dyn Team,
@@ -228,7 +228,7 @@ impl Job {
             return Err(saved(finished, place, options));
         }
         self.finish(team, finished, place).map_err(|e| match signals::STOP.urgency() {
-            // A comparison that a signal cut short proves nothing against the adapter.
+            // A comparison interrupted by a signal is no evidence against the adapter.
             Urgency::Now => saved(finished, place, options),
             _ => e,
         })
@@ -255,7 +255,7 @@ impl Job {
             identity: self.identity.clone(),
             adapter: &write,
             stands: &|| claim.stands(),
-            // In another folder, the state that it goes on from is saved once more.
+            // In another folder, the initial state is saved again.
             last: self.from.clone().filter(|_| place.goes_on()).map(|path| (state.step, path)),
         };
         let run = Run {
@@ -272,7 +272,7 @@ impl Job {
             notes,
         };
         let mut finished = train::run(run, events)?;
-        // What it ends with is saved: the adapter is read back into the memory of the moments.
+        // The final state is saved: the adapter is read back into the memory of the moments.
         finished.state.optimizer = optim::AdamW::new(self.optim, 0);
         Ok(finished)
     }
@@ -320,7 +320,7 @@ impl Job {
         team.compare(self, Values { memory, disk }, &place.dir)
     }
 
-    /// Lines for people.
+    /// Notes for the user.
     fn notes(&self, options: &Options, place: &RunFolder) -> Vec<String> {
         let p = &self.prepared;
         let c = &p.train.counts;
@@ -346,12 +346,12 @@ impl Job {
     }
 }
 
-/// Where the report goes; None where the run's folder is gone, which nothing makes again.
+/// Path of the report; `None` where the run's folder is gone, because the folder is not created again.
 fn report_to<'a>(place: &'a RunFolder, claim: &Claim) -> Option<&'a Path> {
     claim.stands().then_some(&place.dir)
 }
 
-/// How the run ended is what a caller must learn; a log that could not be written is a warning beside it.
+/// Returns the run's error first; an error of the log is only a warning beside it.
 fn first(outcome: Result<(), Refusal>, logged: Result<(), Refusal>) -> Result<(), Refusal> {
     if let (Err(_), Err(e)) = (&outcome, &logged) {
         say!("warning: {}", e.line);
@@ -359,7 +359,7 @@ fn first(outcome: Result<(), Refusal>, logged: Result<(), Refusal>) -> Result<()
     outcome.and(logged)
 }
 
-/// The end of a run that a signal stopped.
+/// The refusal for a run that a signal stopped.
 fn saved(finished: &Finished, place: &RunFolder, options: &Options) -> Refusal {
     let (step, dir) = (finished.state.step, place.dir.display());
     let again = match options.data.data.iter().any(|path| path.as_os_str() == "-") {

@@ -1,6 +1,6 @@
-//! One run and its roles: from options to a base model with rows ([`prepare`]), to a [`job::Job`] in a [`folder`], and to
-//! its end. Who computes it is [`single`], [`coordinator`] or [`worker`]. Verbs that read what a run left (its adapter,
-//! its run.yaml) do it with the same code.
+//! One run and its roles: from options to a base model with rows ([`prepare`]), to a [`job::Job`] in a [`folder`], and
+//! to its end. The roles are [`single`], [`coordinator`] and [`worker`]. Verbs that read a run's adapter or run.yaml
+//! use the same code.
 
 pub mod adapter;
 pub mod auto_micro_batch;

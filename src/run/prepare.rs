@@ -1,5 +1,5 @@
-//! From options to all that a run needs, cheapest refusals first: model files, tokenizer, rows, plan, adapter.
-//! Nothing is written here.
+//! From options to all inputs of a run, cheapest checks first: model files, tokenizer, rows, plan, adapter. Nothing is
+//! written here.
 
 use super::adapter;
 use super::base_model::{self, BaseModel};
@@ -26,11 +26,11 @@ use std::thread::JoinHandle;
 /// Default of --max-seq-len, in tokens.
 pub const MAX_SEQ_LEN: usize = 2048;
 
-/// A model with rows that fit it.
+/// A model and rows that fit it.
 pub struct Prepared {
     /// The base model's files.
     pub base: BaseModel,
-    /// Its tokens.
+    /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// Its shape; a classifier's for --task classify.
     pub config: Config,
@@ -38,27 +38,27 @@ pub struct Prepared {
     pub spec: LoraSpec,
     /// Rows.
     pub train: Corpus,
-    /// Rows held back.
+    /// Rows for evaluation.
     pub eval: Option<Corpus>,
-    /// True where the rows are turns of a chat template, so that prompts are too.
+    /// Whether the rows are turns of a chat template; prompts then are too.
     pub chat: bool,
-    /// Lines about choices that were made, for the run's beginning.
+    /// Lines about choices, for the beginning of the run's output.
     pub remarks: Vec<String>,
     hash: Option<Hashing>,
 }
 
 impl Prepared {
-    /// The model's shape, its weights and its adapter.
+    /// The model's shape, weights and adapter.
     pub fn model(&self) -> (&Config, &dyn Tensors, &LoraSpec) {
         (&self.config, &*self.base.files.tensors, &self.spec)
     }
 
-    /// The model as far as its speed goes.
+    /// The model's properties that determine its speed.
     pub fn shape(&self, options: &Options) -> ModelShape {
         ModelShape::of(&folder::stem(&options.model.model), (&self.config, &self.spec), &self.base.files.kind)
     }
 
-    /// The model's hash, which was worked out while rows were read.
+    /// The model's hash, which a thread computed while rows were read.
     pub fn model_hash(&mut self) -> Result<String, Refusal> {
         match self.hash.take().map(JoinHandle::join) {
             Some(Ok(hash)) => hash,
@@ -67,7 +67,7 @@ impl Prepared {
     }
 }
 
-/// Opens, reads, checks.
+/// Opens, reads and checks all inputs.
 pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
     read(settings, options, base_model::open_as, |path| {
         let path = path.to_path_buf();
@@ -75,12 +75,12 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
     })
 }
 
-/// The same without a look at the weights, which nobody waits for who only plans, nor fetches them.
+/// Like [`prepare`] for a plan: weights are neither hashed nor fetched.
 pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
     read(settings, options, base_model::outline_as, |_| None)
 }
 
-/// Refuses where there are no rows, or where they were typed in the place of the model.
+/// Refuses options without rows, also where the rows were typed in the place of the model.
 fn has_rows(options: &Options) -> Result<(), Refusal> {
     let named = &options.model.model;
     if files::holds_rows(Path::new(named)) && Path::new(named).is_file() {
@@ -158,7 +158,7 @@ fn read(
     Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
 }
 
-/// Refuses to choose among evaluations where there are none.
+/// Refuses a choice among evaluations where there are none.
 fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Result<(), Refusal> {
     let choice = &options.output.choice;
     let name = match (choice.keep, choice.patience) {
@@ -170,7 +170,7 @@ fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Re
     Err(settings.refuse(name, "needs rows to evaluate on: --eval-split 5% or --eval-data FILE"))
 }
 
-/// The plan's options.
+/// The options of the plan.
 pub fn plan_options(options: &Options) -> PlanOptions {
     PlanOptions {
         batch_size: options.optim.batch_size,
@@ -183,7 +183,7 @@ pub fn plan_options(options: &Options) -> PlanOptions {
     }
 }
 
-/// The part of `n` rows that --eval-split holds back.
+/// The share of `n` rows that --eval-split holds back.
 fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<f64>, Refusal> {
     match options.data.eval_split {
         Some(Split::Rows(held)) if held >= n => {
@@ -196,7 +196,7 @@ fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<
     }
 }
 
-/// Nobody is told to raise --max-seq-len where the model's window is what ends the rows.
+/// The error does not suggest a larger --max-seq-len where the model's window is the limit.
 fn no_raise(e: DataError, config: &Config, max_seq_len: usize) -> Refusal {
     match e {
         DataError::NothingSupervised { files, rows, first } if config.window() == Some(max_seq_len) => {
@@ -248,7 +248,7 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
     }
 }
 
-/// Refuses --class-weights that are not one for each class.
+/// Refuses --class-weights without exactly one weight per class.
 pub fn check_weights(settings: &Settings, weights: Option<&[f32]>, config: &Config) -> Result<(), Refusal> {
     match (weights, &config.labels) {
         (Some(w), Some(l)) if w.len() != l.len() => {
@@ -259,7 +259,7 @@ pub fn check_weights(settings: &Settings, weights: Option<&[f32]>, config: &Conf
     }
 }
 
-/// With one class the loss is 0 from the first step on.
+/// Refuses a single class: its loss is 0 from the first step on.
 fn check_classes(train: &Corpus) -> Result<(), Refusal> {
     match &train.labels {
         Some(labels) if labels.names.len() < 2 => Err(Refusal::configuration(format!(
@@ -270,7 +270,7 @@ fn check_classes(train: &Corpus) -> Result<(), Refusal> {
     }
 }
 
-/// Files to train on and files for eval; a folder has both.
+/// Training files and evaluation files; a folder has both.
 pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal> {
     let (mut train, mut eval) = (Vec::new(), Vec::new());
     for path in &data.data {
@@ -289,7 +289,7 @@ pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal
     Ok((train, eval))
 }
 
-/// Files to evaluate on; of a folder those for eval, else those for tests, else all.
+/// Evaluation files; for a folder its evaluation files, else its test files, else all.
 pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
     let mut eval = Vec::new();
     for path in paths {
@@ -305,7 +305,7 @@ pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
     Ok(eval)
 }
 
-/// True where the first row goes through the chat template. Standard input cannot be looked into twice.
+/// Whether the first row uses the chat template. Standard input cannot be read twice.
 fn is_chat(path: &Path, read: &data::Options) -> bool {
     if path.as_os_str() == "-" {
         return true;
@@ -319,7 +319,7 @@ fn is_chat(path: &Path, read: &data::Options) -> bool {
     chat
 }
 
-/// The adapter's shape. What --init-adapter says stands unless something else was typed.
+/// The adapter's configuration. Values from --init-adapter apply unless the user gave others.
 fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<LoraSpec, Refusal> {
     let lora = &options.lora;
     let mut spec = LoraSpec {
@@ -364,7 +364,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
     Ok(spec)
 }
 
-/// An adapter to begin with must be for the same task.
+/// Refuses an initial adapter of another task.
 fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
     match (from.task, options.data.task) {
         (TaskType::SeqCls, Task::Sft) => Err(settings
@@ -378,7 +378,7 @@ fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> R
     }
 }
 
-/// What of the adapter's own scale the options replace.
+/// Notes about an initial adapter's scale that options replace.
 fn scale_notes(from: &AdapterConfig, spec: &LoraSpec) -> Vec<String> {
     let mut notes = Vec::new();
     if from.lora_alpha as f32 != spec.alpha {

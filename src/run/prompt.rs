@@ -1,4 +1,4 @@
-//! A prompt as tokens: as it stands, or as a user's turn of a conversation.
+//! A prompt as tokens: unchanged, or as a user's turn of a conversation.
 
 use crate::config::refusal::Refusal;
 use crate::data;
@@ -6,24 +6,24 @@ use crate::data::template::Ending;
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 
-/// The ids of a prompt, within the bounds of a row (`data::bounded`).
+/// The ids of a prompt, within the limits of a row (`data::bounded`).
 pub fn prompt_ids<T>(tokenizer: &Tokenizer, prompt: &str, ids: impl FnOnce(&Tokenizer) -> T) -> T {
     data::bounded(&"the prompt", (prompt.len(), usize::MAX), || ids(tokenizer))
 }
 
-/// A user's turn (after a system turn, if there is one) up to where the assistant begins.
+/// A user's turn (after an optional system turn) up to the beginning of the assistant's turn.
 pub fn chat_ids(tokenizer: &Tokenizer, system: Option<&str>, prompt: &str) -> Result<Vec<u32>, Refusal> {
     let mut turns: Vec<Value> = system.iter().map(|text| turn("system", text)).collect();
     turns.push(turn("user", prompt));
     turns_ids(tokenizer, &turns)
 }
 
-/// A turn of a conversation, as chat templates read it.
+/// A turn of a conversation, in the form that chat templates read.
 pub fn turn(role: &str, text: &str) -> Value {
     json!({ "role": role, "content": text })
 }
 
-/// A conversation up to where the assistant begins.
+/// A conversation up to the beginning of the assistant's turn.
 pub fn turns_ids(tokenizer: &Tokenizer, turns: &[Value]) -> Result<Vec<u32>, Refusal> {
     let template = tokenizer.template().ok_or_else(|| {
         Refusal::configuration(

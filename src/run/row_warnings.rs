@@ -1,9 +1,9 @@
-//! What is suspicious about rows, in sentences: each says how many rows it is about, what follows from it and what to
-//! do. Nothing here stops a run; `--max-dropped` does.
+//! Warnings about suspicious rows: each gives the number of rows, the consequence and the remedy. Warnings do not stop
+//! a run; `--max-dropped` does.
 
 use crate::data::{Corpus, Tokenizer};
 
-/// What rows came to, as far as suspicion goes.
+/// Counts of suspicious rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Survey {
     rows: u64,
@@ -12,21 +12,21 @@ struct Survey {
     truncated: u64,
     max_seq_len: usize,
     duplicates: u64,
-    /// Rows of text that were not cut, and those of them in which no end token is trained on.
+    /// Untruncated rows of text, and those of them without a supervised end token (`endless`).
     whole: u64,
     endless: u64,
-    /// Rows that begin with two tokens of beginning.
+    /// Rows that begin with two beginning-of-text tokens.
     twice: u64,
-    /// A class and its rows, where it has nearly all of them.
+    /// A class with nearly all rows, and its number of rows.
     one_sided: Option<(String, u64)>,
 }
 
-/// All that is suspicious. `(stop, most)`: tokens that end an answer, and the longest row that is not cut.
+/// All warnings. `(stop, most)`: tokens that end an answer, and the longest row that is not truncated.
 pub fn all(corpus: &Corpus, tokenizer: &Tokenizer, limits: (&[u32], usize)) -> Vec<String> {
     sentences(&survey(corpus, tokenizer, limits))
 }
 
-/// What a training run says: not what its own lines say already.
+/// The warnings of a training run, without those that its other lines contain.
 pub fn of_a_run(corpus: &Corpus, tokenizer: &Tokenizer, limits: (&[u32], usize)) -> Vec<String> {
     let survey = survey(corpus, tokenizer, limits);
     sentences(&Survey { dropped: 0, truncated: 0, duplicates: 0, ..survey })
@@ -110,7 +110,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     out
 }
 
-/// `12 %`; what is there is never 0 %.
+/// A share such as `12 %`; a nonzero share is never shown as 0 %.
 fn percent(n: u64, all: u64) -> String {
     let p = 100.0 * n as f64 / all.max(1) as f64;
     if p > 0.0 && p < 0.95 { format!("{p:.1} %") } else { format!("{p:.0} %") }

@@ -1,5 +1,5 @@
-//! run.yaml: the resolved configuration of a run, every value with where it came from, and the facts of the
-//! run under `run:`. It can be given as --config: it is read back by the same reader, which skips the facts.
+//! run.yaml: the resolved configuration of a run, every value with its origin, and the facts of the run under `run:`.
+//! The file is valid for --config: the same reader reads it and skips the facts.
 
 use crate::config::demo;
 use crate::config::table::{Section, TABLE, Takes};
@@ -9,7 +9,7 @@ use crate::train::event::{Event, Step};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The file of a run that has begun here.
+/// The run.yaml of a run that has begun.
 pub struct RunFile<'a> {
     path: PathBuf,
     settings: &'a Settings,
@@ -18,7 +18,7 @@ pub struct RunFile<'a> {
 }
 
 impl<'a> RunFile<'a> {
-    /// Writes it. Numeric classes that are not known yet are added when they have computed something.
+    /// Writes the file. Numeric classes that are unknown now are added after their first computation.
     pub fn write(
         path: PathBuf,
         settings: &'a Settings,
@@ -30,13 +30,13 @@ impl<'a> RunFile<'a> {
         Ok(file)
     }
 
-    /// Adds what a step says of classes.
+    /// Adds numeric classes from a step's event.
     pub fn see(&mut self, event: &Event) {
         let Event::Step(Step { shared: Some(shared), .. }) = event else { return };
         let known = self.classes.len();
         self.classes.extend(shared.classes.keys().cloned());
         if self.classes.len() > known {
-            // The run is worth more than its description.
+            // The run continues where its description cannot be written.
             let _ = atomic::write_file(&self.path, self.text().as_bytes());
         }
     }
@@ -49,16 +49,16 @@ impl<'a> RunFile<'a> {
     }
 }
 
-/// What does not describe the run itself.
+/// Options that do not describe the run itself.
 const LEFT_OUT: [&str; 3] = ["config", "resume", "overwrite"];
 
-/// Files that are read: with their whole path where they are there, so that the run can be resumed from any folder. Else
-/// the value is another thing: a Hub id, `chatml`, standard input.
+/// Options with files that are read: recorded as absolute paths where they exist, so that the run can be resumed from
+/// any folder. Other values stay: a Hub id, `chatml`, standard input.
 const READ: [&str; 6] = ["model", "chat-template", "data", "eval-data", "init-adapter", "token-file"];
-/// Files and folders that are written: with their whole path.
+/// Options with files and folders that are written: recorded as absolute paths.
 const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
 
-/// A value as it stands in the file.
+/// The recorded form of a value.
 fn recorded(name: &str, value: &str) -> String {
     let reserved = name == "model" && value == demo::NAME || value == "-";
     let is_path = WRITTEN.contains(&name) || READ.contains(&name) && !reserved && Path::new(value).exists();
@@ -79,13 +79,13 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
             let Some(setting) = settings.get(opt.name) else { continue };
             let list = matches!(opt.takes, Takes::Many(_) | Takes::Commas(_));
             let value = |v: &String| match opt.takes {
-                // `1e3` is a prompt, no number.
+                // `1e3` is a prompt, not a number.
                 Takes::Many("TEXT") => json(v),
                 _ => quoted(&recorded(opt.name, v)),
             };
             let values: Vec<String> = setting.values.iter().map(value).collect();
             let value = match values.as_slice() {
-                // A flag that was given without its value.
+                // A flag without its optional value.
                 [] if setting.source == Origin::Flag && matches!(opt.takes, Takes::Optional(_)) => {
                     "true".into()
                 }
@@ -103,7 +103,7 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
     text
 }
 
-/// A fact of the run that the run.yaml at `path` describes, where it says so: written by [`text`], one in a line.
+/// A fact in the run.yaml at `path`, where present: written by [`text`], one per line.
 pub fn fact(path: &Path, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let (_, facts) = text.split_once(&format!("\n{}:", yaml::FACTS))?;

@@ -1,18 +1,18 @@
-//! Signals become requests to the run (`train::stop`): SIGINT after this step, and a second one at once;
-//! SIGTERM now, with the last finished step, and SIGHUP too, because a connection that drops takes its terminal with
-//! it; SIGUSR1 a checkpoint, and on it goes. They are watched only while there is something to save: before that the
-//! system's own answer to a signal is the right one, except to SIGUSR1, which asks for a checkpoint and ends no process.
-//! A SIGHUP that was ignored at the start (nohup) stays ignored.
+//! Signals become requests to the run (`train::stop`): SIGINT stops after this step, a second SIGINT stops now; SIGTERM
+//! stops now with the last finished step, and so does SIGHUP, because a dropped connection closes its terminal; SIGUSR1
+//! writes a checkpoint and continues. Signals are handled only while there is something to save: before that the
+//! system's default is right, except for SIGUSR1, which must not end the process. A SIGHUP that was ignored at the
+//! start (nohup) stays ignored.
 
 use crate::report::Look;
 use crate::support::stderr::say;
 use crate::train::stop::{Stop, Urgency};
 
-/// Raised by signals; the process has one run.
+/// Set by signals; the process has one run.
 pub static STOP: Stop = Stop::new();
 
-/// What holds from the start of the process: SIGUSR1 is ignored until there is something to save, and a file at the limit
-/// of its size (SIGXFSZ) is an error of the write, as a full disk is.
+/// Sets the signal actions for the whole process: SIGUSR1 is ignored until there is something to save, and a file at
+/// its size limit (SIGXFSZ) is an error of the write, like a full disk.
 #[cfg(unix)]
 pub fn ignore() {
     for signal in [libc::SIGUSR1, libc::SIGXFSZ] {
@@ -21,11 +21,11 @@ pub fn ignore() {
     }
 }
 
-/// Elsewhere there are no such signals.
+/// Other systems do not have these signals.
 #[cfg(not(unix))]
 pub fn ignore() {}
 
-/// Starts to listen, on a thread of its own; a quiet run says nothing of it.
+/// Starts listening on a separate thread; a quiet run prints nothing about signals.
 #[cfg(unix)]
 pub fn listen(look: Look) -> Result<(), std::io::Error> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -53,7 +53,7 @@ pub fn listen(look: Look) -> Result<(), std::io::Error> {
 #[cfg(unix)]
 fn ignored(signal: i32) -> bool {
     let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action nothing changes; the present one is written, or else stays the zeroes of a default.
+    // SAFETY: without a new action nothing changes; the current action is written, or the zeroes of the default remain.
     let now = unsafe {
         libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr());
         now.assume_init()
@@ -61,7 +61,7 @@ fn ignored(signal: i32) -> bool {
     now.sa_sigaction == libc::SIG_IGN
 }
 
-/// The first time it is asked politely; the second time it ends here.
+/// The urgency of an interrupt: after this step the first time, at once the second time.
 #[cfg(any(unix, windows))]
 fn after_this_step(look: Look) -> Urgency {
     let before = STOP.ask(Urgency::AfterStep);
@@ -74,8 +74,8 @@ fn after_this_step(look: Look) -> Urgency {
     before
 }
 
-/// Windows has events of the console in place of signals: Ctrl-C after this step, a second one at once; Ctrl-Break, a
-/// closed window and a shutdown now. There is none for a checkpoint on the way.
+/// Windows has console events in place of signals: Ctrl-C stops after this step, a second one at once; Ctrl-Break, a
+/// closed window and a shutdown stop now. There is no event for a checkpoint without a stop.
 #[cfg(windows)]
 pub fn listen(look: Look) -> Result<(), std::io::Error> {
     use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_shutdown};
@@ -99,7 +99,7 @@ pub fn listen(look: Look) -> Result<(), std::io::Error> {
     Ok(())
 }
 
-/// Elsewhere the system's own behaviour stands.
+/// Other systems keep their default behaviour.
 #[cfg(not(any(unix, windows)))]
 pub fn listen(_: Look) -> Result<(), std::io::Error> {
     Ok(())

@@ -1,5 +1,5 @@
-//! `--role single`: trains in this process. One model on the CPU is trained here; everything else is a coordinator with
-//! the devices of this process. What a run is besides who computes it is [`super::job`]'s.
+//! `--role single`: trains in this process. One model on the CPU is trained here; otherwise a coordinator runs with the
+//! devices of this process. The parts common to all roles are in [`super::job`].
 
 use super::adapter;
 use super::auto_micro_batch;
@@ -42,33 +42,33 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let device = profile::device(&devices::cpu_class(&chosen), &hardware);
     let measured = Profiles::read().memory(&device, &prepared.shape(options));
     let mut need = Need { measured, ..job::need(&prepared, &planned) };
-    // What does not fit is refused before there is an adapter, which may be what does not fit.
+    // Memory is checked before the adapter is created, because the adapter itself may not fit.
     need.keep = Some(devices::settle(&chosen, prepared.model(), need)?);
     let mut job = Job::new(prepared, planned, options)?;
     job.resume(&place)?;
     let weights = job.prepared.model();
-    // What is measured first may be longer than what is trained on.
+    // Microbatches for measuring may be longer than those of the training.
     let trials = job.trials();
     let longest = trials.iter().map(|batch| batch.ids.len()).fold(job.longest(options), usize::max);
     let takes = devices::takes(&chosen, weights, Need { tokens: longest, ..need })?;
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     let model = OwnThread::new(model, &signals::STOP);
-    // Measured before or not: what it did in a busy hour says little of what it will do in this one.
+    // Devices are measured again in every run, because earlier measurements may come from a busy machine.
     let mut team = Alone { model, hardware, trials, takes };
     let claim = Claim::new(&mut place, lock)?;
     job.train((settings, options), &place, claim, &mut team)
 }
 
-/// Tokens of the first row that the adapter on disk is compared by.
+/// Tokens of the first row that are used to compare the adapter on disk with that in memory.
 const COMPARED: usize = 32;
 
 /// One model in this process.
 struct Alone {
     model: OwnThread<'static>,
     hardware: String,
-    /// What it is measured with before the first step.
+    /// Microbatches for measuring before the first step.
     trials: Vec<Microbatch>,
-    /// What it should take of the memory.
+    /// Estimated memory.
     takes: Estimate,
 }
 
@@ -91,7 +91,7 @@ impl Team for Alone {
         Some(Takes { worker, device, bytes: self.takes.in_use, basis: self.takes.basis.word().into() })
     }
 
-    /// By what both say of the beginning of the first row.
+    /// Compares the logits of both adapters at the beginning of the first row.
     fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
         let batch = train::microbatch(&job.prepared.train.samples, &[0], 0).beginning(COMPARED);
         let mut logits = |flat: &[f32]| -> Result<Vec<f32>, Refusal> {

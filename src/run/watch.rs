@@ -1,5 +1,5 @@
-//! Everybody who sees the events of a run: the terminal, metrics.jsonl, TensorBoard, the page, and in the end the
-//! report. All are functions of the same stream, so none says what another could not.
+//! All consumers of a run's events: the terminal, metrics.jsonl, TensorBoard, the page, and the report at the end. All
+//! read the same stream, so they agree.
 
 use super::folder::{RUN_FILE, RunFolder, run_of};
 use crate::config::groups::Options;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// The log, in a run's folder.
 const METRICS: &str = "metrics.jsonl";
 
-/// Everybody who watches.
+/// All consumers of a run's events.
 pub struct Watch {
     console: Console,
     metrics: Metrics,
@@ -27,18 +27,18 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Opens all that the options ask for; a run that is resumed goes on in its files.
+    /// Opens all outputs of the options; a resumed run appends to its files.
     pub fn new(options: &Options, place: &RunFolder, state: &State, look: Look) -> Result<Self, Refusal> {
         let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
         let path = options.log_json.clone().unwrap_or_else(|| place.dir.join(METRICS));
-        // A link (/dev/stdout) is followed, so that nothing takes its place.
+        // A link (/dev/stdout) is resolved, so that the link itself is not replaced.
         let path = path.canonicalize().unwrap_or(path);
-        // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own,
-        // where it is a file: a pipe has nothing to say.
+        // A log of another run is truncated last, after all checks. Only a run that continues reads its own log, and
+        // only from a regular file: a pipe cannot be read.
         let history = Live::default();
         let page = options.dashboard.as_ref().and_then(|at| {
             let opened = dashboard(at, token, surroundings(&place.dir), history.clone());
-            // The page is a help, and no reason for a run not to begin.
+            // The run also begins without the page.
             opened.inspect_err(|e| say!("warning: no page is shown: {e}")).ok()
         });
         let board = options.tensorboard.as_deref().map(|dir| board(dir, place, &path)).transpose()?;
@@ -48,7 +48,7 @@ impl Watch {
                 if !place.goes_on()
                     && let Ok(before) = std::fs::read(run_of(from).join(METRICS))
                 {
-                    // A run that goes on elsewhere takes along what was said before.
+                    // A run that continues elsewhere copies the earlier log.
                     std::fs::write(&path, before).map_err(refusal::at(&path))?;
                 }
                 let metrics = Metrics::resume(&path, state.step, state.looked)?;
@@ -63,12 +63,12 @@ impl Watch {
         Ok(Watch { console, metrics, board, page, history })
     }
 
-    /// What was seen so far.
+    /// The events so far.
     pub fn history(&self) -> Live {
         self.history.clone()
     }
 
-    /// Shows one event to all, with what only this process knows added.
+    /// Passes one event to all consumers, with data that only this process has.
     pub fn see(&mut self, event: &Event) {
         let mut event = event.clone();
         match (&mut event, &self.board) {
@@ -90,13 +90,13 @@ impl Watch {
         }
     }
 
-    /// The run ended with an error, which is said last: the report in `dir` holds what there was.
+    /// Ends after an error, which is reported last: the report in `dir` contains the events so far.
     pub fn give_up(mut self, dir: Option<&Path>) {
         self.console.end();
         self.report(dir);
     }
 
-    /// The run ended; its report goes to `dir`.
+    /// Ends the run; writes its report to `dir`.
     pub fn end(mut self, dir: Option<&Path>) -> Result<(), Refusal> {
         self.console.end();
         self.report(dir);
@@ -104,7 +104,7 @@ impl Watch {
         Ok(self.board.map_or(Ok(()), TensorBoard::finish)?)
     }
 
-    /// A report that cannot be written takes nothing from the run.
+    /// An error of the report does not fail the run.
     fn report(&self, dir: Option<&Path>) {
         let history = self.history.now();
         let Some(dir) = dir.filter(|_| !history.steps.is_empty()) else { return };
@@ -114,16 +114,16 @@ impl Watch {
     }
 }
 
-/// What a page shows beside the events of the run in `dir`.
+/// Data of a page besides the events of the run in `dir`.
 pub fn surroundings(dir: &Path) -> Surroundings {
     let configuration = std::fs::read_to_string(dir.join(RUN_FILE)).unwrap_or_default();
     Surroundings { configuration, contracts: report::contracts::in_words() }
 }
 
-/// The first word of the note that names the run's folder with TensorBoard's files.
+/// The first word of the note with the path of TensorBoard's files.
 const BOARD: &str = "tensorboard";
 
-/// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
+/// TensorBoard's files of the run. A run that continues in its own folder appends to the path in its log.
 fn board(dir: &Path, place: &RunFolder, log: &Path) -> Result<TensorBoard, Refusal> {
     let before = if place.goes_on() && log.is_file() { report::read(log)? } else { vec![] };
     let noted = |event: &Event| match event {
@@ -138,14 +138,14 @@ fn board(dir: &Path, place: &RunFolder, log: &Path) -> Result<TensorBoard, Refus
     Ok(TensorBoard::create(dir, &name, before.as_deref())?)
 }
 
-/// Bytes of memory that this process holds.
+/// Bytes of resident memory of this process.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// Opens the page and says where it is. Whoever comes over a network needs the key in that address.
+/// Opens the page and prints its address. Requests over a network need the key in that address.
 fn dashboard(
     at: &Endpoint,
     token: Option<&Path>,
@@ -173,8 +173,8 @@ fn dashboard(
     Ok(page)
 }
 
-/// Of this machine's token, so that an address that somebody keeps (Prometheus, say) is good for the next run too;
-/// where no token can be kept, of one of the moment.
+/// A key derived from this machine's token, so that a stored address (of Prometheus, for example) stays valid for the
+/// next run; where no token can be stored, a random key.
 fn key(token_file: Option<&Path>) -> Result<String, Refusal> {
     let kept = Keyring::of_user(token_file).find_or_make();
     let token = match kept {

@@ -1,6 +1,6 @@
-//! `--role worker`: computes for a coordinator. It needs an address and a token; the run's configuration, its rows
-//! and, unless this machine has it, the base model come from there. Training options that are typed here are checked
-//! against the run's, never used.
+//! `--role worker`: computes for a coordinator. A worker needs an address and a token; the coordinator sends the run's
+//! configuration, its rows and, unless this machine has it, the base model. Training options that are typed here are
+//! compared with the run's and not used.
 
 use super::base_model;
 use super::signals;
@@ -18,11 +18,11 @@ use crate::support::stderr::inline;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-/// Options of other sections that decide what the run does, and so are the coordinator's too.
+/// Options of other sections that also belong to the run, so the coordinator decides them.
 const OF_THE_RUN: [&str; 5] =
     ["chat-template", "eval-steps", "save-steps", "save-total-limit", "sample-prompt"];
 
-/// Works.
+/// Runs the worker.
 pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let cluster = &options.cluster;
     let inject = Inject::from_environment().map_err(Refusal::usage)?;
@@ -72,7 +72,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     }
 }
 
-/// The model that was named here, and its hash.
+/// The model named here, and its hash.
 fn named(settings: &Settings, options: &Options) -> Result<Option<(PathBuf, String)>, Refusal> {
     if !settings.is_given("model") {
         return Ok(None);
@@ -82,7 +82,7 @@ fn named(settings: &Settings, options: &Options) -> Result<Option<(PathBuf, Stri
     Ok(Some((opened.path, hash)))
 }
 
-/// Where models that come from coordinators are kept.
+/// Folder of the models received from coordinators.
 fn cache(options: &Options) -> Result<PathBuf, Refusal> {
     let own = || cache::folder().map(|dir| dir.join("models"));
     let dir = options.cluster.model_cache.clone().or_else(own);
@@ -91,7 +91,7 @@ fn cache(options: &Options) -> Result<PathBuf, Refusal> {
     })
 }
 
-/// What the user said about the run, which is the coordinator's to decide.
+/// The typed options that the coordinator decides.
 fn typed(settings: &Settings) -> Vec<(String, String)> {
     let of_the_run = |section| matches!(section, Section::Data | Section::Lora | Section::Optim);
     let options = TABLE.iter().filter(|o| of_the_run(o.section) || OF_THE_RUN.contains(&o.name));

@@ -1,28 +1,28 @@
-//! The allocator of the process: the system's, with two bounds.
+//! The allocator of the process: the system's, with two limits.
 //!
-//! Where the system has no memory left, the process ends with a line that says what to do and exit code 1, not with a
-//! signal. And [`within`] bounds third-party code that untrusted input controls: a chat template or a tokenizer.json can
-//! double a text until the machine has no memory left, and the libraries that run them have no limit. The allocator counts
-//! the bytes of one thread meanwhile. A failed allocation aborts a Rust process, so that above the bound, too, the process
-//! prints one line and ends with exit code 1.
+//! Where the system has no memory left, the process ends with a line that gives the solution and exit code 1 instead of
+//! a signal. [`within`] limits third-party code that untrusted input controls: a chat template or a tokenizer.json can
+//! double a text until the machine has no memory left, and the libraries that run them have no limit. The allocator
+//! counts the bytes of one thread meanwhile. A failed allocation aborts a Rust process, so above this limit too the
+//! process prints one line and ends with exit code 1.
 
 use crate::support::stderr::say;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::io::Write;
 
-/// `LEFT` where nothing is counted.
+/// `LEFT` where bytes are not counted.
 const UNBOUNDED: isize = isize::MAX;
 
 thread_local! {
     /// Bytes that this thread may still allocate.
     static LEFT: Cell<isize> = const { Cell::new(UNBOUNDED) };
-    /// The line for the end of the process.
+    /// The line that is printed at the end of the process.
     static LINE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs `run`, which may hold up to `bytes` of memory beyond what this thread holds now. Above it the process says
-/// `line` and exits with code 1. Threads that `run` starts are not counted.
+/// Runs `run`, which may allocate up to `bytes` beyond the current memory of this thread. Above the limit the process
+/// prints `line` and exits with code 1. Threads that `run` starts are not counted.
 pub fn within<T>(bytes: usize, line: String, run: impl FnOnce() -> T) -> T {
     struct Before(isize, String);
     impl Drop for Before {
@@ -36,7 +36,7 @@ pub fn within<T>(bytes: usize, line: String, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Install it as `#[global_allocator]`; without it nothing is bounded.
+/// Install it as `#[global_allocator]`; otherwise nothing is limited.
 pub struct Allocator;
 
 #[cfg(test)]
@@ -61,12 +61,12 @@ fn end() -> ! {
     std::process::exit(1)
 }
 
-/// What was allocated, or the end of the process.
+/// Returns the allocated pointer, or ends the process where it is null.
 fn or_end(allocated: *mut u8, bytes: usize) -> *mut u8 {
     if !allocated.is_null() {
         return allocated;
     }
-    // Nothing may be allocated here, so the line is written into a buffer on the stack.
+    // This code must not allocate, so the line is written into a buffer on the stack.
     let mut line = [0; 256];
     let mut rest = &mut line[..];
     let _ = writeln!(
@@ -76,34 +76,34 @@ fn or_end(allocated: *mut u8, bytes: usize) -> *mut u8 {
     );
     let left = rest.len();
     let _ = std::io::stderr().write_all(&line[..line.len() - left]);
-    // SAFETY: ends the process without running anything of it that could allocate.
+    // SAFETY: ends the process without running code that could allocate.
     unsafe { libc::_exit(1) }
 }
 
-// SAFETY: every call goes to the system's allocator unchanged, and what it gives is returned as it is; counting allocates
+// SAFETY: every call goes to the system's allocator unchanged, and its result is returned unchanged; counting allocates
 // nothing and does not unwind.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees the same conditions.
         or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees the same conditions.
         or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees the same conditions.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new: usize) -> *mut u8 {
         count(new as isize - layout.size() as isize);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees the same conditions.
         or_end(unsafe { System.realloc(pointer, layout, new) }, new)
     }
 }

@@ -1,5 +1,5 @@
-//! Floor 0, beside `numeric`: what every floor needs of the process itself. Lines on stderr, panics that end no
-//! process, and the allocator.
+//! Floor 0, beside `numeric`: process-level services for every floor: lines on stderr, caught panics, and the
+//! allocator.
 
 pub mod allocator;
 pub mod panics;

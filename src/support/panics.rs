@@ -1,6 +1,6 @@
-//! Panics that end no process: a library's, where it has no other way to say that a card is gone, and a device's, whose
-//! lease goes back to others. Whoever catches one gets its text. The process's own hook asks [`heard`] first, because
-//! it says and ends everything that nobody catches.
+//! Catches panics so that the process survives: those of a library that panics when a device is lost, and those of a
+//! device's thread, whose lease then returns to the coordinator. The caller gets the panic's text. The process's own
+//! panic hook, which reports a panic and ends the process, calls [`heard`] first and leaves caught panics alone.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -10,7 +10,7 @@ thread_local! {
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs it; the error is the text of its panic. What it leaves half done is the caller's to let go.
+/// Runs `run`; the error is the text of its panic. The caller discards state that the panic left incomplete.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     WITHIN.set(WITHIN.get() + 1);
     let result = catch_unwind(AssertUnwindSafe(run));
@@ -24,12 +24,12 @@ pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// The text of a caught panic without its place in the source: for users, where a library panics on bad input.
+/// The text of a caught panic without its source location: for users, where a library panics on bad input.
 pub fn without_place(panic: &str) -> &str {
     panic.rsplit_once(" (at ").map_or(panic, |(text, _)| text)
 }
 
-/// Whether this thread's panic will be caught: then no other handler reports it.
+/// Whether this thread's panic will be caught: other handlers do not report it then.
 pub fn heard(info: &PanicHookInfo) -> bool {
     let within = WITHIN.get() > 0;
     if within {

@@ -1,27 +1,27 @@
-//! Lines on stderr. Whoever read them may have gone (`2>&1 | tee log`, ended by the same Ctrl-C; a terminal that was
-//! closed): then a line is lost, never the run, as `eprintln!` would have it, which panics. A test keeps that one out.
+//! Lines on stderr. The reader of stderr may be gone (`2>&1 | tee log`, ended by the same Ctrl-C; a closed terminal):
+//! then the line is lost and the run continues, whereas `eprintln!` would panic. A test forbids `eprintln!`.
 
 use std::fmt::Arguments;
 use std::io::Write;
 
-/// Writes one line, at one go, so that lines of several threads stay whole.
+/// Writes one line in one call, so that lines of several threads stay whole.
 pub fn line(text: Arguments<'_>) {
     let _ = std::io::stderr().write_all(format!("{}\n", printable(&text.to_string())).as_bytes());
 }
 
-/// Text for a terminal: rows, labels, models and other machines may send characters that move its cursor, name its
-/// window, wipe it, or change the order of what is shown; they are shown escaped. Ends of lines and tabs stay.
+/// Escapes text for a terminal: rows, labels, models and other machines may contain characters that move the cursor,
+/// set the window's title, clear the screen, or reorder the shown text. Line ends and tabs stay.
 pub fn printable(text: &str) -> String {
     escaped(text, |c| !matches!(c, '\n' | '\t'))
 }
 
-/// The same on one line, whatever the text says.
+/// Like [`printable`], on one line: line ends are escaped too.
 pub fn inline(text: &str) -> String {
     escaped(text, |_| true)
 }
 
-/// Escapes control characters, line and paragraph separators and format characters that `which` selects. A joiner
-/// stays behind a character that is not ASCII: scripts and emoji need it.
+/// Escapes the control characters, line and paragraph separators and format characters that `which` selects. A joiner
+/// after a character that is not ASCII stays, because scripts and emoji need it.
 fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
     let mut before = ' ';
@@ -36,8 +36,8 @@ fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
     out
 }
 
-/// Whether a character is a separator of lines or paragraphs, or one of Unicode's format characters (category Cf) that
-/// show nothing themselves: directions, joiners, zero width, tags.
+/// Whether a character is a line or paragraph separator, or one of Unicode's invisible format characters (category Cf):
+/// directions, joiners, zero width, tags.
 fn is_format(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
@@ -45,7 +45,7 @@ fn is_format(c: char) -> bool {
         | '\u{e0000}'..='\u{e007f}')
 }
 
-/// As `eprintln!`, but nothing happens where nobody listens.
+/// Like `eprintln!`, but does nothing where stderr is closed.
 macro_rules! say {
     ($($text:tt)*) => { $crate::support::stderr::line(format_args!($($text)*)) };
 }

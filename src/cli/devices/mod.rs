@@ -1,5 +1,5 @@
-//! `finetune devices`: what can compute here, and, with `--check`, whether it counts right and how fast. `finetune
-//! selftest` is the same check, and can write it down for whoever has to find out why a card fails.
+//! `finetune devices`: lists the devices of this machine and, with `--check`, their correctness and speed. `finetune
+//! selftest` makes the same check and can write a report for finding out why a card fails.
 
 mod report;
 
@@ -11,7 +11,7 @@ use crate::support::stderr::say;
 use serde_json::json;
 use std::path::Path;
 
-/// Where the report goes by default.
+/// Default path of the report.
 const REPORT: &str = "selftest.json";
 
 /// Lists the devices.
@@ -48,7 +48,7 @@ fn check(inv: &Invocation, found: &mut [Listed]) -> Result<(), Refusal> {
     devices::check(found, threads.unwrap_or_else(devices::cores), &inject)
 }
 
-/// A device that fails is a failure of the command, after all of them have been listed.
+/// A failed device is a failure of the command, after all devices have been listed.
 fn verdict(found: &[Listed]) -> Result<(), Refusal> {
     let failed =
         found.iter().filter_map(|d| Some(format!("{}: {}", d.name, d.check.as_ref()?.failed.as_ref()?)));

@@ -1,5 +1,5 @@
-//! What somebody who has not got the card needs to know of it: versions, drivers, limits, and how the self-test
-//! ended. Nothing that says whose machine it is: home folders are shortened, hosts and users are not asked for.
+//! A report for developers without the card: versions, drivers, limits, and the result of the self-test. The report
+//! does not identify the user: home folders are shortened, host and user names are left out.
 
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Listed};
@@ -7,10 +7,10 @@ use crate::format::atomic;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Environment variables that change what drivers do.
+/// Prefixes of environment variables that change the behaviour of drivers.
 const VARIABLES: [&str; 8] = ["VK_", "WGPU_", "MESA_", "RADV_", "ANV_", "LP_", "NVIDIA_", "LIBGL_"];
 
-/// Writes it.
+/// Writes the report.
 pub fn write(path: &Path, found: &[Listed]) -> Result<(), Refusal> {
     let text = serde_json::to_string_pretty(&facts(found)).map_err(Refusal::failure)?;
     atomic::write_file(path, (text + "\n").as_bytes())?;

@@ -1,6 +1,6 @@
-//! `finetune doctor [FILE]`: does this machine have what it needs to take part. What is needed stands in a file
-//! (`recipes/gpu-training.yaml`, carried inside the binary); here it is compared with what the system says. Every
-//! verdict that is not `ok` has the command that fixes it. (No existing verb looks beyond the devices.)
+//! `finetune doctor [FILE]`: checks whether this machine meets the requirements of a run. Requirements are in a file
+//! (`recipes/gpu-training.yaml`, embedded in the binary) and are compared with the system's values. Every verdict
+//! except `ok` has the command that fixes it. (No existing verb checks more than the devices.)
 
 mod probe;
 mod requirement;
@@ -14,16 +14,16 @@ use requirement::Requirement;
 use serde::Serialize;
 use std::path::Path;
 
-/// How one requirement is met.
+/// Verdict on a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,
-    /// Missing, and nothing that is required.
+    /// Not met, but not required.
     Warning,
-    /// Missing, and required.
+    /// Not met, and required.
     Failed,
-    /// There was nothing to look at.
+    /// There was nothing to check.
     Skipped,
 }
 
@@ -34,13 +34,13 @@ struct Finding {
     required: bool,
     verdict: Verdict,
     found: String,
-    /// What the check is for.
+    /// Purpose of the check.
     needs: String,
-    /// What to do; None where nothing is missing.
+    /// The fix; `None` where nothing is missing.
     fix: Option<String>,
 }
 
-/// Looks at everything.
+/// Checks all requirements.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let requirements = match inv.positional.first() {
         Some(file) => requirement::read(Path::new(file))?,
@@ -113,7 +113,7 @@ fn tell(inv: &mut Invocation, findings: &[Finding]) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    /// What a requirement comes to.
+    /// The verdict and the fix of a requirement.
     fn check(required: &str, seen: Seen, want: Verdict, fix: Option<&str>) {
         let text = format!("- {{check: disk, about: room, required: {required}, fix: general}}");
         let requirements = requirement::parse(&text, Path::new("r.yaml")).unwrap();

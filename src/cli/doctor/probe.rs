@@ -1,5 +1,5 @@
-//! Looks at one thing after the other and says what is there. Nothing is changed: a file that shows that a folder can
-//! be written has no name and is gone when it is closed, a port is let go at once, no token is made.
+//! Checks one requirement after the other and reports the findings. Nothing is changed: the file that tests whether a
+//! folder is writable has no name and is removed when closed, a port is closed at once, no token is created.
 
 use super::requirement::{Check, Requirement};
 use super::system::{self, Limit};
@@ -14,38 +14,38 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How the token of another machine comes here.
+/// The command that copies the token of another machine to this one.
 const SET: &str =
     "finetune token --set                # paste what `finetune token` prints on the coordinator's machine";
-/// This was written after it (the start of 2026): a clock that says less is wrong.
+/// Start of 2026, before this code was written: a clock with an earlier time is wrong.
 const WRITTEN: u64 = 1_767_225_600;
 
-/// What was named on the command line.
+/// Values from the command line.
 pub struct Probe {
     /// HOST:PORT.
     pub coordinator: Option<String>,
-    /// Where the token is.
+    /// Path of the token.
     pub token_file: Option<PathBuf>,
-    /// Where a worker keeps base models.
+    /// Folder of a worker's base models.
     pub model_cache: Option<PathBuf>,
-    /// Where a run would write.
+    /// Folder of a run.
     pub output: PathBuf,
 }
 
-/// What was seen.
+/// Result of a check.
 pub enum Seen {
-    /// It is there.
+    /// The requirement is met.
     Good(String),
-    /// It is not, or not enough of it.
+    /// The requirement is not met.
     Bad {
-        /// What there is instead.
+        /// The value found.
         found: String,
-        /// What helps, where that is known better than the file knows it.
+        /// A more specific fix than the one in the file, where known.
         fix: Option<String>,
     },
-    /// The system does not say.
+    /// The system does not provide the value.
     Unknown(String),
-    /// There is nothing to look at.
+    /// There is nothing to check.
     Nothing(String),
 }
 
@@ -54,7 +54,7 @@ fn bad(found: impl Into<String>) -> Seen {
 }
 
 impl Probe {
-    /// Looks at one of them.
+    /// Checks one requirement.
     pub fn look(&self, r: &Requirement) -> Seen {
         match r.check {
             Check::Driver => driver(),
@@ -79,7 +79,7 @@ impl Probe {
         }
     }
 
-    /// Folders that base models and a run are written to.
+    /// Folders for base models and the run.
     fn folders(&self) -> Vec<PathBuf> {
         let own = self.model_cache.clone().or_else(|| cache::folder().map(|dir| dir.join("models")));
         own.into_iter().chain([Hub::from_environment().cache]).collect()
@@ -146,7 +146,7 @@ impl Probe {
     }
 }
 
-/// What a visit to a coordinator found. What a firewall may be to blame for is only what gets no answer.
+/// Result of a connection attempt to a coordinator. A firewall is suspected only where there was no answer.
 fn answered(at: &Endpoint, visited: Result<Visit, NetError>) -> Seen {
     let (found, fix) = match visited {
         Ok(Visit::Welcome { run, model }) => {
@@ -188,7 +188,7 @@ fn enough(found: Option<u64>, needed: u64, what: &str) -> Seen {
     match found {
         None => Seen::Unknown(format!("this system does not say how much there is{what}")),
         Some(n) if n < needed => bad(format!("{}{what}, {} needed", gigabytes(n), gigabytes(needed))),
-        // A system that does not say how much memory it has is believed to have enough.
+        // A system that does not report its memory is assumed to have enough.
         Some(u64::MAX) => Seen::Unknown(format!("this system does not say how much there is{what}")),
         Some(n) => Seen::Good(format!("{}{what}", gigabytes(n))),
     }
@@ -212,7 +212,7 @@ fn driver() -> Seen {
 }
 
 fn port(port: u16) -> Seen {
-    // As a coordinator does, on all interfaces of both families.
+    // Like a coordinator, on all interfaces of both address families.
     match TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))) {
         Ok(_) => Seen::Good(format!("{port} is free")),
         Err(e) if e.kind() == ErrorKind::AddrInUse => bad(format!("{port} is in use on this machine")),

@@ -1,15 +1,15 @@
-//! The file of requirements. A check that is not known, a field that is not known and a size that does not parse are
-//! refused with the file's name: a requirement that is passed over in silence is worse than none.
+//! The file of requirements. Unknown checks, unknown fields and invalid sizes are refused with the file's name: a
+//! requirement that is silently skipped is worse than none.
 
 use crate::config::groups::size;
 use crate::config::refusal::{self, Refusal};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What every binary carries.
+/// The requirements embedded in every binary.
 const EMBEDDED: &str = include_str!("../../../recipes/gpu-training.yaml");
 
-/// What can be looked at.
+/// The available checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Check {
@@ -23,15 +23,15 @@ pub enum Check {
     Cache,
     /// The port that a coordinator listens on is free.
     Port,
-    /// The coordinator that was named answers.
+    /// The named coordinator answers.
     Coordinator,
-    /// The clock is kept right.
+    /// The clock is synchronised.
     Clock,
-    /// Open files of a process.
+    /// Limit of open files of a process.
     Files,
-    /// Its address space.
+    /// Limit of the address space of a process.
     Space,
-    /// There is a token that can be used.
+    /// There is a usable token.
     Token,
 }
 
@@ -56,25 +56,25 @@ impl std::fmt::Display for Check {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirement {
-    /// What is looked at.
+    /// The check.
     pub check: Check,
-    /// What it is good for.
+    /// Purpose of the requirement.
     pub about: String,
-    /// Without it nothing goes.
+    /// Whether a run is impossible without it.
     #[serde(default)]
     pub required: bool,
-    /// How much of it.
+    /// Minimum amount.
     #[serde(default)]
     at_least: Option<String>,
-    /// Which port.
+    /// Port number.
     #[serde(default)]
     pub port: Option<u16>,
-    /// The command that helps.
+    /// The command that fixes it.
     pub fix: String,
 }
 
 impl Requirement {
-    /// How much is needed, in bytes or pieces; 0 where the file does not say.
+    /// Minimum amount in bytes or pieces; 0 where the file has none.
     pub fn amount(&self) -> u64 {
         self.at_least.as_deref().and_then(amount).unwrap_or(0)
     }
@@ -84,17 +84,17 @@ fn amount(text: &str) -> Option<u64> {
     text.replace('_', "").parse().ok().or_else(|| size(text))
 }
 
-/// The binary's own.
+/// The requirements embedded in the binary.
 pub fn embedded() -> Result<Vec<Requirement>, Refusal> {
     parse(EMBEDDED, Path::new("gpu-training.yaml"))
 }
 
-/// A file's.
+/// The requirements of a file.
 pub fn read(path: &Path) -> Result<Vec<Requirement>, Refusal> {
     parse(&std::fs::read_to_string(path).map_err(refusal::at(path))?, path)
 }
 
-/// Parses `text`, which came from `path`.
+/// Parses `text` of the file `path`.
 pub fn parse(text: &str, path: &Path) -> Result<Vec<Requirement>, Refusal> {
     let options = serde_yaml::options! { with_snippet: false };
     let requirements: Vec<Requirement> = serde_yaml::from_str_with_options(text, options).map_err(|e| {
@@ -116,7 +116,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Requirement>, Refusal> {
 mod tests {
     use super::*;
 
-    /// The error's line holds `part`, or the first requirement's amount is `part`.
+    /// The error contains `part`, or the amount of the first requirement is `part`.
     fn check(text: &str, part: &str) {
         let got = match parse(text, Path::new("r.yaml")) {
             Ok(all) => all.first().map(|r| r.amount().to_string()).unwrap_or_default(),

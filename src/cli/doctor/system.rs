@@ -1,11 +1,11 @@
-//! What the system says: free disk space, limits of the process, whether the clock is kept right. None where a system
-//! does not say it.
+//! Values of the system: free disk space, limits of the process, clock synchronisation. `None` where a system does not
+//! provide them.
 
 use std::path::Path;
 #[cfg(target_os = "linux")]
 use std::process::Command;
 
-/// Free bytes for this user where `path` is, or would be.
+/// Free bytes for this user on the file system of `path`, which need not exist yet.
 pub fn free_disk(path: &Path) -> Option<u64> {
     let absolute = std::path::absolute(path).ok()?;
     let there = absolute.ancestors().find(|p| p.exists())?;
@@ -27,7 +27,7 @@ pub enum Limit {
     Space,
 }
 
-/// The limit that counts (the soft one); u64::MAX is none.
+/// The effective (soft) limit; u64::MAX means unlimited.
 pub fn limit(which: Limit) -> Option<u64> {
     #[cfg(unix)]
     {
@@ -45,7 +45,7 @@ pub fn limit(which: Limit) -> Option<u64> {
     }
 }
 
-/// Whether something keeps the clock right; None where nobody can be asked.
+/// Whether the clock is synchronised; `None` where this is unknown.
 pub fn clock_is_kept() -> Option<bool> {
     #[cfg(target_os = "linux")]
     {

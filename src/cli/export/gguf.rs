@@ -1,6 +1,6 @@
-//! `--to merged-gguf`: base and adapter as one GGUF. Beside a GGUF base its metadata is carried over byte for
-//! byte, tensors that no adapter touches keep their blocks where their kind stays, and only the rest is made
-//! anew; beside a Hugging Face base everything is written as llama.cpp's converter writes it.
+//! `--to merged-gguf`: base and adapter as one GGUF. For a GGUF base the metadata is copied byte for byte, tensors
+//! without an adapter keep their blocks where their type is unchanged, and only the rest is written again; for a
+//! Hugging Face base everything is written as llama.cpp's converter writes it.
 
 mod read_back;
 
@@ -23,11 +23,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The key that says that the file was written here, so that a later export may replace it.
+/// The metadata key that marks a file as an export, so that a later export may replace it.
 pub const MARK: &str = "finetune.export";
-/// Beyond it a block's scale, or a number in half precision, is infinite.
+/// Above this value the scale of a block, or a half-precision number, is infinite.
 const LARGEST: f32 = 65504.0;
-/// The largest that is rounded down in bf16; what is above becomes infinite.
+/// The largest value that does not round to infinity in bf16.
 const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_7fff);
 
 /// A tensor of the file.
@@ -36,17 +36,17 @@ struct Plan {
     from: From,
 }
 
-/// Where its bytes come from.
+/// Source of a tensor's bytes.
 enum From {
-    /// The base's file, as they are.
+    /// The base's file, unchanged.
     Stored,
-    /// The merged tensor of that name; rows of so many heads are turned.
+    /// The merged tensor with that name; with a number of heads its rotary rows are permuted.
     Merged(String, Option<usize>),
-    /// Computed.
+    /// Computed values.
     Values(Vec<f32>),
 }
 
-/// Writes the file and compares it with what is in memory.
+/// Writes the file and compares it with the merged model in memory.
 pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let (base, loaded, devices) = (&source.base, &source.loaded, &source.devices);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
@@ -83,7 +83,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         let compared = Compared {
             adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
             unrounded: plain_logits(devices, (&loaded.config, &merged), &probe)?,
-            // The file holds the numbers of `rounded`: here they speak by the configuration in memory.
+            // The file holds the numbers of `rounded`; here they run with the configuration in memory.
             source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
             read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
         };
@@ -100,7 +100,7 @@ fn fault(out: &Path, tensor: &Planned, what: String) -> FormatError {
     FormatError::Tensor { path: out.to_owned(), tensor: tensor.name.clone(), what }
 }
 
-/// A base as llama.cpp describes one.
+/// A base's shape in llama.cpp's form.
 pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
     let c = &base.config;
     if let Some(missing) = c.family.not_in_gguf() {
@@ -132,7 +132,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
     })
 }
 
-/// llama.cpp would load it; but the file names only what frequencies are divided by, and we could not read it back.
+/// llama.cpp would load the file, but it stores only the divisors of the frequencies, so we could not read it back.
 fn refuse_scaling(base: &BaseModel) -> Result<(), Refusal> {
     let RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, original, .. } =
         base.config.rope.scaling
@@ -148,7 +148,7 @@ fn refuse_scaling(base: &BaseModel) -> Result<(), Refusal> {
     Err(Refusal::configuration(format!("{}: {what} is not written to GGUF: {way}", base.path.display())))
 }
 
-/// What is said of the model and its tokens.
+/// Metadata of the model and its tokens.
 fn metadata(
     base: &BaseModel,
     stored: Option<&Gguf>,
@@ -170,16 +170,16 @@ fn metadata(
     for (key, raw) in stored.raw_metadata() {
         all.set(key, Meta::Raw(raw.to_vec()));
     }
-    // Tensors are laid out anew, at the default alignment.
+    // Tensors are placed again, at the default alignment.
     all.remove(|key| key == "general.alignment" || key.starts_with("split."));
-    // Kinds that stay are called what they were: which mix of them it is (`Q4_K_S`) no tensor says.
+    // Where types are unchanged the file type stays too: the mix of types (`Q4_K_S`) cannot be derived from tensors.
     if outtype != Outtype::Base {
         all.set("general.file_type", Meta::U32(gguf::file_type_of(main_kind(plans))));
         all.set("general.quantization_version", Meta::U32(2));
     }
     let anew = |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..), Encoding::Blocks(_)));
     if plans.iter().any(anew) {
-        // Its blocks were made with one, ours are not.
+        // The base's blocks were made with an importance matrix, these are not.
         all.remove(|key| key.starts_with("quantize.imatrix."));
     }
     all.set(MARK, mark);
@@ -189,7 +189,7 @@ fn metadata(
     Ok(all)
 }
 
-/// The merged tensors' names by those in the file.
+/// Map from the file's tensor names to the merged tensors' names.
 fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, String>, Refusal> {
     let (mut names, of_layer) = (BTreeMap::new(), base.config.family.layer_tensors());
     for name in merged.names() {
@@ -219,7 +219,7 @@ fn plans(
     };
     let names = names(base, merged)?;
     let mut plans = Vec::new();
-    // What the base's file has beside weights (`rope_freqs`) stays as it is.
+    // Tensors of the base's file that are not weights (`rope_freqs`) are copied unchanged.
     let others = stored.into_iter().flat_map(|file| file.tensors()).filter(|(n, _)| !names.contains_key(*n));
     for (name, info) in others {
         let table = Planned { name: name.clone(), shape: info.shape.clone(), kind: info.kind };
@@ -231,7 +231,7 @@ fn plans(
         let own = match (info, about.encoding) {
             (Some(info), _) => info.kind,
             (None, Encoding::Plain(dtype)) => Encoding::Plain(dtype),
-            // Blocks that GGUF has no number for are written as the numbers that they are worth.
+            // Blocks without a GGUF type are written as dequantized numbers.
             (None, Encoding::Blocks(_)) => F32,
         };
         let row = about.shape.last().copied().unwrap_or(1);
@@ -240,7 +240,7 @@ fn plans(
             Outtype::Base if info.is_some() => own,
             _ if vector => F32,
             Outtype::Base => own,
-            // As the converter does where rows are no whole blocks.
+            // As the converter does where rows are not whole blocks.
             Outtype::All(kind) => gguf::adapter::kind_of(kind, row),
         };
         let from = match info.is_some() && own == kind && !merged.touches(&name) {
@@ -261,7 +261,7 @@ fn plans(
     Ok(plans)
 }
 
-/// The kind that most numbers of matrices have.
+/// The type of most numbers in matrices.
 fn main_kind(plans: &[Plan]) -> Encoding {
     let mut sizes: BTreeMap<Encoding, usize> = BTreeMap::new();
     for table in plans.iter().map(|p| &p.table).filter(|t| t.shape.len() > 1) {
@@ -270,7 +270,7 @@ fn main_kind(plans: &[Plan]) -> Encoding {
     sizes.into_iter().max_by_key(|&(_, n)| n).map_or(F32, |(kind, _)| kind)
 }
 
-/// The kinds of merged tensors by their Hugging Face names.
+/// The types of merged tensors by Hugging Face name.
 fn kinds(plans: &[Plan]) -> BTreeMap<String, Encoding> {
     let kind = |plan: &Plan| match &plan.from {
         From::Merged(name, _) => Some((name.clone(), plan.table.kind)),
@@ -292,7 +292,7 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
             let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
             let values = checked(tensor.dtype.widen(&tensor.bytes), table.kind)?;
             match heads {
-                // A vector that is turned has rows of one element.
+                // A permuted vector has rows of one element.
                 Some(heads) => encode(table.kind, &pair_rows(&values, tensor.shape[0], *heads)),
                 None => encode(table.kind, &values),
             }
@@ -300,7 +300,7 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
     }
 }
 
-/// Refuses what the kind cannot hold.
+/// Refuses values that the type cannot represent.
 fn checked(values: Vec<f32>, kind: Encoding) -> Result<Vec<f32>, String> {
     let most = match kind {
         Encoding::Plain(Dtype::F32) => f32::MAX,

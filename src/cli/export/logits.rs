@@ -1,4 +1,4 @@
-//! The probe that every export must pass: logits of a short row by what is in memory and by what was written.
+//! The check of every export: logits of a short row, from the model in memory and from the written files.
 
 use super::Exported;
 use crate::config::groups::DeviceOptions;
@@ -11,26 +11,26 @@ use crate::model::merge::Merged;
 use crate::model::stage::{Microbatch, Output, Targets, Want};
 use crate::numeric::tensor::Tensors;
 
-/// Tokens of the forward pass that compares.
+/// Tokens of the compared forward pass.
 const PROBE: u32 = 32;
 
-/// The probe's logits by four ways.
+/// Logits of the same row, computed in four ways.
 pub struct Compared {
-    /// Base and adapter side by side.
+    /// Base and adapter, not merged.
     pub adapted: Vec<f32>,
     /// The merged weights in f32.
     pub unrounded: Vec<f32>,
-    /// The merged weights as rounded to what is written, in memory.
+    /// The merged weights in memory, rounded to the written types.
     pub source: Vec<f32>,
-    /// The files.
+    /// The written files.
     pub read: Vec<f32>,
 }
 
 impl Compared {
-    /// A sentence for the user, or what is wrong.
+    /// Returns a sentence for the user, or an error.
     ///
-    /// How far rounding the weights to bf16 or f16 moves logits has no useful bound: it depends on the model.
-    /// So it is left out of what is bounded: merging is compared in f32, the files with the rounded weights.
+    /// The effect of rounding the weights to bf16 or f16 on logits has no useful bound, because it depends on the
+    /// model. So rounding is excluded: the merge is compared in f32, the files are compared with the rounded weights.
     pub fn verdict(&self) -> Result<String, String> {
         let scale = self.adapted.iter().fold(0f32, |m, v| m.max(v.abs()));
         let bound = bound(&self.adapted);
@@ -39,7 +39,7 @@ impl Compared {
             ("as read back give logits", &self.source, &self.read),
         ] {
             let apart = apart(one, two);
-            // NaN is never within
+            // NaN is never within a bound.
             if one.len() != two.len() || apart.is_nan() || apart > bound {
                 return Err(format!("the weights {what} that are {apart:e} off (bound {bound:e})"));
             }
@@ -53,18 +53,18 @@ impl Compared {
     }
 }
 
-/// How far logits that come from the same numbers by another way may lie.
+/// Largest allowed difference between logits computed from the same numbers in different ways.
 pub fn bound(logits: &[f32]) -> f32 {
     1e-4 * logits.iter().fold(0f32, |m, v| m.max(v.abs())).max(1.0)
 }
 
-/// The largest difference; NaN where any is.
+/// The largest difference; NaN where any difference is NaN.
 pub fn apart(one: &[f32], two: &[f32]) -> f32 {
     let larger = |m: f32, d: f32| if m.is_nan() || d.is_nan() { f32::NAN } else { m.max(d) };
     one.iter().zip(two).fold(0.0, |m, (a, b)| larger(m, (a - b).abs()))
 }
 
-/// A row of token ids that is the same every time.
+/// A fixed row of token ids.
 pub fn probe(config: &Config) -> Microbatch {
     let ids: Vec<u32> = (0..PROBE).map(|i| (i * 7919 + 11) % config.vocab as u32).collect();
     let targets = match config.labels {
@@ -74,7 +74,7 @@ pub fn probe(config: &Config) -> Microbatch {
     Microbatch { step: 0, rows: vec![0], bounds: vec![0, PROBE], ids, targets }
 }
 
-/// Of weights without an adapter. A merged classifier carries its head as a base of its own does.
+/// Logits of weights without an adapter. A merged classifier has its head like a base with a head of its own.
 pub fn plain_logits(
     devices: &DeviceOptions,
     (config, tensors): (&Config, &dyn Tensors),
@@ -91,7 +91,7 @@ pub fn plain_logits(
     logits(devices, (config, tensors, &none), head.as_deref(), probe)
 }
 
-/// The probe's logits by a model and the values of its adapter.
+/// Logits of a model with the given values of its adapter.
 pub fn logits(
     devices: &DeviceOptions,
     weights: (&Config, &dyn Tensors, &LoraSpec),
@@ -112,8 +112,8 @@ pub fn logits(
     }
 }
 
-/// One layer in memory at a time, because merged weights are wide, however narrow the base's are. The bits are those of the
-/// whole model.
+/// Holds one layer in memory at a time, because merged weights are in f32 even for a quantised base. The bits equal
+/// those of the whole model.
 fn by_layers(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
@@ -139,8 +139,8 @@ fn by_layers(
     Err(Refusal::failure("the model gave no logits"))
 }
 
-/// Refuses before anything is written what --memory-limit has no room for, one layer at a time: the base with its adapter,
-/// or the merged weights.
+/// Refuses, before anything is written, an export that exceeds --memory-limit even with one layer at a time: the base
+/// with its adapter, or the merged weights.
 pub fn fits(source: &Exported, merged: Option<&Merged>) -> Result<(), Refusal> {
     let chosen = devices::choose(&source.devices)?;
     let loaded = &source.loaded;
@@ -159,7 +159,7 @@ pub fn fits(source: &Exported, merged: Option<&Merged>) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    /// Each of the four ways, off by what is no rounding, and not a number.
+    /// Each of the four ways with a difference above rounding, and with NaN.
     #[test]
     fn inaccurate_merge_is_reported() {
         let good = || Compared {

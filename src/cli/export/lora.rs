@@ -1,4 +1,4 @@
-//! `--to gguf-lora`: the adapter alone, as llama.cpp loads it beside a GGUF of the base.
+//! `--to gguf-lora`: the adapter alone, in the form that llama.cpp loads with a GGUF of the base.
 
 use super::gguf::shape;
 use super::logits::{apart, bound, fits, logits, probe};
@@ -13,7 +13,7 @@ use crate::numeric::block::Encoding;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Writes the file and compares it with what is in memory.
+/// Writes the file and compares it with the adapter in memory.
 pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
     let kind = match outtype {
@@ -28,7 +28,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         paired: shape.paired(),
         name: out.file_stem().map_or_else(|| "lora".into(), |s| s.to_string_lossy().into_owned()),
         base_id: base.files.base_id.clone(),
-        // llama.cpp divides by the rank, and knows no other rule.
+        // llama.cpp divides by the rank; it does not support rsLoRA's rule.
         alpha: loaded.spec.scale() * loaded.spec.rank as f32,
     };
     let parts = parts(&layout, &loaded.flat);
@@ -74,7 +74,7 @@ fn parts(layout: &Layout, flat: &[f32]) -> Vec<Part> {
     layout.entries().iter().map(part).collect()
 }
 
-/// The values as the file's encoding leaves them.
+/// The values rounded to the file's encoding.
 fn rounded(layout: &Layout, flat: &[f32], kind: Encoding) -> Result<Vec<f32>, String> {
     let mut out = flat.to_vec();
     for entry in layout.entries() {

@@ -15,10 +15,10 @@ use crate::run::base_model::{self, BaseModel};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Bytes of one file of weights, as transformers splits them.
+/// Maximum bytes of one weights file, the same as in transformers.
 const SHARD: usize = 5_000_000_000;
 
-/// Writes the folder and compares it with what is in memory.
+/// Writes the folder and compares it with the merged model in memory.
 pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
     let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
@@ -41,7 +41,7 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
         let compared = Compared {
             adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
             unrounded: plain_logits(devices, (&loaded.config, &merged(Some(Dtype::F32))), &probe)?,
-            // The files hold the numbers of `source`, byte for byte: here they speak by the configuration in memory.
+            // The files hold the numbers of `source`, byte for byte; here they run with the configuration in memory.
             source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
             read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
         };
@@ -58,7 +58,7 @@ fn files(dir: &Path, base: &BaseModel, loaded: &Loaded, source: &Merged) -> Resu
     let mut specs = Vec::new();
     for name in source.names() {
         let Some(about) = source.about(&name).map_err(Refusal::failure)? else { continue };
-        // Blocks are written as the numbers that they are worth.
+        // Blocks are written as dequantized numbers.
         let dtype = match about.encoding {
             Encoding::Plain(dtype) => dtype,
             Encoding::Blocks(_) => Dtype::F32,
@@ -87,10 +87,10 @@ fn files(dir: &Path, base: &BaseModel, loaded: &Loaded, source: &Merged) -> Resu
     Ok(())
 }
 
-/// The base's config.json, with what merging changed: the architecture, a classifier's labels, the dtype.
+/// The base's config.json with the changes of the merge: the architecture, a classifier's labels, the dtype.
 fn config(base: &BaseModel, loaded: &Loaded, specs: &[Spec]) -> Value {
     let mut config = base.files.config.clone();
-    // Merged weights are plain numbers, whatever the base's were.
+    // Merged weights are plain numbers, even for a quantised base.
     config.as_object_mut().map(|c| c.shift_remove("quantization_config"));
     config["architectures"] = json!([loaded.config.architecture()]);
     if let Some(labels) = &loaded.config.labels {
@@ -109,7 +109,7 @@ fn config(base: &BaseModel, loaded: &Loaded, specs: &[Spec]) -> Value {
     config
 }
 
-/// What lies in the files is what was merged, byte for byte.
+/// Checks that the files equal the merged tensors, byte for byte.
 fn same_bytes(dir: &Path, source: &Merged) -> Result<(), Refusal> {
     let written = safetensors::Sharded::open(dir)?;
     for name in source.names() {

@@ -1,6 +1,6 @@
-//! `--to ollama`: a folder with a Modelfile. Beside a GGUF base the adapter stays an adapter (FROM the base's
-//! file, ADAPTER); a Hugging Face base, or an --outtype, makes one merged GGUF. A TEMPLATE is written only
-//! where the file that Ollama reads does not carry the chat template that was trained with.
+//! `--to ollama`: a folder with a Modelfile. For a GGUF base the adapter stays separate (FROM the base's file,
+//! ADAPTER); for a Hugging Face base, or with --outtype, both are merged into one GGUF. A TEMPLATE is written only
+//! where the file that Ollama reads does not contain the chat template of the training.
 
 use super::{Exported, Outtype, gguf, go, lora};
 use crate::config::refusal::Refusal;
@@ -10,13 +10,13 @@ use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What Ollama reads at most at once where nothing says otherwise.
+/// Ollama's default context length in tokens.
 const CONTEXT: usize = 4096;
 
-/// By it an earlier export is known.
+/// The first line, which identifies an earlier export.
 pub const FIRST_LINE: &str = "# ollama create NAME -f Modelfile";
 
-/// Writes the folder; what is in it is compared with what is in memory.
+/// Writes the folder and compares its content with the model in memory.
 pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let base = &source.base;
     let adapter = !base.path.is_dir() && outtype == Outtype::Base;
@@ -50,7 +50,7 @@ fn modelfile(source: &Exported, from: &str, adapter: Option<&str>, carried: Opti
     lines.extend(adapter.map(|path| format!("ADAPTER {path}")));
     let tokenizer = &source.tokenizer;
     for id in source.base.stop_ids(tokenizer) {
-        // What ends a turn; a token that cannot be written as text is left to the file's own metadata.
+        // End tokens of a turn; a token without text is left to the file's own metadata.
         let text = tokenizer.decode(&[id], crate::data::tokenizer::Skip::Nothing).unwrap_or_default();
         if !text.is_empty() && !text.contains(['"', '\n']) {
             lines.push(format!("PARAMETER stop \"{text}\""));

@@ -8,8 +8,8 @@ use crate::run::adapter::{self, Writer};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Writes the folder and compares it with what is in memory. The base's name and the card are those of the adapter in
-/// `from`: they say more than its values do.
+/// Writes the folder and compares it with the adapter in memory. The base's name and the card are copied from the
+/// adapter in `from`, because they contain more than its values do.
 pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
     fits(source, None)?;

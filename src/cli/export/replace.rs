@@ -1,4 +1,4 @@
-//! What an export may replace: an earlier export, and nothing else.
+//! Checks of the files that an export may replace: only those of an earlier export.
 
 use super::gguf::MARK;
 use super::ollama;
@@ -7,7 +7,7 @@ use crate::format::gguf::{Gguf, Value};
 use crate::format::{peft, safetensors};
 use std::path::Path;
 
-/// Refuses a folder that holds something, unless that was allowed.
+/// Refuses a folder that is not empty, unless `overwrite` is given.
 pub fn free(out: &Path, overwrite: Option<()>) -> Result<(), Refusal> {
     let held = match std::fs::read_dir(out) {
         Ok(mut entries) => entries.next().map(|_| "is not empty"),
@@ -22,7 +22,7 @@ pub fn free(out: &Path, overwrite: Option<()>) -> Result<(), Refusal> {
     }
 }
 
-/// The names that an export gives its files, besides shards.
+/// The file names of exports, besides shards.
 const WRITTEN: [&str; 15] = [
     "config.json",
     "generation_config.json",
@@ -41,8 +41,8 @@ const WRITTEN: [&str; 15] = [
     "model.gguf",
 ];
 
-/// Refuses to replace what the export is made from, what holds it, and whatever no export wrote: the folder
-/// goes as a whole, with everything in it.
+/// Refuses to replace the source of the export, a folder that contains the source, and files of other origin: the
+/// folder is replaced as a whole.
 pub fn replaceable(out: &Path, sources: &[(&Path, &str)]) -> Result<(), Refusal> {
     let Ok(place) = out.canonicalize() else { return Ok(()) };
     let refuse = |why: String| {
@@ -86,7 +86,7 @@ pub fn replaceable(out: &Path, sources: &[(&Path, &str)]) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Whether a file carries the mark of an export, None for the kinds that carry none.
+/// Whether a file has the mark of an export; `None` for types of files without such a mark.
 fn written_here(path: &Path, name: &str) -> Option<bool> {
     match name {
         "Modelfile" => {
@@ -99,7 +99,8 @@ fn written_here(path: &Path, name: &str) -> Option<bool> {
     }
 }
 
-/// The same for an export that is one file: only an adapter or what `merged-gguf` wrote goes, and never the base.
+/// Like [`replaceable`] for an export of one file: only an adapter or an output of `merged-gguf` is replaced, never the
+/// base.
 pub fn replaceable_file(out: &Path, base: &Path) -> Result<(), Refusal> {
     let refuse =
         |why: &str| Err(Refusal::configuration(format!("{}: {why}: choose another --output", out.display())));

@@ -1,11 +1,11 @@
-//! What a runner is known to refuse or to do differently, said before anything is written. Read in the
-//! sources: llama.cpp's `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`.
+//! Known refusals and differences of runners, reported before anything is written. Source: llama.cpp's
+//! `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`.
 
 use super::{Exported, To};
 use crate::config::refusal::Refusal;
 use crate::format::peft::max_lora_rank;
 
-/// Sentences for the user; an error where no runner would take the file.
+/// Returns sentences for the user; an error where no runner would load the file.
 pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
     let spec = &source.loaded.spec;
     let classifier = source.loaded.config.labels.is_some();

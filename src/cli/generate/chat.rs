@@ -1,4 +1,4 @@
-//! A conversation on a terminal: each line is a user's turn, and the model answers all turns so far.
+//! A conversation on a terminal: each line is a user's turn, and the model answers all previous turns.
 
 use crate::config::refusal::Refusal;
 use crate::run::prompt::turn;
@@ -56,8 +56,8 @@ fn write(out: &mut dyn Write, text: &str) -> Result<(), Refusal> {
 mod tests {
     use super::*;
 
-    /// What is shown for `typed`, where the model answers with the number of turns that it saw, and with more than
-    /// `room` turns does not answer.
+    /// Checks the output for the input `typed`, with a model that answers with its number of turns and does not answer
+    /// more than `room` turns.
     fn check(system: Option<&str>, typed: &str, room: usize, shown: &str) {
         let mut out = Vec::new();
         let mut answer = |turns: &[Value], out: &mut dyn Write| {

@@ -1,6 +1,6 @@
-//! `finetune help [TOPIC]`, shell completions and man pages: all of them from the tables of verbs and options, so that
-//! none knows a flag that another does not. (No other verb speaks of the others.) What a topic explains beyond the
-//! table is a file of `topics/`, part of the binary.
+//! `finetune help [TOPIC]`, shell completions and man pages: all from the tables of verbs and options, so that they
+//! list the same flags. (No other verb describes the others.) The explanation of a topic is a file of `topics/`,
+//! embedded in the binary.
 
 mod pages;
 
@@ -18,7 +18,7 @@ macro_rules! topics {
     };
 }
 
-/// Name, one line, text; in the order in which a newcomer would read them.
+/// Name, one line, text; in the order of a first reading.
 const TOPICS: &[(&str, &str, &str)] = topics![
     "start": "from nothing to an adapter, command by command",
     "data": "forms of rows, and what of them is trained on",
@@ -32,7 +32,7 @@ const TOPICS: &[(&str, &str, &str)] = topics![
     "exit-codes": "for scripts and schedulers",
 ];
 
-/// Says it.
+/// Prints the topic.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let topic = inv.positional.first().cloned();
     let text = match topic.as_deref() {
@@ -46,7 +46,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     inv.say(&text)
 }
 
-/// The text of a topic, with the model families where it lists them.
+/// Inserts the model families into the text of a topic.
 fn complete(text: &str) -> String {
     text.trim_end().replace("{families}", &families::releases("and"))
 }
@@ -61,7 +61,7 @@ fn overview() -> String {
         + verb::lines().trim_end()
 }
 
-/// The options that belong to a topic.
+/// The options of a topic.
 fn table(topic: &str) -> String {
     let section = match topic {
         "data" => Section::Data,

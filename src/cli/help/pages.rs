@@ -1,5 +1,5 @@
-//! Completions and man pages. The command that they are made from is larger than the one that parses: it has the
-//! verbs as subcommands, and says which words an option takes where those are all that it takes.
+//! Completions and man pages. Their source is a larger command than the one that parses: its subcommands are the verbs,
+//! and it lists the possible words of options with a fixed set.
 
 use crate::cli::invocation::Invocation;
 use crate::config::flags;
@@ -53,7 +53,7 @@ fn root() -> Command {
     one(&VERBS[0], "finetune".into())
 }
 
-/// All verbs below `finetune`.
+/// The command `finetune` with all verbs.
 fn tree() -> Command {
     VERBS.iter().fold(root(), |tree, v| tree.subcommand(one(v, v.name.into())))
 }
@@ -83,14 +83,14 @@ fn is_path(arg: &Arg) -> bool {
     shown.iter().any(|name| ["PATH", "DIR", "FILE", "MODEL"].iter().any(|word| name.contains(word)))
 }
 
-/// The words of an option that takes nothing else: `sft|classify`. A placeholder is in capitals, an example a number.
+/// The words of an option with a fixed set: `sft|classify`. Placeholders are in capitals, examples are numbers.
 fn words(o: &Opt) -> Option<Vec<&'static str>> {
     let (Takes::One(shown) | Takes::Commas(shown)) = o.takes else { return None };
     let closed = shown.contains('|') && !shown.contains(|c: char| c.is_ascii_uppercase() || c == ',');
     closed.then(|| shown.split('|').collect())
 }
 
-/// The shells that completions can be made for.
+/// The shells with completions.
 trait Names {
     fn value_variants_names() -> Vec<&'static str>;
 }
@@ -126,7 +126,7 @@ mod tests {
             let text = page(one(v, format!("finetune-{}", v.name))).unwrap();
             assert!(text.contains(".TH") && text.contains(".SH NAME"), "{}", v.name);
             for o in v.accepts().options {
-                // roff writes a hyphen that is one as \\-.
+                // roff writes a literal hyphen as \\-.
                 assert!(text.contains(&o.name.replace('-', "\\-")), "{}: --{}", v.name, o.name);
             }
         }

@@ -1,16 +1,17 @@
-//! What several keys say together: where TensorBoard's files go, how 4 bits are stored, and which adapter is kept.
+//! Settings that depend on several keys: the path of TensorBoard's files, the type of 4-bit weights, and the kept
+//! adapter.
 
 use super::{Dialect, Import, is_empty, scalar};
 use serde_json::{Map, Value};
 
-/// Keys that are dealt with here.
+/// Keys that this module converts.
 pub const KEYS: &[&str] = &["report_to", "logging_dir"];
 
-/// Takes all of them.
+/// Converts all of these keys.
 pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
     let said = |key: &str| keys.get(key).filter(|v| !is_empty(v)).map(scalar);
     reports(import, said("report_to"), said("logging_dir"));
-    // Both trainers call the same thing by another name, and LLaMA-Factory does it by default.
+    // Both trainers use other names for double quantisation, and LLaMA-Factory enables it by default.
     let double = match dialect {
         Dialect::LlamaFactory => said("double_quantization").is_none_or(|v| v != "false"),
         Dialect::Trl => said("use_bnb_nested_quant").is_some_and(|v| v == "true"),
@@ -52,7 +53,7 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
     }
 }
 
-/// TensorBoard is the one of them that is here.
+/// Of all reporters only TensorBoard is supported.
 fn reports(import: &mut Import, report_to: Option<String>, folder: Option<String>) {
     let names: Vec<String> =
         report_to.iter().flat_map(|all| all.split(',')).map(|name| name.trim().to_lowercase()).collect();
@@ -95,7 +96,7 @@ mod tests {
     use crate::config::dialects::explanation;
     use std::path::Path;
 
-    /// What was once lost without a word, and what people from TRL look for first.
+    /// Keys that must not be dropped without a message, and common keys of TRL.
     #[test]
     fn keys_of_trl_are_carried_over_or_reported() {
         check(
@@ -180,7 +181,8 @@ wandb_watch:
 
     #[test]
     fn keys_without_effect_are_reported() {
-        // Without evaluations there is no best one; accuracy is a classifier's; a folder without a reporter is for TensorBoard.
+        // Without evaluations there is no best adapter; accuracy exists for classifiers only; a folder without a
+        // reporter is for TensorBoard.
         check(
             "stage: sft\nload_best_model_at_end: true\nmetric_for_best_model: accuracy\nlogging_dir: tb\nsave_strategy: best\n",
             Dialect::LlamaFactory,
@@ -189,7 +191,7 @@ wandb_watch:
         );
     }
 
-    /// A default length is left to finetune, which knows the model.
+    /// The default length is chosen by finetune, which knows the model.
     #[test]
     fn default_length_of_trl_gives_a_remark() {
         let path = Path::new("c.yaml");
@@ -206,7 +208,7 @@ wandb_watch:
         }
     }
 
-    /// Every key of the tables answers who writes it into a configuration of ours.
+    /// Every key of the tables has an explanation for users who write it into a configuration of finetune.
     #[test]
     fn every_known_key_is_explained() {
         for (key, value, part) in [

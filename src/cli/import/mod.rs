@@ -1,6 +1,7 @@
-//! `finetune import FILE`: a configuration of Axolotl, LLaMA-Factory or TRL as one of ours. What could not be carried
-//! over is said on stderr and stands as a comment in the result: silence would train something else. (`--config`
-//! takes spellings of others, too; it refuses what it does not know, and this says what is lost.)
+//! `finetune import FILE`: converts a configuration of Axolotl, LLaMA-Factory or TRL to ours. Keys without an
+//! equivalent are reported on stderr and as comments in the result, because dropping them silently would change the
+//! training. (`--config` accepts spellings of other trainers too, but refuses unknown keys; this verb lists the lost
+//! ones.)
 
 mod late;
 mod rows;
@@ -16,28 +17,28 @@ use crate::support::stderr::{inline, say};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// One line of ours.
+/// One line of the result.
 struct Line {
     key: String,
-    /// As YAML.
+    /// The value as YAML.
     value: String,
-    /// Where it comes from, in words.
+    /// The origin in words.
     from: String,
 }
 
-/// What a file became.
+/// The result of the conversion.
 #[derive(Default)]
 struct Import {
     lines: Vec<Line>,
-    /// (their key, its value, why it is lost)
+    /// (foreign key, its value, reason of the loss)
     lost: Vec<(String, String, String)>,
-    /// Sentences about defaults, for the result alone.
+    /// Sentences about defaults, which appear only in the result.
     remarks: Vec<String>,
-    /// Factors of the rows of a step.
+    /// Factors of the number of rows per step.
     factors: Vec<(String, u64)>,
 }
 
-/// Converts.
+/// Converts a file.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let Some(file) = inv.positional.first().cloned() else {
         return Err(Refusal::usage("nothing to import: give the FILE.yaml of Axolotl, LLaMA-Factory or TRL"));
@@ -83,7 +84,7 @@ fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Impo
         })?,
     };
     let mut import = Import::default();
-    // Where both are there, a strategy decides, and the steps beside it do not count.
+    // Where both exist, a strategy decides, and the step count beside it is ignored.
     let (strategies, others): (Vec<_>, Vec<_>) = keys.iter().partition(|(key, _)| key.ends_with("_strategy"));
     for (key, value) in strategies.into_iter().chain(others) {
         import.take(dialect, key, value);
@@ -94,8 +95,8 @@ fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Impo
 }
 
 impl Import {
-    /// The first one that says it counts: `load_in_4bit` and `adapter: qlora` say the same. What another one says
-    /// is lost.
+    /// Sets a key. The first value wins: `load_in_4bit` and `adapter: qlora` mean the same. A different later value is
+    /// recorded as lost.
     fn set(&mut self, key: &str, value: impl Into<String>, from: impl Into<String>) {
         let (value, from) = (value.into(), from.into());
         match self.lines.iter().find(|l| l.key == key) {
@@ -109,7 +110,7 @@ impl Import {
         }
     }
 
-    /// The default.
+    /// Sets the other trainer's default where the key is missing.
     fn set_default(&mut self, key: &str, value: impl Into<String>, from: impl Into<String>) {
         if !self.lines.iter().any(|l| l.key == key) {
             self.set(key, value, from);
@@ -138,7 +139,7 @@ impl Import {
                 let word = scalar(value).to_lowercase();
                 let becomes = cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b);
                 match becomes {
-                    // The value as it stands, under our key.
+                    // The unchanged value under our key.
                     Becomes::Set(ours, "") => self.set(ours, yaml_value(value), key),
                     Becomes::Set(ours, v) => self.set(ours, v, format!("{key}: {}", shown(value))),
                     Becomes::Near(ours, v, why) => {
@@ -153,7 +154,7 @@ impl Import {
         }
     }
 
-    /// Keys that a configuration of ours understands as they are.
+    /// Takes keys that a configuration of finetune accepts unchanged.
     fn take_spelling(&mut self, key: &str, value: &Value) {
         if alias::BATCH_FACTORS.contains(&key) {
             match scalar(value).parse() {
@@ -180,9 +181,9 @@ impl Import {
         }
     }
 
-    /// What is known only when all keys have been seen.
+    /// Converts settings that need all keys.
     fn finish(&mut self, dialect: Dialect, keys: &Map<String, Value>) {
-        // Both are written by some, and one of them is 0.
+        // Some configurations have both keys, one of them 0.
         if keys.get("warmup_steps").is_some_and(|v| scalar(v) != "0")
             && keys.contains_key(alias::WARMUP_RATIO)
         {
@@ -195,7 +196,7 @@ impl Import {
         let rows: Vec<String> = self.factors.iter().map(|(k, n)| format!("{k} {n}")).collect();
         let product = self.factors.iter().fold(1u64, |p, (_, n)| p.saturating_mul(*n));
         let has = |name: &str| self.factors.iter().any(|(k, _)| k == name);
-        // transformers trains on 8 rows at a time where nobody says otherwise.
+        // transformers trains on 8 rows per device by default.
         let per_device = match dialect {
             Dialect::Axolotl => 1,
             _ if has("per_device_train_batch_size") => 1,
@@ -221,7 +222,7 @@ impl Import {
         self.lines.iter().find(|l| l.key == key).map(|l| l.value.as_str())
     }
 
-    /// Takes a line back, which is lost for that reason.
+    /// Removes a line and records it as lost with a reason.
     fn take_back(&mut self, key: &str, why: &str) {
         if let Some(at) = self.lines.iter().position(|l| l.key == key) {
             let line = self.lines.remove(at);
@@ -230,7 +231,7 @@ impl Import {
         }
     }
 
-    /// `3.0` epochs are 3; `1.5` cannot be had.
+    /// `3.0` epochs become 3; `1.5` is not supported.
     fn whole_epochs(&mut self) {
         let Some(at) = self.lines.iter().position(|l| l.key == "epochs") else { return };
         match self.lines[at].value.parse::<f64>() {
@@ -276,7 +277,7 @@ impl Import {
     }
 }
 
-/// The result must be a configuration: a value that we refuse is said with the line of the result.
+/// Checks that the result is a valid configuration: a refused value is reported with its line in the result.
 fn check(result: &str, path: &Path) -> Result<(), Refusal> {
     let all: Vec<_> = TABLE.iter().collect();
     let options = yaml::parse(result, path).and_then(|layer| Settings::resolve(&all, vec![layer]));
@@ -286,13 +287,13 @@ fn check(result: &str, path: &Path) -> Result<(), Refusal> {
     }
 }
 
-/// The key and the value that a line comes from; where only the key stands there, the value is the same.
+/// The key and the value of a line's origin; where the origin has only a key, the value is unchanged.
 fn typed(from: &str, value: &str) -> (String, String) {
     let (key, value) = from.split_once(": ").unwrap_or((from, value));
     (key.into(), value.into())
 }
 
-/// Nothing was said.
+/// Whether a value says nothing.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -303,7 +304,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A value as one word; lists with commas.
+/// A value as one word; lists are joined by commas.
 fn scalar(value: &Value) -> String {
     match value {
         Value::String(s) => s.clone(),
@@ -312,7 +313,7 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// A value as it is shown: one short line.
+/// A value as one short line for messages.
 fn shown(value: &Value) -> String {
     let text = match value {
         Value::Object(_) => value.to_string(),
@@ -326,7 +327,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A value as YAML: what is not plainly a word is quoted as JSON has it, which YAML reads.
+/// A value as YAML: text that is not a plain word is quoted as JSON, which YAML reads.
 fn yaml_value(value: &Value) -> String {
     match value {
         Value::String(s) => word(s),

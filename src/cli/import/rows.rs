@@ -1,5 +1,5 @@
-//! Where the rows of another trainer's configuration are. Files carry over; what has to be fetched from the Hub does
-//! not, and the entry of LLaMA-Factory's `dataset_info.json` is looked up where that file is.
+//! Paths of the rows in another trainer's configuration. Files are converted; Hub data sets are not, and an entry of
+//! LLaMA-Factory's `dataset_info.json` is read where that file exists.
 
 use super::{Dialect, Import, is_empty, scalar, turns, word};
 use crate::data::files::holds_rows;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const HUB: &str = "rows come from files: save them as .jsonl or .parquet and name the file under data";
 
-/// Takes all of them.
+/// Converts all keys about rows.
 pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, path: &Path) {
     for (key, ours) in [("datasets", "data"), ("test_datasets", "eval_data")] {
         if let Some(Value::Array(sets)) = keys.get(key) {
@@ -26,7 +26,7 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
     if let Some(value) = files {
         data_files(import, value);
     }
-    // Beside files the name is that of their format.
+    // With files the name is their format.
     if let Some(name) = keys.get("dataset_name").filter(|v| !is_empty(v) && files.is_none()) {
         one(import, ("dataset_name", "data"), name);
     }
@@ -41,14 +41,14 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
     }
 }
 
-/// LLaMA-Factory is started above its folder of rows; its own examples lie elsewhere.
+/// LLaMA-Factory is started in the parent of its data folder; its own examples are elsewhere.
 fn info(path: &Path, folder: &str) -> PathBuf {
     let beside = path.parent().unwrap_or(Path::new(".")).join(folder).join("dataset_info.json");
     let here = Path::new(folder).join("dataset_info.json");
     if !beside.is_file() && here.is_file() { here } else { beside }
 }
 
-/// A file, a list of them, or either by split.
+/// Converts a file, a list of files, or either by split.
 fn data_files(import: &mut Import, value: &Value) {
     let list = |files: &Value| {
         let all: Vec<String> = scalar(files).split(',').map(|f| word(f.trim())).collect();
@@ -78,7 +78,7 @@ fn one(import: &mut Import, (key, ours): (&str, &str), name: &Value) {
     }
 }
 
-/// A list of sets, each with a path, a type, and names of fields.
+/// Converts a list of data sets, each with a path, a type, and names of fields.
 fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
     let (mut files, mut fields) = (Vec::new(), Vec::new());
     for set in sets {
@@ -137,7 +137,7 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
     }
 }
 
-/// Fields of a set, and ours.
+/// Fields of a data set, and our fields.
 const FIELDS: &[(&str, &str)] = &[
     ("field_instruction", "instruction"),
     ("field_input", "input"),
@@ -146,7 +146,7 @@ const FIELDS: &[(&str, &str)] = &[
     ("field", "text"),
 ];
 
-/// Keys of a set that are carried over, or change nothing.
+/// Whether a key of a data set is converted or has no effect.
 fn is_known(name: &str) -> bool {
     let carried = ["path", "data_files", "type", "name", "trust_remote_code", "revision", "field_messages"];
     let turns = ["message_property_mappings", "message_field_role", "message_field_content"];
@@ -160,7 +160,7 @@ fn custom_prompt(import: &mut Import, key: &str, set: &Value) {
     }
 }
 
-/// Names, each an entry of dataset_info.json, which says the file and what its columns are called.
+/// Converts names, each an entry of dataset_info.json with the file and the names of its columns.
 fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, info: &Path) {
     let known: Option<Value> = std::fs::read_to_string(info).ok().and_then(|t| serde_json::from_str(&t).ok());
     let (mut files, mut fields) = (Vec::new(), Vec::new());
@@ -190,7 +190,7 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
     }
 }
 
-/// FORM=ROW of an entry; what has no field here is lost.
+/// FORM=ROW of an entry; columns without an equivalent are lost.
 fn columns(import: &mut Import, name: &str, entry: &Value) -> Vec<String> {
     let mut fields = Vec::new();
     let columns = entry.get("columns").and_then(Value::as_object);

@@ -1,9 +1,9 @@
-//! What files of other trainers become. Keys are theirs, examples our own.
+//! Conversion of other trainers' files. The keys are theirs, the examples are our own.
 
 use super::*;
 use crate::config::dialects::explanation;
 
-/// `key: value` lines that must be there, and keys that must be lost.
+/// Checks that the `key: value` lines `want` are in the result and the keys `lost` are lost.
 pub(super) fn check(text: &str, dialect: Dialect, want: &[&str], lost: &[&str]) {
     let path = Path::new("theirs.yaml");
     let (found, import) = convert(text, path, None).unwrap_or_else(|e| panic!("{text}\n{e}"));
@@ -203,7 +203,7 @@ eos_token: <end>
             "dropout: 0.05",
             "max_seq_len: 512",
             "target_modules: [q_proj, v_proj]",
-            // 8 rows at a time are transformers' own default.
+            // transformers' default is 8 rows per device.
             "batch_size: 16",
             "learning_rate: 0.0001",
             "lr_scheduler: linear",
@@ -232,7 +232,7 @@ fn an_entry_of_dataset_info_is_looked_up() {
     assert_eq!(line("data_fields"), "[\"instruction=q\", \"output=a\"]");
 }
 
-/// Rows of {from, value} under any name, as LLaMA-Factory has them unless tags say otherwise; and of {role, content}.
+/// Rows of {from, value} under any name, LLaMA-Factory's default without tags; and rows of {role, content}.
 #[test]
 fn conversation_turns_decide_the_data_field() {
     let dir = tempfile::tempdir().unwrap();

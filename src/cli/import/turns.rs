@@ -1,13 +1,13 @@
-//! Conversations of other trainers. A list of {role, content} is our field `messages`, one of {from, value}
-//! `conversations`; other names of either cannot be carried over, and are said.
+//! Conversations of other trainers. A list of {role, content} is our field `messages`, a list of {from, value} is
+//! `conversations`; other names of these fields cannot be converted and are reported.
 
 use super::{Import, is_empty, scalar};
 use serde_json::{Map, Value};
 
-/// What a turn calls its speaker and what was said; and which field of ours that is.
+/// Names of a turn's role and content, and our field for them.
 const FORMS: &[(&str, &str, &str)] = &[("role", "content", "messages"), ("from", "value", "conversations")];
 
-/// Names of speakers by LLaMA-Factory's tags, and the values that are understood anyway.
+/// Names of speakers by LLaMA-Factory's tags, and the values that are accepted.
 const SPEAKERS: &[(&str, &[&str])] = &[
     ("user_tag", &["human", "user"]),
     ("assistant_tag", &["gpt", "assistant", "chatgpt", "bot", "model"]),
@@ -20,7 +20,7 @@ const SPEAKER: &str =
     "speakers are user, assistant, system and tool, or human and gpt: rename them in the rows";
 const TURN: &str = "a turn is {role, content} or {from, value}: rename them in the rows";
 
-/// The field of a set of Axolotl's, whose turns may be named by `message_property_mappings`.
+/// The field of one of Axolotl's data sets, in which `message_property_mappings` may rename the parts of turns.
 pub fn axolotl(import: &mut Import, key: &str, set: &Map<String, Value>) -> &'static str {
     let named = |part: &str| {
         let mapped = set.get("message_property_mappings").and_then(|m| m.get(part));
@@ -42,7 +42,7 @@ pub fn axolotl(import: &mut Import, key: &str, set: &Map<String, Value>) -> &'st
     })
 }
 
-/// The field of an entry of `dataset_info.json`, and the tags that are lost.
+/// The field of an entry of `dataset_info.json`; unsupported tags are reported as lost.
 pub fn llama_factory(import: &mut Import, name: &str, entry: &Value) -> &'static str {
     let tag = |part: &str| entry.get("tags").and_then(|t| t.get(part)).filter(|v| !is_empty(v)).map(scalar);
     let openai = entry.get("formatting").is_some_and(|f| f == "openai");
@@ -59,7 +59,7 @@ pub fn llama_factory(import: &mut Import, name: &str, entry: &Value) -> &'static
     })
 }
 
-/// The field for turns of these names; one of them is enough.
+/// The field for turns with these names; one of them is enough.
 fn form(
     role: Option<String>,
     content: Option<String>,

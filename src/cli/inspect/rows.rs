@@ -1,4 +1,4 @@
-//! Rows as a model sees them: counts, lengths, what is suspicious, and some rows with what is learnt of them in colour.
+//! Rows as a model sees them: counts, lengths, warnings, and some rows with their supervised text in colour.
 
 use super::{delimiters, options, print};
 use crate::cli::invocation::Invocation;
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-/// Longest rows that are named.
+/// Number of longest rows that are listed.
 const LONGEST: usize = 5;
 
-/// Looks at them; more rows with nothing to learn than --max-dropped allows are a failure, said after all else.
+/// Describes rows. More rows without supervised tokens than --max-dropped allows are a failure, reported last.
 pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let s = &inv.settings;
     let mut base = base_model::open(s.text("model")?.unwrap_or_default())?;
@@ -82,7 +82,7 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
     facts
 }
 
-/// `row 812 (198 tokens)`, the longest first; of equals the earlier one.
+/// `row 812 (198 tokens)`, longest first; earlier rows first among equals.
 fn longest(corpus: &Corpus) -> Vec<String> {
     let mut order: Vec<usize> = (0..corpus.samples.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(corpus.samples.tokens(i)), i));
@@ -120,7 +120,7 @@ fn lengths(corpus: &Corpus) -> Vec<usize> {
     lengths
 }
 
-/// Ten or fewer bars of equal width in tokens.
+/// At most ten bars of equal width in tokens.
 fn histogram(sorted: &[usize]) -> Vec<String> {
     let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
     let step = ((last - first) / 10 + 1).max(1);
@@ -139,7 +139,7 @@ fn histogram(sorted: &[usize]) -> Vec<String> {
     counts.iter().enumerate().map(bar).collect()
 }
 
-/// How supervised text is marked.
+/// Marking of supervised text.
 enum Paint {
     Colours,
     Brackets,

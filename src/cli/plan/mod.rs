@@ -1,8 +1,8 @@
-//! `finetune plan`: what a training command line will do, what it takes and how long, without doing any of it. Steps
-//! are counted by the plan that a run follows, memory as the run does when it opens its devices, options are refused by
-//! the code that refuses a run; only times are a forecast, and every number of it says how good it is. No weight is read
-//! and nothing of a run is written: of a model of the Hub that is not here its small files and headers stay in the cache
-//! (all of it, where its shapes are among its numbers).
+//! `finetune plan`: forecasts the work, memory and time of a training command line, without running it. Steps are
+//! counted by the plan that a run uses, memory by the estimate that a run uses when it opens devices, and options are
+//! refused by the same code; only times are a forecast, and each one is shown with its quality. No weights are read and
+//! no files of a run are written: for a Hub model that is not in the cache, small files and headers are downloaded to
+//! the cache (the whole model, where its shapes depend on its values).
 
 mod tell;
 
@@ -22,19 +22,19 @@ use crate::run::auto_micro_batch;
 use crate::run::folder;
 use crate::run::prepare::{self, Prepared};
 
-/// All that is said.
+/// Content of the plan.
 pub struct Outlook {
     prepared: Prepared,
     counts: Counts,
     shape: ModelShape,
     team: Vec<Expected>,
     forecast: Forecast,
-    /// Devices that would be better left out, and the seconds that this saves.
+    /// Devices that slow the run down, and the seconds saved without each.
     useless: Vec<(usize, f64)>,
     notes: Vec<String>,
 }
 
-/// Plans.
+/// Prints the plan.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let link = link::typed(&inv.settings)?;
     let assumed = values::memory(&inv.settings, "assume-gpu")?;
@@ -91,7 +91,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     outlook.verdict()
 }
 
-/// As a run chooses; None where this process only coordinates.
+/// Chooses devices as a run does; `None` where this process only coordinates.
 fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, Refusal> {
     let computes = options.cluster.role == Role::Single
         || options.devices.gpus != Gpus::None && settings.is_given("gpus");
@@ -102,14 +102,14 @@ fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, 
     devices::choose(&options.devices).map(Some)
 }
 
-/// Steps that the checkpoint holds from which the run would go on. A folder that a run would refuse is refused.
+/// Steps of the checkpoint that the run would continue from. A folder that a run would refuse is refused.
 fn steps_done(options: &Options) -> Result<u64, Refusal> {
     let place = folder::place(&options.output, &options.model.model)?;
     Ok(place.checkpoint()?.map_or(0, |found| found.step))
 }
 
 impl Outlook {
-    /// A run of which no device has room is refused, here as there.
+    /// Refuses a run that no device has memory for, as the run itself does.
     fn verdict(&self) -> Result<(), Refusal> {
         if self.team.iter().any(Expected::fits) {
             return Ok(());
@@ -121,18 +121,18 @@ impl Outlook {
         })
     }
 
-    /// Where the forecast has a device of the team.
+    /// Index in the forecast of a device of the team.
     fn place(&self, at: usize) -> Option<usize> {
         self.team[at].worker.as_ref()?;
         Some(self.team[..at].iter().filter(|e| e.worker.is_some()).count())
     }
 
-    /// Tokens of a microbatch, on average.
+    /// Average tokens of a microbatch.
     fn mean_size(&self) -> f64 {
         self.counts.tokens as f64 / self.counts.microbatches.max(1) as f64
     }
 
-    /// Whether anything in it was not measured on this model.
+    /// Whether any number was not measured on this model.
     fn guessed(&self) -> bool {
         self.team.iter().filter_map(|e| e.worker.as_ref()).any(|w| w.pace.basis == Basis::Guess)
     }

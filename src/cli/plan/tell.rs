@@ -1,4 +1,4 @@
-//! A plan in words and as JSON: the same facts, each number with how good it is.
+//! Output of a plan as text and as JSON: the same facts, each number with its quality.
 
 use super::Outlook;
 use crate::config::groups::Options;
@@ -9,7 +9,7 @@ use crate::model::memory::{self, Estimate, size};
 use crate::report::{count, duration};
 use serde_json::{Value, json};
 
-/// In words.
+/// The plan as lines of text.
 pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
     let mut lines: Vec<String> = o.notes.iter().map(|note| note_line(note)).collect();
     lines.extend(work(o));
@@ -27,7 +27,7 @@ pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
     lines
 }
 
-/// A note with the word that it begins with.
+/// A note as a line that begins with `note:` or `warning:`.
 pub fn note_line(note: &str) -> String {
     if note.starts_with("note:") || note.starts_with("warning:") {
         note.into()
@@ -139,7 +139,7 @@ fn sum(e: &Estimate) -> String {
     )
 }
 
-/// How good the sum is.
+/// Quality of the estimate.
 fn how_good(e: &Estimate) -> String {
     match e.basis {
         memory::Basis::Measured(line) => format!(
@@ -184,7 +184,7 @@ fn rate(pace: &Pace, tokens: f64) -> String {
     format!("{} tokens/s", figures(tokens / pace.train.at(tokens)))
 }
 
-/// Three figures: nobody knows a speed better.
+/// Three significant digits: speeds are not more accurate.
 fn figures(v: f64) -> String {
     let digits = v.abs().max(1e-9).log10().floor() as i32;
     match digits {
@@ -233,7 +233,7 @@ fn time(o: &Outlook) -> Vec<String> {
     lines
 }
 
-/// What somebody who can still change the command should know.
+/// Advice for a user who can still change the command.
 pub fn advice(o: &Outlook) -> Vec<String> {
     let mut advice = Vec::new();
     for (at, gain) in &o.useless {
@@ -264,7 +264,7 @@ pub fn advice(o: &Outlook) -> Vec<String> {
     advice
 }
 
-/// As JSON.
+/// The plan as JSON.
 pub fn json(o: &Outlook, options: &Options) -> Value {
     let (p, c, n, f) = (&o.prepared, &o.counts, &o.prepared.train.counts, &o.forecast);
     let devices = o.team.iter().enumerate().map(|(at, e)| device_json(o, at, e));

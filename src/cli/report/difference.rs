@@ -1,4 +1,4 @@
-//! What differs between the configurations of runs, out of their run.yaml.
+//! Differences between the configurations of runs, from their run.yaml.
 
 use crate::config::table::{Section, TABLE};
 use crate::config::yaml;
@@ -8,14 +8,14 @@ use crate::run::run_file::fact;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Sections that decide what a run learns and how fast. Those of paths and addresses do not.
+/// Sections that affect the result and speed of a run; paths and addresses do not.
 const SECTIONS: [Section; 5] =
     [Section::Model, Section::Data, Section::Lora, Section::Optim, Section::Devices];
 
-/// Facts that two runs of the same options may differ in: files of the same name, devices of another kind.
+/// Facts that may differ between runs with equal options: files with the same name, devices of another kind.
 const FACTS: [&str; 3] = ["model_hash", "data_hash", "numeric_class"];
 
-/// The keys that differ, in the order of the options; None where fewer than two of the folders hold a run.yaml.
+/// The keys that differ, in the order of the options; `None` where fewer than two of the folders have a run.yaml.
 pub fn between(folders: &[PathBuf]) -> Option<Vec<Difference>> {
     let files: Vec<PathBuf> = folders.iter().map(|dir| dir.join(RUN_FILE)).collect();
     let read = |file: &PathBuf| -> Option<BTreeMap<String, String>> {
@@ -26,7 +26,7 @@ pub fn between(folders: &[PathBuf]) -> Option<Vec<Difference>> {
     if runs.iter().flatten().count() < 2 {
         return None;
     }
-    // A key without a value is `null` there.
+    // A key without a value is `null` in the file.
     let value = |key: &str| {
         let of = |run: &Option<BTreeMap<String, String>>| {
             Some(run.as_ref()?.get(key).cloned().unwrap_or_default())
@@ -39,7 +39,7 @@ pub fn between(folders: &[PathBuf]) -> Option<Vec<Difference>> {
     Some(options.chain(facts).filter(differs).collect())
 }
 
-/// A run without a run.yaml takes no part in the comparison.
+/// Whether values differ. A run without a run.yaml is not compared.
 fn differs((_, values): &Difference) -> bool {
     let mut known = values.iter().flatten();
     known.next().is_some_and(|first| known.any(|other| other != first))

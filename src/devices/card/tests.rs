@@ -1,4 +1,4 @@
-//! What a model in blocks takes on a card of NVIDIA's, without the card.
+//! Memory of a model in blocks on an NVIDIA card, without the card.
 
 use super::*;
 use crate::cluster::worker::Shape;
@@ -10,7 +10,7 @@ use crate::numeric::tensor::{About, Tensor, Tensors};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Matrices of which nothing is asked but how they are stored.
+/// Matrices whose storage type is their only used property.
 struct InBlocks(Config);
 
 impl Tensors for InBlocks {
@@ -78,7 +78,7 @@ fn the_slab_is_counted_once() {
     for (features, dtype, number) in [
         (with, ComputeDtype::F32, 4),
         (with, ComputeDtype::Bf16, 2),
-        // Where nobody says, what the card is fastest in.
+        // Without a typed value, the card's fastest type.
         (with, ComputeDtype::Auto, 2),
         (without, ComputeDtype::Auto, 4),
     ] {
@@ -90,11 +90,11 @@ fn the_slab_is_counted_once() {
         let [with, token, none] = [beside, Beside { logits: 0, ..beside }, Beside::default()]
             .map(|beside| memory::estimate(Load { beside, ..load(None) }, Keep::Inputs).in_use);
         assert_eq!(token > none, short, "copies of the bf16 class, for each token");
-        // The vocabulary is far wider than all else: the head decides.
+        // The vocabulary is far wider than everything else: the head determines the peak.
         let gradient = if short { 64 * 70_000 * 2 } else { 0 };
         assert_eq!(with - token, gradient, "and of the gradient of logits");
 
-        // What a device was measured to take fits where there is just as much.
+        // A model with measured memory fits in a budget of exactly that size.
         let card = Card::new(found, memory::estimate(load(Some(fit)), Keep::Inputs).total(), dtype);
         assert!(card.stands(&blueprint, fit).unwrap(), "{dtype:?}");
     }

@@ -1,4 +1,4 @@
-//! Every machine that matters, without one.
+//! All kinds of machines, without their hardware.
 
 use super::*;
 use crate::config::table::TABLE;
@@ -18,7 +18,7 @@ const MANY: &[&str] = &[
 
 const NVIDIA: &[&str] = &["cuda NVIDIA H200@01:00.0", "cuda-old Tesla V100@02:00.0"];
 
-/// `KIND NAME@CARD`
+/// Parses `KIND NAME@CARD`.
 fn facts(text: &str) -> Facts {
     let (kind, rest) = text.split_once(' ').unwrap();
     let (name, card) = rest.split_once('@').unwrap();
@@ -44,7 +44,7 @@ fn facts(text: &str) -> Facts {
     }
 }
 
-/// What is chosen of `machine` for the options that were typed, as names, or the line.
+/// The names of the devices chosen on `machine` for the typed options, or the error.
 fn chosen(machine: &[&str], typed: &str) -> String {
     let mut layer: Vec<Typed> = Vec::new();
     for (key, value) in typed.split(' ').filter_map(|option| option.split_once('=')) {

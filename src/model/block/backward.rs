@@ -1,6 +1,6 @@
-//! The mirror of a block's forward pass. The gradient of the residual stream lives in one memory: it enters as
-//! the gradient of the output, each half adds its own branch, and it leaves as the gradient of the input.
-//! Nothing is computed that no adapter above the bottom of the model needs.
+//! The backward pass of a block. The gradient of the residual stream stays in one memory: on entry this is the gradient
+//! of the output, each half adds the gradient of its branch, and on return this is the gradient of the input. Gradients
+//! below the lowest trained adapter are not computed.
 
 use super::super::linear::{Batch, LinearGrad};
 use super::saved::{HeadNorms, Output, Saved};
@@ -8,30 +8,30 @@ use super::{Block, DOWN, GATE, Gains, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
 use crate::families::Activation;
 
-/// How far down a backward pass goes.
+/// Whether layers below a block need its input gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Below {
-    /// The gradient of the input is wanted.
+    /// The gradient of the input is needed.
     Wanted,
-    /// Nothing below is trained: only the adapters on the way are served.
+    /// Nothing below is trained: only this block's adapters need gradients.
     Nothing,
 }
 
-/// The two gradients that travel down through the blocks.
+/// The two gradients that pass down through the blocks.
 pub struct Streams<'a, M> {
-    /// Of the residual stream [T, C], updated in place.
+    /// Gradient of the residual stream [T, C], updated in place.
     pub residual: &'a mut M,
     /// The flat gradient; each adapter's part is overwritten.
     pub grads: &'a mut M,
 }
 
-/// What the projections of a half read.
+/// Input of the projections of a half.
 struct Input<'a, M> {
     /// The residual stream [T, C].
     stream: &'a M,
     /// The norms around the half.
     gains: &'a Gains<M>,
-    /// What the one before it left.
+    /// Reciprocal root mean squares of the norm before the half, from the forward pass.
     inv_rms: &'a M,
     /// Whether the stream's gradient is wanted.
     below: Below,
@@ -41,8 +41,8 @@ struct Input<'a, M> {
 type OutputGrad<'a, M> = (usize, &'a M, &'a Option<M>);
 
 impl<B: Fused> Block<B> {
-    /// Adapter gradients into `grads` (=); `residual` goes in as the gradient of the output and comes out as
-    /// the gradient of the input, or as nothing of meaning where nothing below is trained.
+    /// Overwrites the adapters' gradients in `grads`. `residual` is the gradient of the output on entry and the
+    /// gradient of the input on return; on return its content is undefined where nothing below is trained.
     pub fn backward(
         &self,
         backend: &mut B,
@@ -96,13 +96,14 @@ impl<B: Fused> Block<B> {
         self.input_backward(backend, streams, input, &dys, batch);
     }
 
-    /// Room for the gradient of the swiglu product; with dropout the adapter's part is added to it.
+    /// Allocates the gradient of the swiglu product; with dropout the adapter's part is added to it.
     fn inner(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         if batch.dropout.is_some() { backend.memory(t * f) } else { backend.short(t, f) }
     }
 
-    /// The gradient of a half's last product, of that of what the half adds; `None` where no norm is between them.
+    /// Returns the gradient of a half's last product from the gradient of the half's output; `None` where no norm is
+    /// between them.
     fn output_backward(
         &self,
         backend: &mut B,
@@ -119,8 +120,8 @@ impl<B: Fused> Block<B> {
         Some(dy)
     }
 
-    /// The adapters' gradients of the projections that read a half's input; and what they make of its gradient is added
-    /// to the residual, where that is wanted.
+    /// Computes the adapters' gradients of the projections that read a half's input, and adds the gradient of the input
+    /// to the residual gradient where it is needed.
     fn input_backward(
         &self,
         backend: &mut B,

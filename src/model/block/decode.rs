@@ -1,29 +1,29 @@
-//! A block without a backward pass, whose keys and values stay in a cache. It runs the verbs of the forward
-//! pass; only attention over cached keys is a verb of its own.
+//! A block without a backward pass, whose keys and values stay in a cache. The block uses the verbs of the forward
+//! pass; only attention over cached keys has a verb of its own.
 
 use super::saved::Saved;
 use super::{Block, DOWN, K, Q, Reader, V};
 use crate::backend::{Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::model::linear::Batch;
 
-/// Keys and values of one layer [capacity, G*D], rotated; the first `len` rows are filled.
+/// Keys and values of one layer [capacity, G*D], keys rotated; the first `len` rows are filled.
 pub struct Cache<M> {
     /// Keys.
     pub k: M,
     /// Values.
     pub v: M,
-    /// Tokens that are in.
+    /// Number of cached tokens.
     pub len: usize,
 }
 
 impl<B: Fused> Block<B> {
-    /// Room for `capacity` tokens.
+    /// Allocates a cache for `capacity` tokens.
     pub fn cache(&self, backend: &mut B, capacity: usize) -> Cache<B::Memory> {
         let n = self.linears[K].shape.0;
         Cache { k: backend.memory(capacity * n), v: backend.memory(capacity * n), len: 0 }
     }
 
-    /// Moves to room for `capacity` tokens.
+    /// Moves the cache to memory for `capacity` tokens.
     pub fn grow(&self, backend: &mut B, cache: &mut Cache<B::Memory>, capacity: usize) {
         let n = self.linears[K].shape.0;
         let mut wide = Cache { len: cache.len, ..self.cache(backend, capacity) };
@@ -33,7 +33,7 @@ impl<B: Fused> Block<B> {
         [old.k, old.v].into_iter().for_each(|m| backend.recycle(m));
     }
 
-    /// The block's output for the batch's tokens, which follow those in the cache and join them.
+    /// Returns the block's output for the batch's tokens, which follow the cached ones and are appended to the cache.
     pub fn decode(
         &self,
         backend: &mut B,
@@ -62,7 +62,7 @@ impl<B: Fused> Block<B> {
         mid
     }
 
-    /// A first pass attends as in training; later ones to all that is cached.
+    /// Attends as in training in the first pass, and to all cached tokens in later passes.
     fn attend_cached(
         &self,
         backend: &mut B,

@@ -1,34 +1,34 @@
-//! What a block keeps of its forward pass for its backward pass: its input, the outputs of all products, and
-//! the few small vectors that norms and softmax leave behind. Where memory matters it keeps less: what is dropped is
-//! made again by the verbs that made it, so the bits are the same.
+//! Values of a block's forward pass that its backward pass needs: the block's input, the outputs of all products, and
+//! small vectors of the norms and the softmax. To save memory a block keeps fewer of them and computes the others again
+//! with the same verbs, so the bits are equal.
 
 use super::{DOWN, GATE, K, O, Q, UP, V};
 use crate::backend::Backend;
 
-/// How much of it is kept, most first; the rest is computed again.
+/// How much a block keeps, most first; the rest is computed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
     /// The outputs of all products.
     Everything,
-    /// All but gate and up, the widest of them.
+    /// All except gate and up, the widest outputs.
     NarrowOnes,
-    /// The block's input and attention's output: no attention is computed again.
+    /// The block's input and attention's output: attention is not computed again.
     Attended,
-    /// The block's input.
+    /// The block's input only.
     Input,
 }
 
-/// Kept by one block; T rows each.
+/// Values kept by one block; T rows each.
 pub struct Saved<M> {
     /// The block's input `[C]`.
     pub x: M,
-    /// Of both norms `[1]`.
+    /// Reciprocal root mean squares of both norms `[1]`.
     pub inv_rms: [M; 2],
-    /// Where q and k have norms of their own.
+    /// Inputs of the norms of q and k, where the model has such norms.
     pub head_norms: Option<HeadNorms<M>>,
-    /// As attention takes it: normed and rotated `[H*D]`.
+    /// q as attention reads it: normed and rotated `[H*D]`.
     pub q: M,
-    /// As attention takes it `[G*D]`.
+    /// k as attention reads it: normed and rotated `[G*D]`.
     pub k: M,
     /// `[G*D]`
     pub v: M,
@@ -36,7 +36,7 @@ pub struct Saved<M> {
     pub attended: M,
     /// `[H]`
     pub logsumexp: M,
-    /// Of attention and of the feed-forward, where a norm follows.
+    /// Outputs of attention and of the feed-forward, where a norm follows.
     pub outputs: [Option<Output<M>>; 2],
     /// The residual stream between attention and feed-forward `[C]`.
     pub mid: M,
@@ -58,9 +58,9 @@ pub struct Output<M> {
 
 /// Inputs of q's and k's norms.
 pub struct HeadNorms<M> {
-    /// q as it was projected `[H*D]`.
+    /// Projected q before its norm `[H*D]`.
     pub q: M,
-    /// k as it was projected `[G*D]`.
+    /// Projected k before its norm `[G*D]`.
     pub k: M,
     /// `[H]`
     pub q_inv: M,
@@ -69,12 +69,12 @@ pub struct HeadNorms<M> {
 }
 
 impl<M> Saved<M> {
-    /// Seven times nothing.
+    /// Returns seven `None`.
     pub fn no_h() -> [Option<M>; 7] {
         [const { None }; 7]
     }
 
-    /// Gives back what is not kept; nothing stands in its place.
+    /// Frees the values that `hold` does not keep, and leaves them empty.
     pub fn shed<B: Backend<Memory = M>>(&mut self, backend: &mut B, hold: Hold) {
         let [attention, feed_forward] = &mut self.outputs;
         let outputs = [(Hold::Attended, attention), (Hold::Input, feed_forward)];
@@ -105,7 +105,7 @@ impl<M> Saved<M> {
         small.into_iter().filter_map(|i| self.h[i].take()).for_each(|m| backend.recycle(m));
     }
 
-    /// Gives everything back.
+    /// Frees all values.
     pub fn recycle<B: Backend<Memory = M>>(mut self, backend: &mut B) {
         self.shed(backend, Hold::Input);
         let rest =

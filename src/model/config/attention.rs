@@ -1,4 +1,4 @@
-//! Attention, described layer by layer, and how much of a description the backends compute.
+//! The attention of each layer, and the subset of it that the backends compute.
 
 use super::read::Fields;
 use super::{ConfigError, Heads, key, unsupported};
@@ -7,20 +7,20 @@ use crate::families::{Family, ScoreScale};
 /// The attention of one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionSpec {
-    /// Query heads, key/value heads and the size of one.
+    /// Number of query heads, number of key/value heads, and head size.
     pub heads: Heads,
-    /// Tokens that a token sees, itself included; `None` for its whole row so far.
+    /// Tokens that a token sees, itself included; `None` for all tokens of its row up to itself.
     pub window: Option<usize>,
-    /// What scores q k are multiplied by.
+    /// Factor of the scores q k.
     pub scale: f32,
     /// Scores become cap * tanh(score / cap).
     pub soft_cap: Option<f32>,
 }
 
 impl AttentionSpec {
-    /// What a backend is given. Backends divide scores by sqrt(head size) and let a token see its whole row so far:
-    /// another scale goes into the queries ([`AttentionSpec::query_factor`]), rows longer than a window are refused by
-    /// [`Config::check_sequence`](super::Config::check_sequence), a soft cap is refused here.
+    /// Returns the heads for a backend. Backends divide scores by sqrt(head size) and let a token see all of its row up
+    /// to itself: another scale is multiplied into the queries ([`AttentionSpec::query_factor`]), rows longer than a
+    /// window are refused by [`Config::check_sequence`](super::Config::check_sequence), a soft cap is refused here.
     pub fn supported(&self) -> Result<Heads, ConfigError> {
         match self.soft_cap {
             Some(cap) => Err(unsupported(
@@ -31,8 +31,8 @@ impl AttentionSpec {
         }
     }
 
-    /// What queries are multiplied by, for scores of this scale on a backend that divides them by sqrt(head size).
-    /// Exactly 1 where that is the scale.
+    /// Factor of the queries that gives scores this scale on a backend that divides them by sqrt(head size). The factor
+    /// is exactly 1 where the scales are equal.
     pub fn query_factor(&self) -> f32 {
         self.scale / AttentionSpec::usual_scale(self.heads)
     }
@@ -48,7 +48,7 @@ fn root(x: f64) -> f32 {
     (1.0 / x.sqrt()) as f32
 }
 
-/// Scale and soft cap of the scores.
+/// Reads scale and soft cap of the scores.
 pub(super) fn read(
     fields: &Fields,
     family: &Family,

@@ -1,10 +1,10 @@
-//! Typed reading of config.json. A key that is null is as good as missing; a key of the wrong type is an error.
+//! Typed reading of config.json. A null key counts as missing; a key of the wrong type is an error.
 
 use super::{ConfigError, key};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
-/// The object at the top of a config.json, or one nested in it.
+/// The top-level object of a config.json, or an object nested in it.
 pub(super) struct Fields<'a>(&'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
@@ -23,7 +23,7 @@ impl<'a> Fields<'a> {
         self.0.get(name).filter(|v| !v.is_null())
     }
 
-    /// True where the key is there at all, null included.
+    /// Whether the key is present, even as null.
     pub(super) fn mentions(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
@@ -73,7 +73,7 @@ impl<'a> Fields<'a> {
         value.as_str().map(Some).ok_or_else(|| key(name, format!("is {value}, not a string")))
     }
 
-    /// A list of strings; empty where the key is missing.
+    /// Returns a list of strings; empty where the key is missing.
     pub(super) fn strings(&self, name: &str) -> Result<Vec<&'a str>, ConfigError> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         let strings = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());

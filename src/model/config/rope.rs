@@ -1,44 +1,44 @@
-//! Rotary embedding: the two dialects, and the angles. Angles are rounded to f32 exactly where transformers
-//! rounds them (frequency, then position times frequency), so that long rows agree too; only their cosines and
-//! sines are taken in f64, by `libm`, so that every machine has the same table.
+//! Rotary embedding: the two dialects, and the angles. Angles are rounded to f32 exactly where transformers rounds them
+//! (frequency, then position times frequency), so that long rows agree too; their cosines and sines are computed in f64
+//! by `libm`, so that every machine has the same table.
 
 use super::read::Fields;
 use super::{ConfigError, key, unsupported};
 use crate::families::Family;
 
-/// How positions become angles.
+/// Mapping of positions to angles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
     /// Base of the geometric series of frequencies.
     pub theta: f64,
-    /// Stretching to longer sequences.
+    /// Scaling for longer sequences.
     pub scaling: RopeScaling,
 }
 
-/// Stretching of the frequencies.
+/// Scaling of the frequencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     Default,
     /// Every frequency is divided by the factor.
     Linear {
         /// At least 1 in practice.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high ones kept, those between interpolated.
+    /// Llama 3.1: low frequencies are divided, high ones kept, intermediate ones interpolated.
     Llama3 {
-        /// Divides low frequencies.
+        /// Divisor of low frequencies.
         factor: f64,
-        /// Waves longer than original / this are low.
+        /// Wavelengths above original / this count as low frequencies.
         low_freq_factor: f64,
-        /// Waves shorter than original / this are high.
+        /// Wavelengths below original / this count as high frequencies.
         high_freq_factor: f64,
-        /// Sequence length before stretching.
+        /// Sequence length before scaling.
         original: usize,
     },
 }
 
-/// The rotary embedding of the layers, and that of sliding ones where the family has one for them.
+/// Reads the rotary embedding of all layers, and that of sliding layers where the family has a separate one.
 pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rope>), ConfigError> {
     let Some(local) = family.local_rope_theta else { return Ok((shared(fields)?, None)) };
     if let Some(sections) = fields.object("rope_parameters").map(Fields::of)
@@ -51,7 +51,7 @@ pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rop
     Ok((shared(fields)?, Some(local)))
 }
 
-/// The one of all layers.
+/// Reads the rotary embedding of all layers.
 fn shared(fields: &Fields) -> Result<Rope, ConfigError> {
     let own = fields.number("rope_theta")?;
     let section = match fields.object("rope_parameters") {
@@ -62,7 +62,7 @@ fn shared(fields: &Fields) -> Result<Rope, ConfigError> {
         return Ok(Rope { theta: theta(own)?, scaling: RopeScaling::Default });
     };
     let rope = of(&section, own, fields)?;
-    // Readers differ in which of the two names they believe, so both must say the same.
+    // Implementations prefer different ones of the two names, so the values must be equal.
     if let Some(older) = fields.object("rope_scaling").map(Fields::of)
         && of(&older, Some(rope.theta), fields)? != rope
     {
@@ -82,7 +82,7 @@ fn theta(value: Option<f64>) -> Result<f64, ConfigError> {
     }
 }
 
-/// transformers 5 may nest one section per layer type. They must agree where the family has one rotary embedding.
+/// transformers 5 may nest one section per layer type. They must be equal where the family has one rotary embedding.
 fn per_layer_type<'a>(sections: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigError> {
     let mut nested = sections.objects();
     let Some((_, first)) = nested.next() else { return Ok(None) };
@@ -127,7 +127,7 @@ fn scaling(section: &Fields, top: &Fields) -> Result<RopeScaling, ConfigError> {
 }
 
 impl Rope {
-    /// The D/2 angular frequencies of heads of size D.
+    /// Returns the D/2 angular frequencies of heads of size D.
     pub fn frequencies(&self, size: usize) -> Vec<f32> {
         let base = |i: usize| {
             let exponent = (2 * i) as f32 / size as f32;
@@ -136,7 +136,7 @@ impl Rope {
         (0..size / 2).map(|i| self.scaling.apply(base(i))).collect()
     }
 
-    /// [positions, D]: cosines of the D/2 angles of each position, then their sines.
+    /// Returns [positions, D]: the cosines of the D/2 angles of each position, then their sines.
     pub fn table(&self, positions: usize, size: usize) -> Vec<f32> {
         let frequencies = self.frequencies(size);
         let mut table = Vec::with_capacity(positions * size);

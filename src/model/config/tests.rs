@@ -1,4 +1,4 @@
-//! Both dialects mean the same; whatever would compute something else is refused by name.
+//! Both dialects give the same configuration; a configuration with different results is refused by name.
 
 use super::*;
 use serde_json::json;
@@ -13,7 +13,7 @@ fn smollm2() -> Value {
     })
 }
 
-/// Some keys set; a key set to the string "-" is taken out.
+/// Sets keys of `base`; a key set to the string "-" is removed.
 fn with(base: Value, changes: Value) -> Value {
     let (Value::Object(mut map), Value::Object(changes)) = (base, changes) else { panic!("objects") };
     for (key, value) in changes {
@@ -176,7 +176,7 @@ fn unsupported_features_are_refused_by_name() {
     assert!(config.into_classifier(Vec::new()).is_err());
 }
 
-/// Against the formulas in f64; the reference rounds each angle to f32, half a unit in the last place.
+/// Compares with the formulas in f64; the reference rounds each angle to f32, half a unit in the last place.
 #[test]
 fn the_rotation_table_holds_cosines_and_sines() {
     let llama3 =

@@ -1,16 +1,16 @@
-//! Sliding windows. Which layers slide, and whether the window is on at all, differs by family; only an active
-//! window counts, and it matters only for rows that are longer than it.
+//! Sliding windows. The family determines which layers slide and whether the window is active; only an active window
+//! counts, and only rows longer than the window are affected.
 
 use super::read::Fields;
 use super::{ConfigError, unsupported};
 use crate::families::Windows;
 
-/// What `layer_types` calls a layer that slides.
+/// Name of a sliding layer in `layer_types`.
 const SLIDES: &str = "sliding_attention";
-/// The window of a class whose config.json names none.
+/// The window of a class whose config.json gives none.
 const DEFAULT: usize = 4096;
 
-/// The window of each layer, `None` where it does not slide.
+/// Reads the window of each layer; `None` where the layer does not slide.
 pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
     let kinds = fields.strings("layer_types")?;
     if let Some(other) = kinds.iter().find(|k| !["full_attention", SLIDES].contains(*k)) {
@@ -21,7 +21,7 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
     }
     let size = fields.optional_size("sliding_window", 1..=1 << 40)?;
     let or_default = if fields.mentions("sliding_window") { size } else { Some(DEFAULT) };
-    // A list of another length says which kinds there are, not where.
+    // A list of another length gives the kinds of layers but not their positions.
     let typed = |layer: usize| match kinds.len() == layers {
         true => kinds[layer] == SLIDES,
         false => kinds.contains(&SLIDES),
@@ -31,7 +31,7 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
     };
     Ok(match rule {
         Windows::Typed => window(&typed, size),
-        // transformers gives the class its default before it looks at the layers' types.
+        // transformers sets the class's default before it reads the layers' types.
         Windows::All if !fields.mentions("sliding_window") => window(&|_| true, or_default),
         Windows::All => window(&|layer| kinds.is_empty() || typed(layer), size),
         Windows::Switched => {

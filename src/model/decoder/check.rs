@@ -1,4 +1,4 @@
-//! What a microbatch must be before a stage runs it: everything that an index of it could miss.
+//! Checks of a microbatch before a stage runs it: every index must be in range.
 
 use super::Decoder;
 use crate::backend::{Fault, Fused};

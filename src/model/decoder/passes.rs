@@ -1,5 +1,5 @@
-//! Forward and backward of a [`Decoder`]. Everything is recorded before anything is read: a whole model waits for
-//! its device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
+//! Forward and backward of a [`Decoder`]. All work is recorded before a result is read: a whole model waits for its
+//! device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
 use super::{Decoder, Tape, dropout};
 use crate::backend::{Fault, Fused, TokenRows, Traffic, view, view_mut};
@@ -9,16 +9,16 @@ use crate::model::layout::Layout;
 use crate::model::linear::Batch;
 use crate::model::stage::{Cancel, IGNORE, InUse, LossSums, Microbatch, Output, Stage, Take, Targets, Want};
 
-/// Where a forward pass ends.
+/// Result of a forward pass.
 enum Top<M> {
-    /// Nothing is left to compute.
+    /// A complete output.
     Output(Output),
-    /// Losses that wait to be read.
+    /// Losses that are still on the device.
     Losses(Pending<M>),
 }
 
 impl<B: Fused> Decoder<B> {
-    /// The forward pass; with [`Want::Gradient`] the tape holds what [`Self::descend`] needs.
+    /// Runs the forward pass; with [`Want::Gradient`] the tape then holds what [`Self::descend`] needs.
     fn ascend(
         &mut self,
         batch: &Microbatch,
@@ -45,7 +45,7 @@ impl<B: Fused> Decoder<B> {
         top
     }
 
-    /// What the head makes of the last hidden states; with [`Want::Gradient`] their gradient goes on the tape.
+    /// Runs the head on the last hidden states; with [`Want::Gradient`] their gradient is put on the tape.
     fn conclude(
         &mut self,
         x: &B::Memory,
@@ -90,7 +90,7 @@ impl<B: Fused> Decoder<B> {
         Ok(Top::Losses(pending))
     }
 
-    /// The backward pass down to the gradient of the stage's input, which comes back; the flat gradient is complete.
+    /// Runs the backward pass and returns the gradient of the stage's input; the flat gradient is complete.
     fn descend(&mut self, grad: Option<&[f32]>) -> Result<(B::Memory, Below), Fault> {
         let Some(mut tape) = self.tape.take() else {
             return Err(self.fault("backward without a forward pass that asked for it"));
@@ -108,7 +108,7 @@ impl<B: Fused> Decoder<B> {
         let key = dropout(&self.lora, (tape.step, &tape.rows));
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: t, tokens: &tape.tokens, params, rotations, dropout: key };
-        // The head is over.
+        // The head is complete.
         self.backend.border();
         while let Some(kept) = tape.kept.pop() {
             let i = tape.kept.len();
@@ -130,7 +130,7 @@ impl<B: Fused> Decoder<B> {
         Ok((residual, tape.below))
     }
 
-    /// Forward and backward of a whole model: the gradient is on the device.
+    /// Runs forward and backward of a whole model and leaves the gradient on the device.
     fn both_passes(&mut self, batch: &Microbatch) -> Result<Top<B::Memory>, Fault> {
         let top = self.ascend(batch, None, Want::Gradient)?;
         match self.descend(None) {
@@ -147,7 +147,7 @@ impl<B: Fused> Decoder<B> {
         }
     }
 
-    /// The sums of the loss and, where it is asked for, the gradient: read together.
+    /// Reads the sums of the loss and, where requested, the gradient, in one wait.
     fn sums(&mut self, top: Top<B::Memory>, gradient: Option<&mut [f32]>) -> Result<LossSums, Fault> {
         let flat = gradient.map(|out| (view(&self.grads, 1, out.len()), out));
         match top {

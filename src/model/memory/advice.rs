@@ -1,25 +1,25 @@
-//! What fits where a run does not: every way is found by the estimate that refused the run, so that a run that takes the
-//! advice is not refused.
+//! Advice for a run that does not fit. Every suggestion is checked with the estimate that refused the run, so that a
+//! run that follows it is not refused.
 
 use super::{Estimate, Load, estimate, size};
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
 use crate::model::weights::ModelError;
 
-/// The modules that LoRA was first trained on, and the fewest that are common.
+/// The modules of the first LoRA paper, and the smallest common set.
 const FEWEST: [&str; 2] = ["q_proj", "v_proj"];
 
-/// The most frugal policy, and what it takes.
+/// Returns the policy with the smallest estimate, and that estimate.
 pub fn least(load: Load) -> (Keep, Estimate) {
     let ways = frugal(load).map(|keep| (keep, estimate(load, keep)));
     let shapes = (Keep::Inputs, estimate(load, Keep::Inputs));
     ways.fold(shapes, |least, way| if way.1.total() < least.1.total() { way } else { least })
 }
 
-/// The policies of which one takes the least.
+/// Candidates for the policy with the smallest estimate.
 fn frugal(load: Load) -> impl Iterator<Item = Keep> {
-    // What blocks were measured with may be more frugal than what shapes say of the most frugal way. And where the head
-    // takes less than a block, what one block keeps costs nothing: the first block that is computed again takes it anyway.
+    // A measured policy may take less than the count of the most frugal policy. And where the head takes less than a
+    // block, the values of one block cost nothing: the first recomputed block needs that memory anyway.
     let measured = load.measured.map(|fit| fit.keep(load.config.layers));
     measured.into_iter().chain([Keep::Inputs, Keep::Parts([0, 0, 1])])
 }
@@ -29,7 +29,8 @@ pub fn largest(load: Load, limit: u64) -> usize {
     most(load.tokens.max(1), |tokens| least(Load { tokens, ..load }).1.total() <= limit)
 }
 
-/// The largest number up to `top` for which `fits`, which holds for all numbers below one for which it holds; else 0.
+/// The largest number up to `top` for which `fits` holds, else 0. `fits` is monotonic: if it holds for a number, it
+/// holds for all smaller ones.
 fn most(top: usize, fits: impl Fn(usize) -> bool) -> usize {
     if fits(top) {
         return top;
@@ -42,7 +43,7 @@ fn most(top: usize, fits: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Says what it would take, and what fits.
+/// Returns the error with the required memory and the settings that fit.
 pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
     let needed = least(load).1.total();
     let more = format!("--memory-limit {} where there is as much", typed(needed));
@@ -53,7 +54,7 @@ pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
         } else {
             "no adapter fits beside the weights"
         };
-        // Where it is known what it takes in NF4, that does not fit either.
+        // Where the size in NF4 is known, NF4 does not fit either.
         let known = load.quantised || load.nf4.is_some();
         let smaller = if known { "a smaller base" } else { "a smaller or a quantised base" };
         format!("{what}: choose {smaller}, or use {more}")
@@ -64,16 +65,16 @@ pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
     ModelError::Memory { needed, limit, way_out }
 }
 
-/// Options that make it fit, each by itself; where none does, all that an adapter can save at once.
+/// Options that make the run fit, each by itself; where none does, all savings of the adapter together.
 fn ways(load: Load, limit: u64) -> Vec<String> {
     let mut ways = Vec::new();
-    // What was measured was measured of this adapter.
+    // Measurements are valid for this adapter only.
     let shapes = Load { measured: None, ..load };
     let with = |rank: usize| LoraSpec { rank, ..load.lora.clone() };
     let fits = |load: Load| least(load).1.total() <= limit;
     match largest(load, limit) {
         0 => {}
-        // A power of two, as the default is one: people compare runs.
+        // A power of two like the default, for comparable runs.
         most => ways.push(tokens(1 << most.ilog2())),
     }
     match most(load.lora.rank, |rank| fits(Load { lora: &with(rank), ..shapes })) {
@@ -105,7 +106,7 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
     ways
 }
 
-/// The same adapter on the fewest modules, where it is on more.
+/// The same adapter on the smallest set of modules; `None` where it already has that set or less.
 fn fewest(lora: &LoraSpec) -> Option<LoraSpec> {
     let has = FEWEST.iter().all(|name| lora.targets.iter().any(|target| target == name));
     let targets = FEWEST.map(str::to_owned).to_vec();
@@ -116,7 +117,7 @@ fn tokens(most: usize) -> String {
     format!("--micro-batch-tokens {most} (and --max-seq-len no longer)")
 }
 
-/// As --memory-limit takes it, not less than `bytes`: `7.01GB`.
+/// Bytes in the format of --memory-limit, rounded up: `7.01GB`.
 fn typed(bytes: u64) -> String {
     match bytes {
         0..1_000_000_000 => size(bytes).replace(' ', ""),

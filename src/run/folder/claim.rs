@@ -1,5 +1,5 @@
-//! Taking a run's folder: made, or taken over with what it holds moved aside; given back unless the run takes its first
-//! step; and watched for as long as the run writes there.
+//! The claim of a run on its folder: created, or taken over with the old contents moved aside; undone unless the run
+//! completes its first step; and checked for as long as the run writes there.
 
 use super::{RUNS, RunFolder, free};
 use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What a run writes, besides `checkpoint-N`: all that --overwrite removes.
+/// Files of a run, besides `checkpoint-N`: the only ones that --overwrite removes.
 const OURS: [&str; 22] = [
     "report.html",
     "loss.svg",
@@ -34,17 +34,17 @@ const OURS: [&str; 22] = [
     "tokenizer.model",
 ];
 
-/// Where the run that --overwrite replaces waits, in its own folder, until the new one has taken a step.
+/// Subfolder with the replaced run of --overwrite, until the new run has completed a step.
 pub const PREVIOUS: &str = ".previous";
-/// Its name while the files of that run are being moved: what is beside it then belongs to the same run.
+/// Name of [`PREVIOUS`] while files are being moved: the files beside it then belong to the same run.
 pub const MOVING: &str = ".previous.moving";
 
-/// A folder that was made, or taken over; [`Claim::keep`] once there is something worth keeping.
+/// A folder that was created or taken over. The drop undoes this before [`Claim::keep`].
 pub struct Claim {
     dir: PathBuf,
-    /// The folders that did not exist before, outermost first.
+    /// The folders that this claim created, outermost first.
     made: Vec<PathBuf>,
-    /// What is undone where the run never begins.
+    /// Actions of the drop where the run has not begun.
     undo: Undo,
     began: Cell<bool>,
     /// Held until the run ends.
@@ -53,17 +53,17 @@ pub struct Claim {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Undo {
-    /// Nothing: the folder is the run's own, which goes on.
+    /// Nothing: the run continues in its own folder.
     Nothing,
-    /// The folders that were made; they hold nothing of this run yet.
+    /// Removes the created folders; they hold nothing of this run yet.
     Folders,
-    /// What the run wrote too; the run that it replaced comes back.
+    /// Removes the run's files too, and restores the replaced run.
     Run,
 }
 
 impl Claim {
-    /// Makes the folder, and keeps others out of it where the disk knows locks; `lock` is what [`RunFolder::hold`] gave.
-    /// Where no folder was named, `place` has the one that was made.
+    /// Creates the folder and locks it where the file system has locks; `lock` is the result of [`RunFolder::hold`].
+    /// Where no folder was named, `place` gets the created one.
     pub fn new(place: &mut RunFolder, lock: Option<Lock>) -> Result<Self, Refusal> {
         Claim::taking(place, |dir| match lock.map_or_else(|| Lock::take(dir), Ok) {
             Err(e @ RunLockError::Locked(_)) => Err(e.into()),
@@ -71,8 +71,8 @@ impl Claim {
         })
     }
 
-    /// The same for a coordinator, which does not go on without a lock. What stands there is touched only by who has
-    /// the lock.
+    /// Like [`Claim::new`] for a coordinator, which fails without a lock. Existing files are changed only with the
+    /// lock.
     pub fn locked(place: &mut RunFolder, lock: Option<Lock>) -> Result<Self, Refusal> {
         Claim::taking(place, |dir| Ok(Some(lock.map_or_else(|| Lock::take(dir), Ok)?)))
     }
@@ -84,12 +84,12 @@ impl Claim {
         let (made, dir) = (make(place)?, place.dir.clone());
         let mut claim = Claim { dir, made, undo: Undo::Folders, began: Cell::new(false), lock: None };
         claim.lock = lock(&claim.dir)?;
-        // Another run may have begun and ended there since the folder was looked at.
+        // Another run may have begun and ended there since the first check.
         place.check()?;
         if place.overwrite
             && let Err(e) = step_aside(&claim.dir)
         {
-            // What could not be moved is the old run's, too.
+            // Files that could not be moved belong to the old run, too.
             let _ = come_back(&claim.dir);
             return Err(refusal::at(&claim.dir)(e));
         }
@@ -97,7 +97,7 @@ impl Claim {
         Ok(claim)
     }
 
-    /// The folder stays, and what it replaces goes.
+    /// Keeps the folder and removes the replaced run.
     pub fn keep(&self) {
         if !self.began.replace(true) {
             // A failure costs space, not the run.
@@ -105,7 +105,7 @@ impl Claim {
         }
     }
 
-    /// Whether the folder is still where it was and this run's: not removed, moved or replaced.
+    /// Whether the folder is still this run's at its path: not removed, moved or replaced.
     pub fn stands(&self) -> bool {
         self.lock.as_ref().map_or_else(|| self.dir.is_dir(), Lock::stands)
     }
@@ -116,7 +116,7 @@ impl Drop for Claim {
         if self.undo == Undo::Nothing || self.began.get() || !self.stands() {
             return;
         }
-        // Only what this run made: an empty folder that stood there before is emptied, not removed.
+        // Only files of this run are removed: a folder that existed before is emptied but kept.
         if self.undo == Undo::Run {
             let _ = clear(&self.dir).and_then(|()| come_back(&self.dir));
         }
@@ -127,7 +127,7 @@ impl Drop for Claim {
     }
 }
 
-/// Makes the folder, and says which ones were missing. A folder that no user named must be a new one: of several runs
+/// Creates the folder and returns the folders that were missing. A default folder must be a new one: of several runs
 /// that begin together, each takes another number.
 fn make(place: &mut RunFolder) -> Result<Vec<PathBuf>, Refusal> {
     let missing = |dir: &Path| -> Vec<PathBuf> {
@@ -155,14 +155,14 @@ fn make(place: &mut RunFolder) -> Result<Vec<PathBuf>, Refusal> {
     }
 }
 
-/// What a write leaves that was killed: `.NAME.*.tmp`.
+/// Whether a file was left by a write that was killed: `.NAME.*.tmp`.
 pub fn is_draft(name: &str) -> bool {
     let hidden = name.strip_prefix('.').filter(|rest| rest.ends_with(".tmp"));
     hidden.is_some_and(|rest| OURS.iter().any(|ours| rest.starts_with(&format!("{ours}."))))
 }
 
-/// Moves a run into [`PREVIOUS`]. Where there is one already, the process that moved it died before its first step: that
-/// run is the one to keep, and what is beside it never began.
+/// Moves a run into [`PREVIOUS`]. If there is one already, the process that moved it died before its first step: that
+/// run is kept, and the files beside it are of a run that never began.
 fn step_aside(dir: &Path) -> std::io::Result<()> {
     if dir.join(PREVIOUS).exists() {
         clear(dir)?;
@@ -176,7 +176,7 @@ fn step_aside(dir: &Path) -> std::io::Result<()> {
     std::fs::rename(moving, dir.join(PREVIOUS))
 }
 
-/// Moves it back. [`PREVIOUS`] is renamed first, so that a second attempt removes nothing that has come back already.
+/// Moves the run back. [`PREVIOUS`] is renamed first, so that a second attempt removes no restored files.
 fn come_back(dir: &Path) -> std::io::Result<()> {
     let (previous, moving) = (dir.join(PREVIOUS), dir.join(MOVING));
     if previous.exists() {
@@ -197,7 +197,7 @@ fn clear(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a run wrote in `dir`, leftovers of checkpoints included.
+/// Files of a run in `dir`, including leftovers of checkpoints.
 fn ours(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {

@@ -1,5 +1,4 @@
-//! The best adapter of a run that keeps it: the checkpoint of its step, which stays until the end and becomes the
-//! result.
+//! The best adapter of a run with --keep-best: the checkpoint of its step stays until the end and becomes the result.
 
 use super::Job;
 use crate::config::groups::Every;
@@ -18,12 +17,12 @@ fn folder(run: &Path, best: Best) -> PathBuf {
 }
 
 impl Job {
-    /// Steps between two times in this run; 0 for never.
+    /// Interval in steps; 0 for never.
     pub(super) fn every(&self, every: Every) -> u64 {
         every.steps(self.plan.total_steps(), self.plan.steps_per_epoch()).unwrap_or(0)
     }
 
-    /// Forgets a best adapter that is not beside the checkpoint that the run goes on from.
+    /// Forgets a best adapter that is not beside the checkpoint that the run continues from.
     pub(super) fn find_best(&mut self, from: &Path) {
         let Some(best) = self.state.best.filter(|best| best.kept) else { return };
         let path = folder(from.parent().unwrap_or(Path::new(".")), best);
@@ -33,7 +32,7 @@ impl Job {
         }
     }
 
-    /// Copies it where the run goes on in another folder.
+    /// Copies the best checkpoint to another folder where the run continues there.
     pub(super) fn bring_best(&self, place: &RunFolder) -> Result<(), Refusal> {
         let (Some(best), Some(from)) = (self.state.best.filter(|best| best.kept), &self.from) else {
             return Ok(());
@@ -56,7 +55,7 @@ impl Job {
         copied.map_err(Refusal::from)
     }
 
-    /// The values that become the adapter: those of the best evaluation where they are kept, else the last ones.
+    /// The values of the adapter: those of the best evaluation where they are kept, else the last ones.
     pub(super) fn result<'a>(&self, last: &'a State, place: &RunFolder) -> Result<Cow<'a, [f32]>, Refusal> {
         let Some(best) = last.best.filter(|best| best.kept) else { return Ok(Cow::from(&last.parameters)) };
         if best.step == last.step {

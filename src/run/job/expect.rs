@@ -1,4 +1,4 @@
-//! What a run needs and how much of it there is, known before any of it is done.
+//! The work and the memory of a run, known before it begins.
 
 use super::Job;
 use crate::config::groups::Options;
@@ -13,12 +13,12 @@ use crate::run::prepare::Prepared;
 use crate::train;
 
 impl Job {
-    /// The model as far as its speed goes.
+    /// The model's properties that determine its speed.
     pub fn shape(&self, options: &Options) -> ModelShape {
         self.prepared.shape(options)
     }
 
-    /// What is left to be done.
+    /// The remaining work.
     pub(super) fn counts(&self, options: &Options) -> &(Counts, Load) {
         self.ahead.get_or_init(|| {
             let p = &self.prepared;
@@ -27,31 +27,31 @@ impl Job {
         })
     }
 
-    /// Tokens of the longest microbatch that it has.
+    /// Tokens of the run's longest microbatch.
     pub fn longest(&self, options: &Options) -> usize {
         let (counts, load) = self.counts(options);
         load.steps.iter().flatten().max().map_or(counts.longest, |tokens| *tokens as usize)
     }
 
-    /// Microbatches of a few sizes, the small ones first, that a device can be measured with.
+    /// Microbatches of a few sizes, small ones first, for measuring a device.
     pub fn trials(&self) -> Vec<Microbatch> {
         trials(&self.prepared.train.samples, self.plan.micro_batch_tokens())
     }
 
-    /// What every device must have room for.
+    /// Memory that every device needs.
     pub fn need(&self) -> Need {
         need(&self.prepared, &self.plan)
     }
 }
 
-/// What every device must have room for.
+/// Memory that every device needs for the plan.
 pub fn need(p: &Prepared, plan: &Plan) -> Need {
     let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
     let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
     Need { tokens: plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None, keep: None }
 }
 
-/// Microbatches of the first rows, of an eighth of `most` tokens and more, none longer than that but one of a row.
+/// Microbatches of the first rows, from an eighth of `most` tokens up to `most`, or of one longer row.
 pub fn trials(rows: &Samples, most: usize) -> Vec<Microbatch> {
     let (mut taken, mut tokens, mut trials) = (Vec::new(), 0, Vec::new());
     let mut next = most / 8;

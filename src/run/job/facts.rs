@@ -1,5 +1,5 @@
-//! What a run's folder says of the run: facts in run.yaml, numbers in the model card, and what neither can say of the
-//! base.
+//! Descriptions of a run in its folder: facts in run.yaml, numbers in the model card, and a note about a base that
+//! neither can identify.
 
 use super::Job;
 use crate::config::demo;
@@ -9,7 +9,7 @@ use crate::report;
 use crate::train::schedule::Decay;
 
 impl Job {
-    /// What run.yaml says besides the options.
+    /// Entries of run.yaml besides the options.
     pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
         let p = &self.prepared;
         let c = &p.train.counts;
@@ -37,7 +37,7 @@ impl Job {
         facts
     }
 
-    /// The numbers of the model card, so far.
+    /// The numbers of the model card so far.
     pub(super) fn numbers(&self) -> Vec<(&'static str, String)> {
         let mut numbers = report::card(&self.history.now());
         let s = &self.schedule;
@@ -50,8 +50,8 @@ impl Job {
         numbers
     }
 
-    /// A note about a base that adapter_config.json cannot name: a path of this machine means nothing on another. The
-    /// demonstration's base is of no use elsewhere.
+    /// Returns a note about a base that adapter_config.json cannot name: a local path has no meaning on another
+    /// machine. The demonstration's base needs no note because it is of no use elsewhere.
     pub(super) fn unnamed_base(&self, options: &Options) -> Option<String> {
         let named = self.writer.config.base_model_name_or_path.is_some() || options.model.model == demo::NAME;
         (!named).then(|| {

@@ -1,4 +1,4 @@
-//! Who computes a run, as the run sees it.
+//! The interface of a run to the devices that compute it.
 
 use super::Job;
 use crate::config::refusal::Refusal;
@@ -6,38 +6,38 @@ use crate::train::event::{Change, Takes};
 use crate::train::{Compute, Finished};
 use std::path::Path;
 
-/// Who computes a run.
+/// The devices that compute a run.
 pub trait Team {
     /// Numeric classes that are known before the first step.
     fn classes(&self) -> Vec<String>;
 
-    /// Gives the loop somebody who computes.
+    /// Runs the training loop with this team's computation.
     fn train(&mut self, run: Steps) -> Result<Finished, Refusal>;
 
-    /// What the devices of this process are called in events, and which hardware each is.
+    /// Name in events and hardware of each device of this process.
     fn hardware(&self) -> Vec<(String, String)>;
 
-    /// What the one device of it should take of its memory, where that is known before it is measured.
+    /// Estimated memory of the team's only device, where known before measurement.
     fn takes(&self) -> Option<Takes> {
         None
     }
 
-    /// What is to be said of the others once the last step is done.
+    /// Notes about other machines after the last step.
     fn remarks(&self) -> Vec<Change> {
         vec![]
     }
 
-    /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
+    /// Refuses an adapter whose values on disk differ from those in memory, as far as this team can compare them.
     fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
 }
 
-/// The loop, which only wants to know who computes.
+/// The training loop, generic over the computation.
 pub type Steps<'a> = &'a mut dyn FnMut(&mut dyn Compute) -> Result<Finished, Refusal>;
 
-/// An adapter's values twice.
+/// An adapter's values from two sources.
 pub struct Values<'a> {
-    /// As the run holds them.
+    /// The values in the run's memory.
     pub memory: &'a [f32],
-    /// As they were written and read back.
+    /// The values written and read back.
     pub disk: &'a [f32],
 }

@@ -1,5 +1,5 @@
-//! What was written is read again before it takes its name: every number, and the ids of texts. Nothing here is within a
-//! bound: it is the same or it is a fault.
+//! Reads the written file again before it gets its final name: every number, and the token ids of texts. The comparison
+//! has no tolerance: a difference is a fault.
 
 use super::super::Exported;
 use crate::config::refusal::Refusal;
@@ -14,18 +14,18 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Texts that every way of cutting text treats in its own way; the last is how a chat looks.
+/// Texts that tokenizers split differently; the last one has the form of a chat.
 const TEXTS: [&str; 3] = [
     "Hello  world, it's 3 33 333 1234567 o'clock!!\n\n\t tabs, we'll SEE\r\n",
     " \u{e9}t\u{e9} \u{1f680} \u{6211}\u{60f3} \u{41d}\u{435}\u{449}\u{43e} def f(x):\n    return x+1  # ok\n",
     "<|im_start|>user\nhi<|im_end|>\n<|eot_id|><s>[INST] a [/INST]</s>",
 ];
 
-/// The merged model with every number as the file's kinds leave it.
+/// The merged model with every number rounded to the file's types.
 pub struct Rounded<'a> {
-    /// In f32.
+    /// The merged model in f32.
     pub merged: &'a Merged<'a>,
-    /// By Hugging Face names.
+    /// Types by Hugging Face name.
     pub kinds: BTreeMap<String, Encoding>,
 }
 
@@ -43,13 +43,13 @@ impl Tensors for Rounded<'_> {
     }
 }
 
-/// Every number of the file is the one in memory.
+/// Checks that every number of the file equals the one in memory.
 pub fn same(again: &BaseModel, rounded: &Rounded, out: &Path) -> Result<(), Refusal> {
     for name in again.files.tensors.names() {
         let values = |t: &dyn Tensors| -> Result<Option<Vec<f32>>, Refusal> {
             Ok(t.tensor(&name).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)))
         };
-        // A base without a head has no `model.` before its names.
+        // A base without a head has no prefix `model.` in its names.
         let bare = name.strip_prefix("model.").unwrap_or(&name);
         let one = match values(rounded)? {
             Some(values) => Some(values),
@@ -65,7 +65,7 @@ pub fn same(again: &BaseModel, rounded: &Rounded, out: &Path) -> Result<(), Refu
     Ok(())
 }
 
-/// The file's tokenizer gives the ids of the one that was trained with.
+/// Checks that the file's tokenizer gives the same ids as the tokenizer of the training.
 pub fn same_ids(source: &Exported, mut again: BaseModel, out: &Path) -> Result<(), Refusal> {
     let other = again.tokenizer(None)?;
     for text in TEXTS {
