@@ -1,6 +1,6 @@
-//! Every kernel through ptxas, for every architecture that it may run on. No GPU is needed for that: ptxas comes out
-//! of the wheel nvidia-cuda-nvcc-cu12, cuobjdump out of triton's (tests/run.sh gets both). FINETUNE_CUDA_TOOLS names
-//! the folder that they lie in; without them these tests say `skipped`, unless FINETUNE_REQUIRE_PTXAS is set.
+//! Assembles every kernel with ptxas, for every architecture on which it may run. No GPU is needed: ptxas is in the
+//! wheel nvidia-cuda-nvcc-cu12, cuobjdump in triton's (tests/run.sh installs both). FINETUNE_CUDA_TOOLS names their
+//! folder; without them these tests print `skipped`, unless FINETUNE_REQUIRE_PTXAS is set.
 
 use crate::files::{self, File};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Assembles; gives the lines of `-v`.
+/// Assembles; returns the lines of `-v`.
 fn assemble(ptxas: &Path, source: &Path, arch: &str, out: &Path) -> String {
     let arch = format!("-arch=sm_{arch}");
     let run = Command::new(ptxas).args(["-v", &arch, "-o"]).arg(out).arg(source).output().unwrap();
@@ -35,14 +35,14 @@ fn assembles(ptxas: &Path, source: &Path, arch: &str, out: &Path) -> bool {
     Command::new(ptxas).arg(&arch).arg("-o").arg(out).arg(source).output().unwrap().status.success()
 }
 
-/// The number before a word of a line of `-v`.
+/// The number before a word in a line of `-v`.
 fn before(line: &str, word: &str) -> usize {
     let words: Vec<&str> = line.split([' ', ',']).filter(|w| !w.is_empty()).collect();
     let at = words.windows(2).position(|w| w[1].starts_with(word) && w[0].parse::<usize>().is_ok());
     at.map_or(0, |i| words[i].parse().unwrap())
 }
 
-/// What a report of ptxas says against the budget.
+/// The violations of the budget in a report of ptxas.
 fn over_budget(report: &str, file: &File) -> Vec<String> {
     let mut found = Vec::new();
     let mut entry = "";
@@ -51,11 +51,11 @@ fn over_budget(report: &str, file: &File) -> Vec<String> {
         if line.contains("spill stores") && !line.contains("0 bytes spill stores, 0 bytes spill loads") {
             found.push(format!("{} {entry}: {}", file.name, line.trim()));
         }
-        // Where sums of wgmma are moved while they are under way, ptxas waits after each.
+        // ptxas inserts a wait after each wgmma if its sums are moved while they are pending.
         if line.contains("are serialized") {
             found.push(format!("{} {entry}: {}", file.name, line.trim()));
         }
-        // Where warpgroups divide the registers anew, with fewer they would wait for some for ever.
+        // Warpgroups that divide the registers would wait for ever if the kernel had fewer.
         let (used, divides) = (before(line, "registers"), file.text.contains("setmaxnreg"));
         if line.contains("Used ") && (used > file.registers || divides && used != file.registers) {
             found.push(format!("{} {entry}: {used} registers", file.name));
@@ -109,14 +109,14 @@ fn tensor_cores_are_used_where_promised() {
     let folder = tempfile::tempdir().unwrap();
     for file in files::all().iter().filter(|f| !f.promises.is_empty()) {
         let out = folder.path().join("out.cubin");
-        // The disassembler has forgotten 7.0.
+        // The disassembler does not support 7.0.
         let arch = if file.target == "70" { "75" } else { &file.target };
         assemble(&ptxas, &files::path(&file.name), arch, &out);
         let dump = Command::new(&cuobjdump).arg("-sass").arg(&out).output().unwrap();
         let text = String::from_utf8_lossy(&dump.stdout).into_owned();
         let entries: Vec<&str> = text.split("Function : ").skip(1).collect();
         assert!(!entries.is_empty(), "{}: cuobjdump said nothing", file.name);
-        // What only prepares multiplies nothing.
+        // An entry that only prepares has no products.
         let plain =
             |e: &&&str| ["narrow", "attention_grad_sm80_delta"].iter().all(|name| !e.starts_with(name));
         for entry in entries.iter().filter(plain) {

@@ -5,7 +5,7 @@ use crate::compare;
 use crate::rows::{bounds, tokens};
 use finetune::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad};
 
-/// Heads of every kernel size, shared and not; odd sizes between.
+/// Heads of every kernel size, shared and not shared, and odd sizes between.
 const HEADS: [(usize, usize, usize); 6] =
     [(1, 1, 4), (2, 1, 6), (3, 3, 34), (2, 1, 64), (2, 2, 100), (2, 1, 130)];
 
@@ -19,7 +19,7 @@ fn attention_and_its_gradient() {
             let heads = Heads { query, kv, size };
             let name = format!("attention T={t} {query}/{kv}x{size}");
             let bounds = bounds(t);
-            // scores of some size, so that the softmax is not flat
+            // scores of moderate size, so that the softmax is not flat
             let q = Mat::random(t, query * size, 1).map(|v| v * 4.0);
             let (k, v) = (Mat::random(t, kv * size, 2), Mat::random(t, kv * size, 3));
             let outs = || [Out::Poison(t, query * size), Out::Poison(t, query)];

@@ -1,5 +1,5 @@
-//! The gradient of attention by wgmma against its twin in f64, launched straight on the interpreter: at lengths that are no
-//! multiple of anything, in rows that are packed, of heads that are shared.
+//! The gradient of attention by wgmma against its reference in f64, launched directly on the interpreter: odd
+//! lengths, packed rows, shared heads.
 
 use crate::bench::{GUARD, Mat};
 use crate::files;
@@ -9,21 +9,21 @@ use finetune::backend::Heads;
 use std::sync::Arc;
 
 pub const FILE: &str = "attention_grad_sm90a.ptx";
-/// Rows that a block holds, and of a box of every map.
+/// Rows that a block holds, and rows of a box of every map.
 const HELD: usize = 128;
 const BOX: u32 = 64;
 pub const SIZES: [usize; 2] = [64, 128];
 const WORD: f32 = -1234.5;
 
-/// Heads of queries, heads of keys, their size.
+/// Query heads, key heads, head size.
 type Shared = (usize, usize, usize);
 
-/// One microbatch whose gradient is asked for.
+/// One microbatch for the gradient.
 #[derive(Clone)]
 pub struct Problem {
     heads: Heads,
     bounds: Vec<u32>,
-    /// q, k, v, dout: numbers that bf16 holds.
+    /// q, k, v, dout: numbers that bf16 represents exactly.
     x: [Mat; 4],
     out: Vec<f32>,
     lse: Vec<f32>,
@@ -51,7 +51,7 @@ impl Problem {
         case.backward(&self.out, &self.lse)
     }
 
-    /// Blocks of 128 tokens: first, count, and where their row begins and ends.
+    /// Blocks of 128 tokens: first, count, and the bounds of their row.
     fn blocks(&self) -> Vec<u32> {
         let rows = self.bounds.windows(2).flat_map(|w| (w[0]..w[1]).step_by(HELD).map(move |at| (at, w)));
         rows.flat_map(|(at, w)| [at, (w[1] - at).min(HELD as u32), w[0], w[1]]).collect()
@@ -69,7 +69,7 @@ fn upload<T: Copy, const N: usize>(m: &mut Machine, values: &[T], bytes: impl Fn
     Value { bits: at, bytes: 8 }
 }
 
-/// What `q` (dq) or `kv` (dk, dv) gives, on outputs that are not finite before, between `guard` words.
+/// The outputs of `q` (dq) or `kv` (dk, dv), which are not finite before the launch and lie between `guard` words.
 pub fn run(
     kernels: &[Arc<Kernel>],
     which: &str,
@@ -120,7 +120,7 @@ fn take(m: &mut Machine, at: u64, len: usize, guard: usize) -> Result<Vec<f32>, 
     Ok(inside.to_vec())
 }
 
-/// Each value within 1e-4 of the sum of its terms' magnitudes, and of what a rounding that is a tie may differ by.
+/// Checks that each value is within 1e-4 of the sum of its terms' magnitudes, plus the difference that ties may make.
 fn within(name: &str, got: &[f32], want: &[Wanted]) {
     assert_eq!(got.len(), want.len(), "{name}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
@@ -130,7 +130,7 @@ fn within(name: &str, got: &[f32], want: &[Wanted]) {
     }
 }
 
-/// Less than a tile, edges of tiles, several rows packed, and more tiles than there are slots.
+/// Less than a tile, edges of tiles, several packed rows, and more tiles than slots.
 const CASES: [(Shared, &[u32]); 8] = [
     ((1, 1, 64), &[0, 1]),
     ((3, 1, 64), &[0, 5, 38]),
@@ -167,7 +167,7 @@ fn the_gradient_by_wgmma_is_that_of_its_twin() {
     }
 }
 
-/// A problem of two rows, and a number of the second's in q, k, v or dout (0 .. 4).
+/// A microbatch of two rows, and the index of a number of the second row in q, k, v or dout (0 .. 4).
 pub fn beside(size: usize, (what, by): (usize, f32)) -> Problem {
     let mut p = Problem::new((2, 1, size), &[0, 70, 140]);
     let at = 90 * p.x[what].cols + 3;
@@ -175,8 +175,8 @@ pub fn beside(size: usize, (what, by): (usize, f32)) -> Problem {
     p
 }
 
-/// A tile reaches into the rows beside it: what is not finite there makes dq of k, dk of q, and dv of dout no number, in
-/// that row's own part as well; all else of the first row has the bits that it has without it.
+/// A tile extends into neighbouring rows. A non-finite value there makes dq (by k), dk (by q) and dv (by dout) not
+/// finite, also in that row itself; the rest of the first row has the bits that it has without that value.
 #[test]
 fn what_is_not_finite_in_another_row_is_told_there() {
     let kernels = kernels(&files::read(FILE).text);

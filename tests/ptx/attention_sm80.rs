@@ -1,5 +1,5 @@
-//! Attention on tensor cores and its gradient: against a twin in f64 that rounds to bf16 where the kernels do, against
-//! the CPU backend in f32, and the heads that it leaves to the baseline.
+//! Attention on tensor cores and its gradient: against a reference in f64 that rounds to bf16 where the kernels do,
+//! against the CPU backend in f32, and with heads that the baseline computes.
 
 use crate::bench::{Mat, Out, close, run};
 use crate::device::device_at;
@@ -7,10 +7,10 @@ use crate::rows::tokens;
 use crate::twin::{Case, Value};
 use finetune::backend::{AttentionSaved, Backend, Cpu, Fault, Heads, Qkv, QkvGrad};
 
-/// Every size of kernel, whole and padded; shared heads and not.
+/// Every kernel size, exact and padded; shared heads and others.
 const HEADS: [(usize, usize, usize); 6] =
     [(1, 1, 8), (3, 1, 40), (4, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128)];
-/// Rows of a microbatch: less than a tile, its edges, several of them packed.
+/// Rows of a microbatch: less than a tile, its edges, several packed rows.
 const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
 
 pub fn inputs(t: usize, heads: Heads) -> [Mat; 4] {
@@ -39,7 +39,7 @@ pub fn both<B: Backend>(
     })
 }
 
-/// Each value within 1e-4 of the sum of its terms' magnitudes, and of what a rounding that is a tie may differ by.
+/// Checks that each value is within 1e-4 of the sum of its terms' magnitudes, plus the difference that ties may make.
 pub fn within(name: &str, got: &[f32], want: &[Value]) {
     assert_eq!(got.len(), want.len(), "{name}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
@@ -49,7 +49,7 @@ pub fn within(name: &str, got: &[f32], want: &[Value]) {
     }
 }
 
-/// Of a device, by the order of its warps: against the twin, whose keys go by in steps, and the CPU.
+/// Compares a device, for an order of its warps, with the reference, whose keys come in tiles, and with the CPU.
 pub fn like_its_twin<B: Backend>(
     what: &str,
     device: impl Fn(u64) -> B,

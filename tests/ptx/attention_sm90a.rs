@@ -1,5 +1,5 @@
-//! Attention by wgmma, both directions: against the twin in f64 and the CPU as that of sm_80, what takes it, and the
-//! trial that decides whether a card does.
+//! Attention by wgmma, both directions: against the reference in f64 and the CPU as for sm_80; the shapes that use
+//! it; and the trial that decides whether a card uses it.
 
 use crate::attention_sm80::{both, inputs, like_its_twin};
 use crate::bench::{Mat, Out, run};
@@ -9,9 +9,9 @@ use crate::rows::tokens;
 use finetune::backend::cuda::{AttentionTrial, Driver, Flash};
 use finetune::backend::{Backend, Cuda, Heads, Qkv};
 
-/// Shared heads and not.
+/// Shared heads and others.
 const HEADS: [(usize, usize, usize); 3] = [(4, 2, 64), (1, 1, 128), (3, 1, 128)];
-/// Rows of a microbatch: less than a tile, its edges, several packed; four tiles of keys, so that the ring turns twice.
+/// Rows of a microbatch: less than a tile, its edges, several packed; four tiles of keys, so that the ring wraps twice.
 const ROWS: [&[u32]; 5] = [&[0, 1], &[0, 5, 38], &[0, 128, 257], &[0, 3, 150, 167], &[0, 2, 395]];
 
 const BOTH: Flash = Flash { forward: true, backward: true };
@@ -41,7 +41,7 @@ fn attention_by_wgmma_is_that_of_rounded_inputs() {
     }
 }
 
-/// A fault in each direction's kernels: whoever computes with them is seen.
+/// A fault in each direction's kernels, so that their use is visible in the results.
 const FAULTS: [(&str, &str, &str); 2] = [
     ("attention_sm90a.ptx", "add.f32 %l1, %l1, %sum", "mov.f32 %l1, %l1"),
     ("attention_grad_sm90a.ptx", "0fBFB8AA3B", "0fBF317218"),
@@ -70,8 +70,8 @@ fn each_direction_is_taken_for_itself_in_heads_of_64_and_128() {
     }
 }
 
-/// A tile reaches into the next packed row: what is not finite there is not seen in q and k, and in v only where that row's
-/// own outputs are not finite either.
+/// A tile extends into the next packed row. A non-finite value there has no effect in q and k, and in v only if that
+/// row's own outputs are not finite either.
 #[test]
 fn what_is_not_finite_in_another_row_is_seen_in_its_own() {
     let (heads, bounds, t) = (Heads { query: 1, kv: 1, size: 64 }, [0, 5, 38], 38);
@@ -97,7 +97,7 @@ fn what_is_not_finite_in_another_row_is_seen_in_its_own() {
     }
 }
 
-/// A trial that the interpreter ends in a test's time, of a card that must be so much faster.
+/// A trial small enough for the interpreter, with the speed-up that the card must have.
 fn trial(faster: f64) -> AttentionTrial {
     AttentionTrial { timed: 2, heads: (2, 1), faster }
 }
@@ -127,7 +127,7 @@ fn a_trial_without_memory_decides_nothing_of_attention() {
     assert_eq!(device.class(), "cuda-sm90-bf16-wgmma-flash");
 }
 
-/// Of products.
+/// For products.
 fn small() -> finetune::backend::cuda::Trial {
     finetune::backend::cuda::Trial { timed: (128, 256, 64), faster: 0.0 }
 }
@@ -144,7 +144,7 @@ fn other_devices_are_not_asked_for_attention() {
     assert_eq!((device.attention_below(), &device.class()[..]), (None, "cuda-sm90-f32"));
 }
 
-/// What a kernel does wrong, and what the device says of it; only that direction stays.
+/// A defect of a kernel, and the device's message; the other direction stays in use.
 #[test]
 fn attention_that_disagrees_is_named_and_left_aside() {
     let (forward, gradient) = ("attention_sm90a.ptx", "attention_grad_sm90a.ptx");

@@ -1,5 +1,5 @@
-//! One verb on two backends: outputs that are overwritten start as NaN, every matrix lies at an odd offset between
-//! guard words, and the interpreter runs warps and blocks in several orders, which must give the same bits.
+//! One op on two backends: outputs that are overwritten start as NaN, every matrix is at an odd offset between guard
+//! words, and the interpreter runs warps and blocks in several orders, which must give the same bits.
 
 use finetune::backend::{Backend, Fault, View, ViewMut};
 use finetune::numeric::rng::Stream;
@@ -16,7 +16,7 @@ pub struct Mat {
 }
 
 impl Mat {
-    /// Uniform in -1..1, keyed.
+    /// Uniform in -1..1, by a key.
     pub fn random(rows: usize, cols: usize, key: u64) -> Mat {
         let mut s = Stream::new(&[key, rows as u64, cols as u64]);
         Mat { rows, cols, v: (0..rows * cols).map(|_| s.unit() * 2.0 - 1.0).collect() }
@@ -25,13 +25,13 @@ impl Mat {
         self.v.iter_mut().for_each(|x| *x = f(*x));
         self
     }
-    /// Values that every dtype holds exactly.
+    /// Values that every dtype represents exactly.
     pub fn coarse(self) -> Mat {
         self.map(|x| (x * 64.0).round() / 64.0)
     }
 }
 
-/// What an output holds before the verb.
+/// The contents of an output before the op.
 pub enum Out {
     Poison(usize, usize),
     Holds(Mat),
@@ -72,7 +72,7 @@ impl<B: Backend> Guarded<B> {
     }
 }
 
-/// Runs a verb and gives its outputs, or the first fault.
+/// Runs an op and returns its outputs, or the first fault.
 pub fn run<B: Backend>(
     name: &str,
     backend: &mut B,
@@ -82,7 +82,7 @@ pub fn run<B: Backend>(
     run_behind(GUARD, name, backend, matrices, verb)
 }
 
-/// The same with so many guard words.
+/// The same with a given number of guard words.
 pub fn run_behind<B: Backend>(
     guard: usize,
     name: &str,
@@ -116,7 +116,8 @@ pub fn close(name: &str, got: &[f32], want: &[f32], bound: f64) {
     }
 }
 
-/// The verb on the CPU and on the interpreter in several orders of warps; outputs within 1e-4 of their scale.
+/// Runs the op on the CPU and on the interpreter in several orders of warps; outputs must be within 1e-4 of their
+/// scale.
 #[macro_export]
 macro_rules! compare {
     ($name:expr, $inputs:expr, $outputs:expr, |$b:ident, $i:ident, $o:ident| $body:expr) => {{

@@ -1,5 +1,4 @@
-//! bf16 copies that are kept: whoever reads the same again gets the same copy, and whatever writes in between makes a
-//! new one.
+//! Cached bf16 copies: a second read of the same memory uses the same copy, and a write in between causes a new one.
 
 use crate::bench::Mat;
 use crate::device::{device_at, device_bf16};
@@ -20,11 +19,11 @@ type Device = Cuda<Box<dyn Driver>>;
 type Memory = <Device as Backend>::Memory;
 type Weight = <Device as Backend>::Weight;
 
-/// Every matrix is square, so that any of them is any verb's.
+/// Every matrix is square, so that each fits every op.
 const N: usize = 8;
 const ONE: Heads = Heads { query: 1, kv: 1, size: N };
 
-/// What verbs read: matrices, a frozen one, and memory for what is of no interest.
+/// The inputs of ops: matrices, a frozen one, and memory for outputs that are not compared.
 struct Given {
     x: Memory,
     y: Memory,
@@ -36,7 +35,7 @@ fn of(m: &Memory) -> View<'_, Memory> {
     view(m, N, N)
 }
 
-/// Writes the matrix in some way.
+/// One way to write a matrix.
 type Writer = fn(&mut Device, ViewMut<Memory>, &mut Given);
 
 fn product<'a>(g: &'a Given) -> Product<'a, Memory> {
@@ -47,7 +46,7 @@ fn qkv(g: &Given) -> Qkv<'_, Memory> {
     Qkv { q: of(&g.x), k: of(&g.y), v: of(&g.x) }
 }
 
-/// Of attention's gradient, the one that is asked for.
+/// One of the gradients of attention.
 fn grads(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) {
     let tokens = tokens(d, &[0, N as u32]);
     let [a, b, lse] = &mut g.spare;
@@ -61,7 +60,7 @@ fn grads(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) {
     d.attention_grad(grad, of(&g.x), saved, ONE, &tokens);
 }
 
-/// All that a verb can write, by verb and argument.
+/// All matrices that verbs write, by verb and argument.
 const WRITERS: &[(&str, Writer)] = &[
     ("upload", |d, out, _| d.upload(out, &[0.25; N * N])),
     ("fill", |d, out, _| d.fill(out, 0.5)),
@@ -191,7 +190,7 @@ fn memory(d: &mut Device, key: u64) -> Memory {
     memory
 }
 
-/// The product of a matrix before somebody wrote it and after.
+/// The product of a matrix before and after a write.
 fn before_and_after(mut d: Device, writer: Writer) -> [Vec<f32>; 2] {
     let frozen = weight(&mut d, &Mat::random(N, N, 3).coarse(), Dtype::Bf16);
     let spare = [0; 3].map(|_| d.memory(N * N));
@@ -238,7 +237,7 @@ fn every_verb_that_writes_is_tried() {
     }
 }
 
-/// Kernels that were launched for that.
+/// The number of kernels that the work launches.
 fn kernels(d: &mut Device, work: impl FnOnce(&mut Device)) -> u64 {
     let before = d.traffic().dispatches;
     work(d);
@@ -255,18 +254,18 @@ fn what_was_narrowed_is_not_narrowed_again() {
     };
     assert_eq!([linear(&mut d, of(&x)), linear(&mut d, of(&x))], [2, 1], "narrowed once");
     assert_eq!(linear(&mut d, of(&x).rows(2, 3)), 2, "other rows are another matrix");
-    // Memory that is gone leaves no copy to whoever comes to its place.
+    // Freed memory leaves no copy for new memory at the same address.
     let address = format!("{x:?}");
     drop(x);
     let x = memory(&mut d, 1);
     let place = |text: &str| text.split("address: ").nth(1).unwrap().split(',').next().map(String::from);
     assert_eq!(place(&format!("{x:?}")), place(&address), "the same place");
     assert_eq!(linear(&mut d, of(&x)), 2, "but not the same memory");
-    // The oldest copies go.
+    // The oldest copies are evicted.
     let many = [0; 5].map(|_| memory(&mut d, 1));
     many.iter().for_each(|x| assert_eq!(linear(&mut d, of(x)), 2));
     assert_eq!([linear(&mut d, of(&many[0])), linear(&mut d, of(&x))], [1, 2]);
-    // Between microbatches none is kept.
+    // No copy is kept between microbatches.
     d.read(of(&x), &mut [0.0; N * N]).unwrap();
     assert_eq!(linear(&mut d, of(&x)), 2);
 }
@@ -291,7 +290,7 @@ fn attention_and_its_gradient_narrow_q_k_and_v_once() {
 
 #[test]
 fn copies_take_no_more_than_is_said() {
-    // Heads of 2 x 16, of which keys and values have one; 32 and 48 wide.
+    // Two query heads of 16 and one key/value head; widths 32 and 48.
     let config = qwen(3, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
     let said = copies_bytes(&[32, 16, 16, 32, 48, 48]) as u64;
     let targets = MODULES.map(String::from).to_vec();

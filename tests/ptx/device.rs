@@ -1,4 +1,4 @@
-//! The interpreter behind the backend's seam: verbs run from their shape checks to their last store, without a GPU.
+//! The interpreter as a driver of the backend: ops run from their shape checks to their last store, without a GPU.
 
 use crate::files;
 use crate::interpreter::{self, Kernel, Machine, Shape, Value, read};
@@ -16,13 +16,13 @@ static PARSED: LazyLock<Mutex<Files>> = LazyLock::new(Mutex::default);
 pub struct Interpreted {
     machine: Machine,
     loaded: HashSet<&'static str>,
-    /// A file that stands in for the tree's.
+    /// A replacement for a file of the tree.
     changed: Files,
     capability: (u32, u32),
 }
 
-/// A backend on the interpreter, the seed decides in which order warps and blocks run; or on the device that
-/// FINETUNE_PTX_DEVICE numbers, so that a machine with a GPU runs the same tests (benches/gpu.sh).
+/// A backend on the interpreter, whose order of warps and blocks depends on the seed; or on the device with the index
+/// FINETUNE_PTX_DEVICE, so that a machine with a GPU runs the same tests (benches/gpu.sh).
 pub fn device(seed: u64) -> Cuda<Box<dyn Driver>> {
     device_at((7, 0), seed)
 }
@@ -34,7 +34,7 @@ pub fn device_at(capability: (u32, u32), seed: u64) -> Cuda<Box<dyn Driver>> {
     }
 }
 
-/// One of the bf16 class; None, which is said, on a device that has none.
+/// A device of the bf16 class; None, with a message, if the device does not have it.
 pub fn device_bf16() -> Option<Cuda<Box<dyn Driver>>> {
     match device_at((8, 0), 0).bf16() {
         Ok(device) => Some(device),
@@ -56,7 +56,7 @@ fn interpreter(capability: (u32, u32), seed: u64) -> Interpreted {
     Interpreted { machine, loaded: HashSet::new(), changed: HashMap::new(), capability }
 }
 
-/// With another text for one file.
+/// With a replaced file.
 pub fn device_with(file: &'static str, text: &str, seed: u64) -> Cuda<Interpreted> {
     device_with_at((8, 0), (file, text), seed)
 }
@@ -72,7 +72,7 @@ pub fn device_with_at(
 }
 
 impl Interpreted {
-    /// Buffers that are not given back.
+    /// Buffers that are not freed.
     pub fn held(&self) -> usize {
         self.machine.memory.held()
     }

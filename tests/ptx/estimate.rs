@@ -1,5 +1,6 @@
-//! What a stage of the bf16 class takes of a card's memory is no more than what is said before it is opened, also where the
-//! vocabulary is far wider than anything else: then the head decides, and the copy of its gradient is a third of it.
+//! A stage of the bf16 class uses no more of a card's memory than the estimate before it is opened, also if the
+//! vocabulary is far wider than all other sizes: then the head dominates, and the copy of its gradient is a third of
+//! it.
 
 use crate::device::device_bf16;
 use crate::standin::{self, standin_with};
@@ -12,7 +13,7 @@ use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::memory::{Beside, Estimate, Home, Load, estimate};
 use finetune::model::stage::Stage;
 
-/// Heads of 2 x 16, of which keys and values have one; 32 and 48 wide.
+/// Two query heads of 16 and one key/value head; widths 32 and 48.
 fn config(vocab: usize) -> Config {
     qwen(1, vocab, (32, 48), Heads { query: 2, kv: 1, size: 16 })
 }
@@ -22,7 +23,7 @@ fn lora() -> LoraSpec {
     LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 }
 }
 
-/// Bytes that the second microbatch has in use, of that many rows of a length.
+/// Bytes in use during the second microbatch of the given rows and length.
 fn took<D: Driver>(device: Cuda<D>, vocab: usize, (rows, length): (u32, u32)) -> u64 {
     let config = config(vocab);
     let build = Build { keep: Keep::Inputs, ..Build::whole(&config) };
@@ -34,7 +35,7 @@ fn took<D: Driver>(device: Cuda<D>, vocab: usize, (rows, length): (u32, u32)) ->
     stage.in_use().unwrap().bytes
 }
 
-/// What is said of it, with and without the copy of the gradient of logits.
+/// The estimate, with and without the copy of the gradient of logits.
 fn said(vocab: usize, tokens: usize) -> [Estimate; 2] {
     let (config, lora) = (config(vocab), lora());
     let token = copies_bytes(&[32, 16, 16, 32, 48, 48]) as u64;
@@ -45,7 +46,7 @@ fn said(vocab: usize, tokens: usize) -> [Estimate; 2] {
     })
 }
 
-/// Buffers have exactly the bytes that are asked for.
+/// Buffers have exactly the requested bytes.
 #[test]
 fn a_wide_vocabulary_takes_no_more_than_is_said() {
     let Some(device) = device_bf16() else { return };
@@ -63,7 +64,7 @@ fn inside() {
     }
 }
 
-/// Buffers come in the driver's classes, which are a quarter larger at most; a real vocabulary, in chunks.
+/// Buffers come in the driver's size classes, which are at most a quarter larger; a real vocabulary, in chunks.
 #[test]
 fn a_card_takes_no_more_than_is_said() {
     let Some(folder) = standin_with(&[]) else { return };

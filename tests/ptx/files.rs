@@ -1,4 +1,4 @@
-//! The kernels as they lie in the tree, and what their heads promise.
+//! The kernel files of the tree, and the promises of their heads.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ pub struct File {
     /// `budget: N registers, N bytes of shared memory`.
     pub registers: usize,
     pub shared: usize,
-    /// `promises: HMMA`: opcodes that its machine code must have.
+    /// `promises: HMMA`: opcodes that the machine code must contain.
     pub promises: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ fn heads_say_what_they_must() {
     }
 }
 
-/// ptxas does not see what a launch gives; the launch gives what the head states.
+/// ptxas does not know the shared memory of a launch; the launch must give what the head states.
 #[test]
 fn shared_memory_of_a_launch_is_the_budgets() {
     use finetune::backend::cuda::kernels::find;
@@ -99,7 +99,7 @@ fn shared_memory_of_a_launch_is_the_budgets() {
         let outside = f.text.contains(".extern .shared");
         let given = find(&f.name).map(|s| s.dynamic() as usize);
         assert_eq!(given, Some(if outside { f.shared } else { 0 }), "{}", f.name);
-        // What a block of compute capability 9.0 can have.
+        // The limit of a block of compute capability 9.0.
         assert!(f.shared <= 232_448, "{}", f.name);
     }
 }

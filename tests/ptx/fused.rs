@@ -1,4 +1,4 @@
-//! Fused verbs against the compositions that they replace, on the same device: the same operations in the same order,
+//! Fused ops against the compositions that they replace, on the same device: the same operations in the same order,
 //! so the same bits.
 
 use crate::bench::{GUARD, Mat, Out, run, run_behind};
@@ -12,7 +12,7 @@ use finetune::backend::{
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
 
-/// (T, N, K, R): less than a tile, its edges, more than one; ranks within a part of 32 and beyond.
+/// (T, N, K, R): less than a tile, its edges, more than one tile; ranks within a part of 32 and above it.
 const SIZES: [(usize, usize, usize, usize); 4] =
     [(1, 3, 5, 1), (65, 130, 40, 16), (130, 70, 100, 33), (9, 256, 256, 8)];
 
@@ -25,7 +25,7 @@ pub fn projection<D: Driver>(
     projection_behind(GUARD, device, sizes, write)
 }
 
-/// The same with so many guard words.
+/// The same with a given number of guard words.
 pub fn projection_behind<D: Driver>(
     guard: usize,
     mut device: Cuda<D>,
@@ -47,7 +47,7 @@ pub fn projection_behind<D: Driver>(
     })
 }
 
-/// In blocks, so that a matrix comes in several parts.
+/// In blocks, so that a matrix is widened in several parts.
 fn in_blocks<D: Driver>(d: &mut Cuda<D>, w: &Mat) -> <Cuda<D> as Backend>::Weight {
     let bytes = quantise(Block::Q8_0, &w.v).unwrap();
     d.weight_of_blocks(&Blocks::new((w.rows, w.cols), Block::Q8_0, bytes.into()).unwrap()).unwrap()
@@ -86,7 +86,7 @@ fn a_fused_projection_does_not_read_its_output_again() {
         let lora = LoraPart { h, x: at(4, 8), ab: (at(2, 8), at(8, 2)), scale: 1.0 };
         device.lora_linear((view_mut(&mut y, 4, 8), Write::Set), at(4, 8), &w, lora);
         let launched = device.traffic().dispatches - before;
-        // Nobody wrote y before: on the interpreter a kernel that reads it is a fault, which this read tells.
+        // y is not initialized: on the interpreter a kernel that reads y is a fault, which this read reports.
         device.read(view(&y, 4, 8), &mut [0.0; 32]).unwrap();
         launched
     };
@@ -96,10 +96,10 @@ fn a_fused_projection_does_not_read_its_output_again() {
     assert_eq!(launches(device_at((8, 0), 0)), 3, "f32 narrows nothing");
 }
 
-/// What a kernel that makes a copy on its way left, and what was made of the copy.
+/// The outputs of a kernel that also writes a bf16 copy, and of an op that reads the copy.
 pub type Made = Result<Vec<Vec<f32>>, Fault>;
 
-/// A normed stream [T, K], its roots, and a projection of it [T, N].
+/// A normed stream [T, K], its inverse roots, and a projection of it [T, N].
 pub fn normed<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize)) -> Made {
     let (x, gain, w) = (Mat::random(t, k, 1), Mat::random(1, k, 2), Mat::random(n, k, 3).coarse());
     let outs = [Out::Poison(t, k), Out::Poison(t, 1), Out::Poison(t, n)];
@@ -124,11 +124,11 @@ pub fn activated<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize
     })
 }
 
-/// q and k, turned, and what attention makes of them.
+/// q and k, rotated, and the output of attention.
 pub fn turned<D: Driver>(mut device: Cuda<D>, (t, size): (usize, usize)) -> Made {
     let heads = Heads { query: 2, kv: 1, size };
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
-    // Angles of any kind: of a turn by more than one, numbers are only larger.
+    // Arbitrary values of the table: values above one only make the numbers larger.
     let table = Mat::random(t, size, 4);
     let outs = [Out::Holds(q), Out::Holds(k), Out::Poison(t, 2 * size), Out::Poison(t, 2)];
     run("rope_for_attention", &mut device, (&[&v, &table], &outs), |d, i, o| {
@@ -141,7 +141,7 @@ pub fn turned<D: Driver>(mut device: Cuda<D>, (t, size): (usize, usize)) -> Made
     })
 }
 
-/// The same bits in every order as spelled in verbs.
+/// The same bits as the composition of verbs, in every order.
 fn like_its_composition(name: &str, made: &dyn Fn(Cuda<Box<dyn Driver>>) -> Made) {
     let on = |order| device_at((8, 0), order).bf16().unwrap();
     let want = made(on(0).spelled()).unwrap();
@@ -163,7 +163,7 @@ fn a_copy_made_on_the_way_has_the_bits_of_one_made_apart() {
         like_its_composition(&format!("rmsnorm_for_linear {sizes:?}"), &|device| normed(device, sizes));
         like_its_composition(&format!("swiglu_for_linear {sizes:?}"), &|device| activated(device, sizes));
     }
-    // Heads of 10 stay with the baseline.
+    // Heads of 10 use the baseline.
     for sizes in [(1, 8), (7, 10), (33, 72), (131, 64), (5, 128)] {
         like_its_composition(&format!("rope_for_attention {sizes:?}"), &|device| turned(device, sizes));
     }

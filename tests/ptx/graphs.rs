@@ -1,6 +1,6 @@
-//! One start of a graph for each microbatch: on the stand-in, which writes down every kernel and what it works on. With
-//! graphs the same kernels run in the same order on the same numbers as without; whatever a driver refuses, a run goes
-//! on kernel by kernel.
+//! One graph launch per microbatch, on the stand-in, which records every kernel and its arguments. With graphs the
+//! same kernels run in the same order on the same numbers as without; if a driver refuses a call, the run continues
+//! with single launches.
 
 use crate::bench::Mat;
 use crate::products::weight;
@@ -13,7 +13,7 @@ use finetune::model::stage::{Microbatch, Stage};
 use finetune::numeric::dtype::Dtype;
 use std::path::Path;
 
-/// What a driver refuses, and what is then said.
+/// The call that a driver refuses, and the message.
 const REFUSED: &[(&str, &str)] = &[
     ("graph-create", "cuGraphCreate: CUDA_ERROR_OUT_OF_MEMORY"),
     ("graph-node", "cuGraphAddKernelNode: CUDA_ERROR_NOT_SUPPORTED"),
@@ -24,12 +24,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("graphs-missing", "the driver has no cuGraphCreate"),
 ];
 
-/// Microbatches of two lengths, one of them again after the other.
+/// Microbatches of two lengths, one of them again after the other one.
 fn batches(vocab: usize) -> Vec<Microbatch> {
     [(2, 9), (2, 9), (2, 9), (3, 7), (2, 9), (1, 30), (1, 30)].map(|(rows, t)| packed(vocab, rows, t)).into()
 }
 
-/// Kernels, and how often something was sent, of each microbatch; or the first fault.
+/// Kernels and submissions of each microbatch, or the first fault.
 fn microbatches(dropout: f32, keep: Keep) -> Result<Vec<(u64, u64)>, String> {
     let config = qwen(2, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
     let targets = MODULES.map(String::from).to_vec();
@@ -49,7 +49,7 @@ fn microbatches(dropout: f32, keep: Keep) -> Result<Vec<(u64, u64)>, String> {
     Ok(all)
 }
 
-/// Lists of so many launches.
+/// Lists with these numbers of launches.
 fn lists(lengths: impl Iterator<Item = u32>) -> Result<(), String> {
     let mut device = Cuda::open(0).map_err(|e| e.to_string())?;
     let mut x = device.memory(4);
@@ -60,7 +60,7 @@ fn lists(lengths: impl Iterator<Item = u32>) -> Result<(), String> {
     Ok(())
 }
 
-/// A graph that falls, of which nobody reads, and so many kernels after it.
+/// A graph that fails without a read, and a number of kernels after it.
 fn after(n: usize, value: f32) -> Result<(), String> {
     let mut device = Cuda::open(0).map_err(|e| e.to_string())?;
     let mut x = device.memory(4);
@@ -71,8 +71,8 @@ fn after(n: usize, value: f32) -> Result<(), String> {
     device.read(view(&x, 1, 4), &mut [0.0; 4]).map_err(|e| e.to_string())
 }
 
-/// Products by wgmma, of which each takes two tensor maps. The third list has other sizes; in the fourth nothing of them
-/// differs but one map, because what is narrowed lies elsewhere.
+/// Products by wgmma, each with two tensor maps. The third list has other sizes; in the fourth only one map differs,
+/// because the narrowed copy is at another address.
 fn wgmma() -> Result<(), String> {
     let mut device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?.untried();
     let w = weight(&mut device, &Mat::random(256, 64, 1), Dtype::Bf16);
@@ -105,7 +105,7 @@ fn run(case: &str, work: &str, libraries: &Path) -> Ran {
     standin::child("graphs::inside", case, work, libraries)
 }
 
-/// Kernels of every microbatch, where each has so many.
+/// The kernels of every microbatch, if each has that many.
 fn kernels(ran: &Ran, each: u64) -> Vec<Vec<&str>> {
     let kernels = ran.work().into_iter().filter(|line| !line.starts_with("upload"));
     kernels.collect::<Vec<_>>()[1..].chunks(each as usize).map(<[_]>::to_vec).collect()
@@ -126,7 +126,7 @@ fn a_microbatch_is_one_graph_after_warm_up() {
         let launched = a[0][0];
         assert!(launched > 80, "{launched} kernels");
         println!("{work}: {launched} kernels, sent {:?}", a.iter().map(|m| m[1]).collect::<Vec<_>>());
-        // The first one is launched kernel by kernel; another length is the same graph.
+        // The first microbatch is launched kernel by kernel; another length uses the same graph.
         assert_eq!(
             a.iter().map(|m| m[1]).collect::<Vec<_>>(),
             [launched, 1, 1, 1, 1, 1, 1],
@@ -171,7 +171,7 @@ fn a_fault_in_a_graph_names_where_it_begins_and_ends() {
     let ran = run("graph-fault", "model", folder.path());
     let parts = ["read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before a graph of ", " launches, embed_bf16 to "];
     assert!(parts.iter().all(|part| ran.out.contains(part)), "{}", ran.out);
-    // Of one that is launched kernel by kernel the last kernel is known.
+    // With single launches the last kernel is known.
     let ran = run("illegal-address", "model", folder.path());
     assert!(
         ran.out.contains("read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before ") && !ran.out.contains("graph"),
@@ -180,7 +180,7 @@ fn a_fault_in_a_graph_names_where_it_begins_and_ends() {
     );
 }
 
-/// The next call tells it, whatever it asks: no refusal of graphs, and none of the kernels that come after.
+/// The next call of any kind reports the fault: not as a refusal of graphs, and not as a fault of later kernels.
 #[test]
 fn a_fault_of_a_graph_that_another_call_tells_is_its_own() {
     let Some(folder) = standin_with(&[]) else { return };
@@ -195,7 +195,7 @@ fn a_fault_of_a_graph_that_another_call_tells_is_its_own() {
     }
 }
 
-/// The graphs that were alive at once, at most.
+/// The largest number of graphs at the same time.
 fn most_alive(ran: &Ran) -> Option<u32> {
     let alive = |line: &String| line.split_once(", ")?.1.split_once(" alive")?.0.parse::<u32>().ok();
     ran.log.iter().filter_map(alive).max()
@@ -205,12 +205,12 @@ fn most_alive(ran: &Ran) -> Option<u32> {
 fn few_graphs_are_kept() {
     let Some(folder) = standin_with(&[]) else { return };
     let ran = run("fine", "lists", folder.path());
-    // Each comes twice; the first eight find room.
+    // Each list comes twice; the first eight become graphs.
     assert_eq!((ran.out.as_str(), ran.count("# graph"), most_alive(&ran)), ("Ok(())", 8, Some(8)));
 }
 
-/// Twenty in turn, ten times. All are known from the second turn on; then eight of twenty are graphs, and of the others one
-/// in seventeen is built.
+/// Twenty lists in turn, ten times. All are known from the second time on; then eight of twenty are graphs, and of
+/// the other ones one in seventeen is built.
 #[test]
 fn lists_that_come_back_are_not_built_each_time() {
     let Some(folder) = standin_with(&[]) else { return };
@@ -224,7 +224,7 @@ fn lists_that_come_back_are_not_built_each_time() {
     assert_eq!(most_alive(&with), Some(8));
 }
 
-/// Ten lists that take turns and are never seen again, then two others.
+/// Ten lists in turn that do not come again, then two others.
 fn phases() -> impl Iterator<Item = u32> {
     (0..4).flat_map(|_| 10..20).chain((0..60).flat_map(|_| [40, 41]))
 }
@@ -238,7 +238,7 @@ fn what_comes_later_and_often_is_a_graph_too() {
     assert!(ran.out == "Ok(())" && after > 60, "the last {after} starts are of graphs that are kept");
 }
 
-/// What graphs take of a device is promised to nobody: where memory is short they go first, and come again.
+/// Memory of graphs is not reserved: if memory is short they are freed first, and built again later.
 #[test]
 fn graphs_give_way_to_memory() {
     let Some(folder) = standin_with(&[]) else { return };

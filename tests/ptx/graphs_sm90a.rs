@@ -1,5 +1,5 @@
-//! Microbatches of a whole model whose large products and attention are those of sm_90a: each is one graph, whose nodes
-//! have the arguments and the tensor maps of kernels that are launched one by one.
+//! Microbatches of a whole model with large products and attention of sm_90a: each is one graph, whose nodes have the
+//! arguments and tensor maps of single launches.
 
 use crate::standin::{self, Ran, standin_with};
 use crate::step::{Same, packed, qwen};
@@ -9,8 +9,8 @@ use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::Stage;
 
-/// Kernels, and how often something was sent, of microbatches of two lengths. Keys and values are too narrow for tiles of
-/// sm_90a, and stay below.
+/// Kernels and submissions of microbatches of two lengths. Keys and values are too narrow for tiles of sm_90a and use
+/// the lower tier.
 fn microbatches() -> Result<Vec<[u64; 2]>, String> {
     let config = qwen(2, 300, (256, 320), Heads { query: 4, kv: 2, size: 64 });
     let targets = MODULES.map(String::from).to_vec();
@@ -38,16 +38,16 @@ fn inside() {
     }
 }
 
-/// Rows, columns, bytes from row to row, rows of a box of a tensor map as the stand-in wrote it down.
+/// Rows, columns, bytes from row to row and rows of a box of a tensor map, as recorded by the stand-in.
 fn map(text: &str) -> [u64; 4] {
     let numbers = text.trim_matches(['[', ']']).split(',').skip(1).map(|n| n.parse().unwrap());
     numbers.collect::<Vec<u64>>().try_into().unwrap()
 }
 
-/// A product of sm_90a as the stand-in wrote it down.
+/// A product of sm_90a, as recorded by the stand-in.
 struct Product<'a> {
     name: &'a str,
-    /// Of a and of b: rows, columns, bytes from row to row, rows of a box.
+    /// For a and b: rows, columns, bytes from row to row, rows of a box.
     maps: [[u64; 4]; 2],
     /// m, n, k
     sizes: [u64; 3],
@@ -96,7 +96,7 @@ fn a_microbatch_with_tensor_maps_is_one_graph() {
     let differs = got.iter().zip(&want).position(|(a, b)| a != b);
     assert!(got == want, "line {differs:?} differs: {:?}", differs.map(|i| (got[i], want[i])));
 
-    // What a map says is what the kernel was told of the product.
+    // The map agrees with the kernel's arguments.
     let products: Vec<_> = want.iter().filter_map(|line| product(line)).collect();
     for Product { name, maps: [a, b], sizes: [m, n, k] } in &products {
         let (rows, cols, box_rows) = if name.ends_with("_nt") { (n, k, 256) } else { (k, n, 64) };
@@ -111,7 +111,7 @@ fn a_microbatch_with_tensor_maps_is_one_graph() {
         assert!(count(name) >= 5, "{name} in every microbatch");
     }
 
-    // A node that keeps the map of a microbatch before it is told.
+    // A node with the map of an earlier microbatch is detected.
     let stale: Ran = of("hopper-stale", folder.path());
     assert!(stale.out == with.out && stale.work() != want, "an old map passes for a new one");
 }

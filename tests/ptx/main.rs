@@ -1,7 +1,7 @@
-//! The PTX kernels without a GPU: every kernel assembles for every architecture within the budget that its head
-//! states, and counts right in an interpreter, behind the same seam as the driver.
+//! The PTX kernels without a GPU: every kernel assembles for every architecture within the budget of its head, and
+//! computes correctly in an interpreter, which implements the driver's interface.
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 mod assemble;

@@ -1,5 +1,5 @@
-//! Faults at the marks that the generator leaves: every statement that orders others (barrier, fence, arrival, wait, copy,
-//! group) is taken away once, and every count of one is changed. What only costs time is not marked.
+//! Faults at the marks of the generator: every statement that orders others (barrier, fence, arrival, wait, copy,
+//! group) is removed once, and every count of one is changed. Statements that only save time are not marked.
 
 use crate::files;
 use ptx_gen::{File, Mark};
@@ -7,14 +7,14 @@ use std::sync::LazyLock;
 
 static FILES: LazyLock<Vec<File>> = LazyLock::new(ptx_gen::files);
 
-/// The marks of an entry; a file by hand has none.
+/// The marks of an entry; a file written by hand has none.
 pub fn of_entry(name: &str, entry: &str) -> impl Iterator<Item = &'static Mark> {
     let entry = entry.to_string();
     let file = FILES.iter().find(|f| f.name == name);
     file.into_iter().flat_map(|f| &f.marks).filter(move |m| m.entry == entry)
 }
 
-/// Puts in every fault of an entry and names those that `detects` misses; `needless` says which statements have no effect.
+/// Injects every fault of an entry and returns those that `detects` misses; `needless` lists statements without effect.
 pub fn undetected(
     (name, entry): (&str, &str),
     needless: impl Fn(&Mark) -> bool,

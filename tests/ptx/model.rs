@@ -1,5 +1,5 @@
-//! A whole model on the interpreter, from its weights to the gradient that is read back: what no test of one verb
-//! shows, that verbs fit together, that nothing reads what another one left unwritten, and that training comes out
+//! A whole model on the interpreter, from its weights to the gradient that is read back. Unlike tests of single ops
+//! this shows that ops fit together, that no op reads memory that another one left unwritten, and that training ends
 //! where the CPU's does.
 
 use crate::case::{Case, golden};
@@ -16,7 +16,7 @@ use finetune::model::stage::{LossSums, Microbatch, Stage};
 use finetune::numeric::rng::Stream;
 use finetune::train::optim::{self, AdamW, Options};
 
-/// The case of that name, with dropout, which PEFT's numbers are without.
+/// The case of that name, with dropout, unlike PEFT's numbers.
 fn open(name: &str, dropout: f32) -> Case {
     let mut case = Case::open(golden().iter().find(|dir| dir.ends_with(name)).unwrap());
     case.lora.dropout = dropout;
@@ -30,7 +30,7 @@ fn load<B: Fused>(backend: B, case: &Case, keep: Keep) -> Decoder<B> {
     Decoder::load(backend, &case.config, &case.tensors, &case.lora, build).unwrap()
 }
 
-/// Of the case's first rows, at an adapter that has been trained.
+/// Loss and gradient of the case's first rows, with a trained adapter.
 fn gradient(stage: &mut dyn Stage, case: &Case) -> (LossSums, Vec<f32>) {
     stage.set_parameters(&case.adapter("adapter_final")).unwrap();
     let mut gradient = vec![f32::NAN; stage.layout().len()];
@@ -38,7 +38,7 @@ fn gradient(stage: &mut dyn Stage, case: &Case) -> (LossSums, Vec<f32>) {
     (sums, gradient)
 }
 
-/// Of the difference of two vectors, in parts of the second.
+/// The norm of the difference of two vectors, relative to the second.
 fn off(got: &[f32], want: &[f32]) -> f64 {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - f64::from(*w)));
@@ -54,7 +54,7 @@ fn near(name: &str, got: &(LossSums, Vec<f32>), want: &(LossSums, Vec<f32>), (lo
     assert_eq!((got.0.targets, got.0.weight), (want.0.targets, want.0.weight), "{name}");
 }
 
-/// On tensor cores, where the device has them.
+/// On tensor cores, if the device has them.
 fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
     let device = device_at((8, 0), order).bf16().ok();
     if device.is_none() {
@@ -83,8 +83,8 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
 
 #[test]
 fn a_whole_model_on_tensor_cores_is_near() {
-    // Heads of 10 numbers stay with f32's attention, and dropout with f32's adapters on the way back; heads of 8, six of
-    // which share two of keys, and no dropout take every kernel of tensor cores.
+    // Heads of 10 use attention in f32, and dropout uses adapters in f32 in the backward pass. Heads of 8 (six query
+    // heads, two key heads) without dropout use every kernel for tensor cores.
     for (name, dropout) in [("qwen3", 0.3), ("llama", 0.3), ("llama", 0.0)] {
         let case = open(name, dropout);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
@@ -96,7 +96,7 @@ fn a_whole_model_on_tensor_cores_is_near() {
     }
 }
 
-/// In the f16 class, where the device is one of those that have it.
+/// In the f16 class, if the device has it.
 fn f16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
     let device = Some(device_at((7, 5), order).f16()).filter(|d| d.class().contains("-f16"));
     if device.is_none() {
@@ -105,7 +105,7 @@ fn f16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
     device
 }
 
-/// Products with frozen matrices on f16 tensor cores, all else the baseline's f32.
+/// Products with frozen matrices on f16 tensor cores, everything else in the baseline's f32.
 #[test]
 fn a_whole_model_in_f16_is_near() {
     for name in ["qwen2", "llamacls"] {
@@ -125,11 +125,11 @@ fn a_whole_model_in_f16_is_near() {
     }
 }
 
-/// A change of a file: what stands there, and what comes in its place.
+/// A change of a file: the old text and the new text.
 type Change = (&'static str, &'static str, &'static str);
 
-/// The bf16 class as a card of capability 9.0 has it, with attention by wgmma or not: near the CPU, and mma's within `below`
-/// in loss and gradient; each of the changes must be seen.
+/// The bf16 class of a card of capability 9.0, with or without attention by wgmma: loss and gradient are near the
+/// CPU's, and within `below` of mma's; each of the changes must be detected.
 fn by_wgmma(heads: Heads, flash: Flash, below: (f64, f64), changes: &[Change]) {
     let config = qwen(1, 260, (256, 264), heads);
     let targets = MODULES.map(String::from).to_vec();
@@ -172,15 +172,15 @@ fn by_wgmma(heads: Heads, flash: Flash, below: (f64, f64), changes: &[Change]) {
     assert!(of(other, spec, &same, &batch) == got, "bits depend on the order of warps");
 }
 
-/// Large products by wgmma, whose sums are those of mma within what f32 rounds, and all else as before. Without most of the
-/// adapters' rank, which nobody sees who computes by mma.
+/// Large products by wgmma, whose sums equal those of mma up to rounding in f32, and the rest unchanged. The injected
+/// fault omits most of the adapters' rank, which has no effect if mma computes.
 #[test]
 fn a_whole_model_by_wgmma_is_near() {
     let change = ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1");
     by_wgmma(Heads { query: 4, kv: 4, size: 64 }, Flash::default(), (1e-4, 1e-3), &[change]);
 }
 
-/// Attention by wgmma as well, whose probabilities are rounded under the maxima of other tiles.
+/// Attention by wgmma too, whose probabilities are rounded under the maxima of other tiles.
 #[test]
 fn a_whole_model_with_attention_by_wgmma_is_near() {
     let changes = [
@@ -202,7 +202,7 @@ fn training_gives_what_peft_gives() {
     }
 }
 
-/// The mean loss of each of 30 steps, of two rows each.
+/// The mean loss of each of 30 steps with two rows each.
 fn thirty<B: Backend + Fused>(backend: B, case: &Case) -> Vec<f64> {
     let mut stage = load(backend, case, Keep::Everything);
     let mut parameters = case.adapter("adapter_init");

@@ -1,5 +1,6 @@
-//! Kernels with a fault put in: each must be detected, as an error or by its numbers, else the tests of this folder prove
-//! nothing. There is one at every mark of the generator (barrier, wait, group) and at every barrier of a file by hand.
+//! Kernels with an injected fault: each must be detected, as an error or by its numbers, else the tests of this
+//! folder prove nothing. There is a fault at every mark of the generator (barrier, wait, group) and at every barrier
+//! of a file by hand.
 
 use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_of, device_with_at};
@@ -13,23 +14,23 @@ use finetune::backend::{
 };
 use finetune::numeric::dtype::Dtype;
 
-/// What runs a changed kernel.
+/// The ops that run a changed kernel.
 #[derive(Clone, Copy)]
 enum Exercise {
     Matmul(Transpose),
-    /// Forward and backward, of a weight that is stored so.
+    /// Forward and backward, with a weight stored in this type.
     Linear(Dtype),
-    /// Forward and backward, with heads of that size.
+    /// Forward and backward, with heads of this size.
     Attention(usize),
     CrossEntropy,
     Norm,
     /// Forward and backward on tensor cores.
     Tensor,
-    /// The same on those of sm_70, of a weight that is stored so.
+    /// The same on those of sm_70, with a weight stored in this type.
     TensorF16(Dtype),
-    /// A projection with its adapter on tensor cores, forward and backward, of a rank beyond one part.
+    /// A projection with its adapter on tensor cores, forward and backward, with a rank larger than one part.
     Adapter,
-    /// Attention and its gradient on tensor cores, with heads of that size.
+    /// Attention and its gradient on tensor cores, with heads of this size.
     TensorAttention(usize),
     /// A norm whose copy in bf16 is read by a product.
     NormAhead,
@@ -47,7 +48,7 @@ use Exercise::{
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
 
 impl Exercise {
-    /// What of: tensor cores of sm_70 are those of no later card.
+    /// The device: only cards of sm_70 have its tensor cores.
     fn capability(self) -> (u32, u32) {
         if matches!(self, TensorF16(_)) { (7, 0) } else { (8, 0) }
     }
@@ -85,7 +86,7 @@ fn matmul(mut device: Cuda<Interpreted>, transpose: Transpose) -> Outcome {
 /// Every stage of every kernel is used twice.
 fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
     let (w, x, dy) = (Mat::random(137, 200, 2).coarse(), Mat::random(65, 200, 4), Mat::random(65, 137, 5));
-    // Numbers that are not those of bf16, so that f32 stays f32.
+    // Numbers that bf16 does not represent, so that f32 stays f32.
     let w = if dtype == Dtype::F32 { w.map(|x| x + 1e-4) } else { w };
     let outs = [Out::Poison(65, 137), Out::Poison(65, 200)];
     run("linear", &mut device, (&[&x, &dy], &outs), |d, i, o| {
@@ -97,7 +98,7 @@ fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
 }
 
 fn attention(mut device: Cuda<Interpreted>, (size, t): (usize, usize)) -> Outcome {
-    // Two query heads of one key head, and more tokens than two tiles have.
+    // Two query heads for one key head, and more tokens than two tiles.
     let heads = Heads { query: 2, kv: 1, size };
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
     let dout = Mat::random(t, 2 * size, 4);
@@ -130,7 +131,7 @@ fn norm(mut device: Cuda<Interpreted>) -> Outcome {
     })
 }
 
-/// File, the entries that are changed, and what runs them: every entry in which one statement orders others.
+/// File, changed entries, and the ops that run them: every entry with a statement that orders others.
 const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ("matmul.ptx", &["matmul_nn"], Matmul(Transpose::Neither)),
     ("matmul.ptx", &["matmul_nt"], Matmul(Transpose::Right)),
@@ -173,7 +174,7 @@ const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ),
 ];
 
-/// File, entry, what stands there, what comes in its place; the first such place after the entry's name.
+/// File, entry, old text, new text; the first occurrence after the entry's name is replaced.
 const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ("matmul.ptx", "matmul_nn", "and.b32 %tx, %t, 15", "and.b32 %tx, %t, 7", Matmul(Transpose::Neither)),
     ("matmul.ptx", "matmul_nn", "mov.f32 %acc0, 0f00000000", "", Matmul(Transpose::Neither)),
@@ -319,7 +320,7 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ("rmsnorm.ptx", "rmsnorm", "setp.lt.u32 %more", "setp.le.u32 %more", Norm),
 ];
 
-/// Whether a changed file gives an error, or other numbers than the right one.
+/// Whether a changed file gives an error, or other numbers than the correct one.
 fn detects(file: &'static str, exercise: Exercise) -> impl Fn(&str) -> bool {
     let bits = |all: Vec<Vec<f32>>| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let good = bits(exercise.on(device_of(exercise.capability(), 0)).unwrap());
@@ -331,13 +332,13 @@ fn detects(file: &'static str, exercise: Exercise) -> impl Fn(&str) -> bool {
     }
 }
 
-/// Where the text of an entry begins and ends.
+/// Begin and end of an entry's text.
 pub fn of_entry(text: &str, entry: &str) -> (usize, usize) {
     let from = text.find(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
     (from, text[from..].find("\n}").map_or(text.len(), |n| from + n))
 }
 
-/// The barriers of an entry by hand that can be taken away undetected.
+/// The barriers of an entry by hand whose removal is not detected.
 fn undetected_by_hand((file, entry): (&str, &str), detects: impl Fn(&str) -> bool) -> Vec<String> {
     const BARRIER: &str = "bar.sync 0;";
     let text = files::read(file).text;
@@ -354,7 +355,7 @@ fn removing_any_barrier_or_wait_is_detected() {
     for (file, entries, exercise) in ORDERED {
         let detects = detects(file, *exercise);
         for entry in *entries {
-            // Attention on tensor cores ends with a wait for a group that is empty.
+            // Attention on tensor cores ends with a wait for an empty group.
             let tensor = file.starts_with("attention") && file.ends_with("_sm80.ptx");
             let last = marks::of_entry(file, entry).last().filter(|_| tensor);
             missed.extend(match files::is_generated(file) {
@@ -369,7 +370,7 @@ fn removing_any_barrier_or_wait_is_detected() {
 #[test]
 fn every_entry_with_a_barrier_or_wait_is_listed() {
     let listed: Vec<&str> = ORDERED.iter().flat_map(|(_, entries, _)| entries.iter().copied()).collect();
-    // Those of sm_90a have lists of their own.
+    // The entries of sm_90a have separate lists.
     for file in files::all().into_iter().filter(|f| f.target != "90a") {
         let entries = file.text.split(".entry ").skip(1).filter_map(|rest| rest.split_once('('));
         for (entry, body) in entries {

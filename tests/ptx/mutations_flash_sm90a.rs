@@ -1,4 +1,4 @@
-//! Attention by wgmma with a fault put in, as `mutations_sm90a` does it with products; of its gradient it is
+//! Attention by wgmma with an injected fault, as `mutations_sm90a` for products; its gradient is in
 //! `mutations_grad_sm90a`.
 
 use crate::bench::{Mat, Out, run};
@@ -12,7 +12,7 @@ use finetune::backend::{Backend, Cuda, Fault, Heads, Qkv};
 
 const FILE: &str = "attention_sm90a.ptx";
 
-/// Of the row that has four tiles of keys every slot is filled twice; of the other less than a tile is real, and more than the
+/// The row with four tiles of keys fills every slot twice; the other row has less than a tile, but more than the
 /// gradient's blocks of 64.
 const BOUNDS: [u32; 3] = [0, 70, 466];
 
@@ -29,7 +29,7 @@ fn exercise(size: usize, device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fau
     })
 }
 
-/// What is computed: of the sizes named, everywhere at once.
+/// Changes of the computation, for the named sizes, in all places at once.
 const CHANGES: &[(&str, &str, &str)] = &[
     // slots and parities
     ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
@@ -84,12 +84,12 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ("", "fma.rn.f32 %v, %m0, %scale, %v", "mov.f32 %v, %v"),
     ("", "0f3F317218", "0f3F317318"),
     ("", "rcp.approx.f32 %m1, %l1", "rcp.approx.f32 %m1, %l0"),
-    // what is stored
+    // stores
     ("", "mad.lo.u32 %y, %x, %hq, %head", "mad.lo.u32 %y, %x, %hq, %group"),
     ("", "st.global.f32 [%out1+4], %acc3", "st.global.f32 [%out1+4], %acc1"),
 ];
 
-/// Makes the changes of heads of one size; each must be detected.
+/// Makes the changes for one head size; each must be detected.
 fn all(size: usize) {
     let (text, entry) = (files::read(FILE).text, format!("attention_sm90a_{size}"));
     let bits = |all: Vec<Vec<f32>>| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -100,7 +100,7 @@ fn all(size: usize) {
             bad.map_or(true, |bad| bits(bad) != good)
         })
     };
-    // The first slot is empty in any case.
+    // The first slot is always empty at the start.
     let mut missed = marks::undetected((FILE, &entry), |m| m.label == "EMPTY", detects);
     let name = size.to_string();
     let here: Vec<_> = CHANGES.iter().filter(|c| name.ends_with(c.0)).map(|c| (c.1, c.2)).collect();

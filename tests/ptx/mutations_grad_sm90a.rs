@@ -1,6 +1,6 @@
-//! The gradient of attention by wgmma with a fault put in, as `mutations_sm90a` does it with products: at every mark of every
-//! entry; descriptors, coordinates, edges and what is hidden are changed. What is only wasted (a warpgroup without rows that
-//! multiplies) shows in no number, and is not asked.
+//! The gradient of attention by wgmma with an injected fault, as `mutations_sm90a` for products: at every mark of every
+//! entry; descriptors, coordinates, edges and masks are changed. Wasted work (a warpgroup without rows that multiplies)
+//! changes no number and is not tested.
 
 use crate::attention_grad_sm90a::{FILE, Problem, SIZES, beside, kernels, run};
 use crate::bench::GUARD;
@@ -10,11 +10,10 @@ use crate::marks;
 use crate::mutations_sm90a::{Places, undetected};
 use std::sync::Arc;
 
-/// Guard words that leave outputs at multiples of 8 bytes, where sums are stored in pairs.
+/// Guard words for outputs at multiples of 8 bytes, where sums are stored in pairs.
 const ALIGNED: usize = 20;
 
-/// In the entries in whose names one of these words is (`q_`, `kv_64`), what stands there, and what comes in its place each
-/// time that it stands there.
+/// Words of entry names (`q_`, `kv_64`), old text, and new text for each occurrence in these entries.
 const EVERYWHERE: &[(&str, &str, &str)] = &[
     ("", "{%x, %y}", "{%y, %x}"),
     ("", "add.u32 %j0, %j0, ", "add.u32 %j0, %j0, 1"),
@@ -24,7 +23,7 @@ const EVERYWHERE: &[(&str, &str, &str)] = &[
     ("", "min.u32 %y, %x, %y", "mov.u32 %y, %x"),
 ];
 
-/// The same of the first place alone.
+/// The same for the first occurrence only.
 const ONCE: &[(&str, &str, &str)] = &[
     // slots and parities
     ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
@@ -88,7 +87,7 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("", "selp.f32 %s1, 0fFF800000, %s1, %p", "selp.f32 %s1, 0f00000000, %s1, %p"),
     ("q_64", "selp.f32 %e44, 0f00000000, %e44, %p", "mov.f32 %e44, %e44"),
     ("128 kv_64", "selp.f32 %e12, 0f00000000, %e12, %p", "mov.f32 %e12, %e12"),
-    // what is computed of scores
+    // scores
     ("", "mul.f32 %lse0, %lse0, 0fBFB8AA3B", "mul.f32 %lse0, %lse0, 0fBF317218"),
     ("kv_64", "idx.b32 %u, %lse1", "idx.b32 %u, %lse0"),
     ("kv_128", "idx.b32 %u, %delta1", "idx.b32 %u, %delta0"),
@@ -98,15 +97,15 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("", "mul.f32 %e0, %e0, %s0", "mov.f32 %e0, %e0"),
     ("", "cvt.rn.bf16x2.f32 %fe0, %e1, %e0", "cvt.rn.bf16x2.f32 %fe0, %e0, %e1"),
     ("", "mul.f32 %ga0, %ga0, %scale", "mov.f32 %ga0, %ga0"),
-    // what is stored
+    // stores
     ("", "setp.ne.u32 %p, %x, 0; @%p bra SINGLES", "setp.lt.u32 %p, %x, 0; @%p bra SINGLES"),
     ("", "{%ga0, %ga1}", "{%ga1, %ga0}"),
     ("", "st.global.f32 [%out1+4], %ga3", "st.global.f32 [%out1+4], %ga1"),
     ("", "mul.wide.u32 %wide, %y, 8", "mul.wide.u32 %wide, %y, 4"),
 ];
 
-/// A row beside what is not finite, which reaches ds alone: small, so that most changes are told soon. And packed rows, the
-/// last block with few; `laps`: every slot is filled twice.
+/// A row beside non-finite values, which affect ds only: small, so that most changes are detected early. And packed
+/// rows with a short last block; `laps`: every slot is filled twice.
 fn problems((which, size): (&str, usize), laps: bool) -> [Problem; 2] {
     let large = match (which, size, laps) {
         ("q", 64, true) => Problem::new((1, 1, 64), &[0, 5, 930]),
@@ -122,7 +121,7 @@ fn bits(x: &[Vec<f32>]) -> Vec<u32> {
     x.iter().flatten().map(|x| x.to_bits()).collect()
 }
 
-/// Makes the changes of the entries of one kernel, and puts in the faults at marks where `places` is `Each`; each must be
+/// Makes the changes of the entries of one kernel, and injects the faults at marks if `places` is `Each`; each must be
 /// detected.
 fn every(which: &str, changes: &[(&str, &str, &str)], places: Places) {
     let (text, mut missed) = (files::read(FILE).text, Vec::new());

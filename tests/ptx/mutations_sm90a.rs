@@ -1,6 +1,6 @@
-//! The kernels of sm_90a with a fault put in, as `mutations` does it with the others: at every mark (barrier, fence, arrival,
-//! wait, copy), in every entry; fields of descriptors, coordinates of boxes, counts and edges are changed.
-//! setmaxnreg alone is not asked of the interpreter where it gives more: that registers suffice is for ptxas to say.
+//! The kernels of sm_90a with an injected fault, as `mutations` for the others: at every mark (barrier, fence,
+//! arrival, wait, copy), in every entry; fields of descriptors, coordinates of boxes, counts and edges are changed.
+//! Only an increase by setmaxnreg is not tested here: ptxas checks that registers suffice.
 
 use crate::bench::{GUARD, Mat, Out, run_behind};
 use crate::device::{Interpreted, device_of, device_with_at};
@@ -11,7 +11,7 @@ use crate::products::weight;
 use finetune::backend::{Backend, Cuda, Fault, Fused, LoraGrad, LoraPart, Write};
 use finetune::numeric::dtype::Dtype;
 
-/// Guard words that leave outputs at multiples of 8 bytes, where tiles are stored in pairs.
+/// Guard words for outputs at multiples of 8 bytes, where tiles are stored in pairs.
 const ALIGNED: usize = 20;
 
 const T: usize = 140;
@@ -20,8 +20,8 @@ const K: usize = 340;
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
 
-/// What runs an entry: more tiles than the interpreter has multiprocessors, more steps than there are stages, and a rank
-/// of more than one part.
+/// Runs an entry: more tiles than the interpreter has multiprocessors, more steps than stages, and a rank of more
+/// than one part.
 fn exercise(entry: &str, device: Cuda<Interpreted>) -> Outcome {
     let (forward, mut device) = (entry.ends_with("nt"), device.untried());
     if entry.starts_with("lora") {
@@ -69,7 +69,7 @@ const ENTRIES: [(&str, &str); 4] = [
     ("lora_linear_sm90a.ptx", "lora_linear_sm90a_nn"),
 ];
 
-/// What stands once in the entries whose name ends so, and what comes in its place.
+/// The end of entry names, a text that occurs once in these entries, and the new text.
 const ONCE: &[(&str, &str, &str)] = &[
     // counts, parities, stages
     ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
@@ -112,11 +112,11 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("", "add.f32 %old0, %acc3, %old0", "add.f32 %old0, %acc2, %old0"),
 ];
 
-/// Of products alone: adapters are asked with aligned outputs only.
+/// For products only: adapters are tested with aligned outputs only.
 const PRODUCT: &[(&str, &str)] =
     &[("setp.eq.u32 %p, %x, 0; and.pred %full", "setp.ge.u32 %p, %x, 0; and.pred %full")];
 
-/// Of the adapter's part.
+/// For the adapter's part.
 const ADAPTER: &[(&str, &str)] = &[
     ("min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 15"),
     ("{%right0, %right1}", "{%right1, %right0}"),
@@ -126,12 +126,12 @@ const ADAPTER: &[(&str, &str)] = &[
     ("ld.shared.f32 %left1, [%pm+32]", "ld.shared.f32 %left1, [%pm+28]"),
 ];
 
-/// `from` in words of a line each, as the text has them.
+/// The words of `from`, one per line, as in the text.
 fn lines(x: &str) -> String {
     x.replace("; ", ";\n    ")
 }
 
-/// True where the changed file gives an error, or other numbers than `good`.
+/// Whether the changed file gives an error, or other numbers than `good`.
 fn differs(file: &'static str, text: &str, entry: &str, good: &[Vec<f32>]) -> bool {
     [0, 1].into_iter().any(|seed| {
         match exercise(entry, device_with_at((9, 0), (file, text), seed).bf16().unwrap()) {
@@ -143,7 +143,7 @@ fn differs(file: &'static str, text: &str, entry: &str, good: &[Vec<f32>]) -> bo
     })
 }
 
-/// Which of the places where something stands are changed.
+/// The occurrences of a text that are changed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Places {
     /// One after the other.
@@ -153,7 +153,7 @@ pub enum Places {
     All,
 }
 
-/// Makes the changes of one entry in the places where they stand; gives those that go undetected.
+/// Makes the changes of one entry; returns the undetected ones.
 pub fn undetected(
     (text, entry): (&str, &str),
     changes: &[(&str, &str)],

@@ -1,4 +1,4 @@
-//! Known answers for every opcode of the interpreter that computes, and for what it must refuse.
+//! Known answers for every computing opcode of the interpreter, and for code that it must reject.
 
 use crate::files;
 use crate::interpreter::{Machine, Shape, Value, read};
@@ -11,7 +11,7 @@ const THREE: u32 = 0x4040_0000;
 const INFINITE: u32 = 0x7f80_0000;
 const NAN: u32 = 0x7fc0_0000;
 
-/// Opcode, 32-bit operands, the 32 bits that come out.
+/// Opcode, 32-bit operands, 32-bit result.
 const ANSWERS: &[(&str, &[u32], u32)] = &[
     ("mov.u32", &[7], 7),
     ("mov.f32", &[ONE], ONE),
@@ -82,7 +82,7 @@ const HOLDS: &[(&str, [u32; 2], bool)] = &[
     ("setp.lt.f32", [NAN, ONE], false),
 ];
 
-/// Whole statements over %a (the lane), %b (100 + lane) into %c: what lane 5 has afterwards.
+/// Statements from %a (the lane) and %b (100 + lane) to %c, and the result of lane 5.
 const STATEMENTS: &[(&str, &str, u32)] = &[
     ("cvt.u64.u32", "cvt.u64.u32 %w, %b; cvt.u32.u64 %c, %w", 105),
     ("cvt.u32.u64", "mov.u64 %w, 0x100000003; cvt.u32.u64 %c, %w", 3),
@@ -129,7 +129,7 @@ fn kernel(body: &str) -> String {
     )
 }
 
-/// What lane 5 stores.
+/// The value that lane 5 stores.
 fn execute(body: &str) -> Result<u32, String> {
     let mut machine = Machine::default();
     machine.load(&read(&kernel(body))?);
@@ -165,7 +165,7 @@ fn opcodes_answer_as_they_must() {
 fn every_opcode_that_kernels_use_has_a_known_answer() {
     let known: BTreeSet<&str> = ANSWERS.iter().map(|a| a.0).chain(HOLDS.iter().map(|h| h.0)).collect();
     let known: BTreeSet<&str> = known.into_iter().chain(STATEMENTS.iter().map(|s| s.0)).collect();
-    // Moving and waiting: what they do is what every kernel's test looks at, and `mutations` takes away.
+    // Copies and waits: the tests of every kernel depend on their effect, and `mutations` removes them.
     let elsewhere = [
         "ld.",
         "st.",

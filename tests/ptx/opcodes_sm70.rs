@@ -1,4 +1,4 @@
-//! wmma of sm_70 in the interpreter: known answers for every way that a matrix lies, and what it must refuse.
+//! wmma of sm_70 in the interpreter: known answers for every layout of a matrix, and code that it must reject.
 
 use crate::interpreter::{Machine, Shape, Value, read};
 use half::f16;
@@ -7,9 +7,9 @@ use half::f16;
 const SIDE: usize = 16;
 const APART: usize = 32;
 
-/// a and b come from global memory, lines of 16 numbers, and go to shared memory as lines [`APART`] apart; sums leave
-/// through shared memory as well. %s is where this lane's half a line of a goes, of b 1024 bytes on; %r where its half a
-/// line of sums is.
+/// a and b come from global memory in lines of 16 numbers and are copied to shared memory in lines [`APART`] apart;
+/// sums are stored through shared memory too. %s is the address of this lane's half line of a (for b 1024 bytes
+/// further), %r that of its half line of sums.
 const KERNEL: &str = "
     .reg .u64 %out, %x; .reg .b32 %t, %w, %s, %r, %y, %z, %v<8>, %a<8>, %b<8>; .reg .f32 %c<8>, %f; .reg .pred %p;
     .shared .align 128 .b8 tiles[2048]; .shared .align 128 .b8 sums[2048];
@@ -40,7 +40,7 @@ const OUT: &str = "ld.shared.v4.f32 {%c0, %c1, %c2, %c3}, [%r]; ld.shared.v4.f32
     st.global.f32 [%out], %c0; st.global.f32 [%out+4], %c1; st.global.f32 [%out+8], %c2; st.global.f32 [%out+12], %c3;
     st.global.f32 [%out+16], %c4; st.global.f32 [%out+20], %c5; st.global.f32 [%out+24], %c6; st.global.f32 [%out+28], %c7;";
 
-/// A body that does all of it.
+/// The complete body.
 fn whole() -> String {
     [KERNEL, LOADED, ZERO, LOAD_A, LOAD_B, MULTIPLY, STORE, STORED, OUT].concat()
 }
@@ -50,7 +50,7 @@ fn numbers(key: usize) -> Vec<f32> {
     (0..SIDE * SIDE).map(|i| ((i * 7 + i / SIDE * 3 + key) % 13) as f32 - 6.0).collect()
 }
 
-/// What is in the sums' lines afterwards.
+/// The lines of sums after the run.
 fn execute(body: &str) -> Result<Vec<f32>, String> {
     assert_eq!(APART * 2, 64);
     let text = format!(
@@ -70,7 +70,7 @@ fn execute(body: &str) -> Result<Vec<f32>, String> {
     Ok(got.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
 }
 
-/// 1 + a b, each as it lies: by rows, or by columns.
+/// 1 + a b, each stored by rows or by columns.
 fn want(a: bool, b: bool, sums: bool) -> Vec<f32> {
     let at =
         |columns: bool, row: usize, col: usize| if columns { col * SIDE + row } else { row * SIDE + col };
@@ -95,17 +95,17 @@ fn matrices_are_multiplied_however_they_lie() {
     }
 }
 
-/// A kernel that relies on where numbers lie, or mixes fragments up, gives other numbers.
+/// A kernel that depends on the places of numbers, or confuses fragments, gives other numbers.
 #[test]
 fn fragments_are_nobodys_business() {
     let right = want(false, false, false);
     let cases = [
-        // A fragment of one kind where the other belongs.
+        // A fragment of the wrong kind.
         ("{%a0, %a1, %a2, %a3, %a4, %a5, %a6, %a7}, {%b0", "{%b0, %b1, %b2, %b3, %b4, %b5, %b6, %b7}, {%b0"),
         // Loaded as rows, multiplied as columns.
         ("mma.sync.aligned.row.row", "mma.sync.aligned.col.row"),
         ("mma.sync.aligned.row.row", "mma.sync.aligned.row.col"),
-        // Registers that have changed places.
+        // Exchanged registers.
         ("{%b0, %b1, %b2, %b3, %b4, %b5, %b6, %b7},\n", "{%b1, %b0, %b2, %b3, %b4, %b5, %b6, %b7},\n"),
         ("f32 [%y], {%c0, %c1", "f32 [%y], {%c1, %c0"),
     ];
@@ -145,7 +145,7 @@ fn what_a_device_would_forgive_is_an_error() {
             "wmma.mma.sync.aligned.row.row.m16n16k16.f16.f16",
             "unknown",
         ),
-        // A factor that a lane changed behind the load.
+        // A factor that a lane changed after the load.
         ("wmma.mma", "setp.eq.u32 %p, %t, 5; @%p mov.u32 %a3, 7; wmma.mma", "other numbers than a load gave"),
     ];
     for (from, to, want) in cases {

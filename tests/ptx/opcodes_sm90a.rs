@@ -1,16 +1,16 @@
-//! Known answers for what the interpreter knows of sm_90a, on one box of each operand and one wgmma, and what it must
-//! refuse, by name.
+//! Known answers for the opcodes of sm_90a, with one box of each operand and one wgmma, and misuse that the
+//! interpreter must reject by name.
 
 use crate::interpreter::{Machine, Shape, TensorMap, Value, read};
 
-/// Numbers of a row of both matrices as they lie.
+/// Numbers in a row of both matrices in memory.
 const COLS: usize = 64;
 
 /// One wgmma of 64 x `n` sums.
 #[derive(Debug, Clone, Copy)]
 struct Form {
     n: usize,
-    /// b lies [64, n], as boxes of 64 columns beside each other; else [n, 64].
+    /// b is stored as [64, n], in boxes of 64 columns beside each other; else as [n, 64].
     across: bool,
     /// a [64, 64] comes from registers, not from its box.
     registers: bool,
@@ -96,7 +96,7 @@ fn copy(to: &str, map: &str, place: &str) -> String {
     )
 }
 
-/// What a thread stores: n / 2 sums of a [64, cols] and b, of which only so many numbers are real; `seed` decides the order.
+/// The values that threads store: n / 2 sums of a [64, cols] and b with the given valid numbers; `seed` sets the order.
 fn execute(
     (form, text): (Form, &str),
     (a, b): (&[f32], &[f32]),
@@ -131,7 +131,7 @@ fn execute(
     Ok(all)
 }
 
-/// a's rows are their number in column `k`, b's outputs theirs: every product of two tells where it came from.
+/// Column `k` of a has the row number, and b the output number, so that every product identifies its source.
 fn numbered(form: Form, k: usize) -> (Vec<f32>, Vec<f32>) {
     let mut a = vec![0.0; 64 * COLS];
     let mut b = vec![0.0; form.n * COLS];
@@ -156,7 +156,7 @@ fn sums_lie_as_the_manual_has_them() {
     }
 }
 
-/// Sums of 16 columns, two to a register in their order, are what a left operand of 16 terms has.
+/// Sums of 16 columns, packed two to a register in their order, form a left operand of 16 terms.
 #[test]
 fn packed_sums_are_a_left_operand() {
     let form = Form { n: 64, across: false, registers: true };
@@ -191,7 +191,7 @@ fn what_lies_beyond_a_matrix_is_zero() {
     }
 }
 
-/// What stands there, what comes in its place, what is said.
+/// Old text, new text, message.
 const MISUSE: &[(&str, &str, &str)] = &[
     ("@!%p bra WAIT;", "", "is multiplied"),
     ("wgmma.fence.sync.aligned;", "", "wgmma without wgmma.fence"),
@@ -259,7 +259,7 @@ const MISUSE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The same of a left operand in registers.
+/// The same for a left operand in registers.
 const MISUSE_OF_REGISTERS: &[(&str, &str, &str)] = &[
     ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; mov.b32 %a2, 0;", "wgmma without wgmma.fence"),
     (
@@ -279,14 +279,14 @@ const MISUSE_OF_REGISTERS: &[(&str, &str, &str)] = &[
     ("%one, 1, 1, 0", "%one, 1, -1, 0", "wgmma with a sign"),
 ];
 
-/// Tries every misuse of a form; each must be told in one order at least.
+/// Tries every misuse of a form; each must be reported in at least one order.
 fn misused(form: Form, all: &[(&str, &str, &str)]) {
     let (a, b) = numbered(form, 0);
     let (text, mut missed) = (kernel(form), Vec::new());
     for (from, to, want) in all {
         assert!(text.contains(from), "{from}");
         let changed = text.replacen(from, to, 1);
-        // Some go well in one order and not in another.
+        // Some are harmless in one order and not in another.
         let on = |seed: &u64| execute((form, &changed), (&a, &b), COLS, *seed).err();
         let said: Vec<String> = [0, 1, 2].iter().filter_map(on).collect();
         if !said.iter().any(|s| s.contains(want)) {
@@ -302,7 +302,8 @@ fn what_a_device_would_forgive_is_an_error() {
     misused(Form { n: 64, across: false, registers: true }, MISUSE_OF_REGISTERS);
 }
 
-/// Sums and left operands under way: a second wgmma may have the same sums, no part of them, and no sum as its operand.
+/// Pending sums and left operands: a second wgmma may use the same sums, but no part of them, and no sum as its
+/// operand.
 #[test]
 fn what_is_under_way_is_used_as_it_stands() {
     let form = Form { n: 64, across: false, registers: true };

@@ -5,7 +5,7 @@ use crate::compare;
 use finetune::backend::{Backend, Frozen, Product, Transpose, Write};
 use finetune::numeric::dtype::Dtype;
 
-/// (M, N, K): less than a tile, its edges, more than one.
+/// (M, N, K): less than a tile, its edges, more than one tile.
 pub const SIZES: [(usize, usize, usize); 6] =
     [(1, 1, 1), (3, 5, 7), (64, 64, 16), (65, 33, 17), (17, 130, 50), (70, 16, 100)];
 

@@ -1,4 +1,4 @@
-//! Verbs over rows of the baseline against the CPU backend.
+//! Ops over rows of the baseline against the CPU backend.
 
 use crate::bench::{Mat, Out};
 use crate::compare;

@@ -1,5 +1,5 @@
-//! The tier sm_70: products on f16 tensor cores against sums in f64 of factors rounded the same way, within what f16
-//! rounds of the factors as they are, and what takes them.
+//! The tier sm_70: products on f16 tensor cores against sums in f64 of factors rounded in the same way and, within
+//! the rounding of f16, of exact factors; and the conditions of their use.
 
 use crate::bench::{Mat, run};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
@@ -11,13 +11,13 @@ use finetune::numeric::block::Encoding;
 use finetune::numeric::dtype::Dtype;
 use half::f16;
 
-/// (T, N, K): less than a tile and its pairs, their edges, more than one.
+/// (T, N, K): less than a tile and its pairs, their edges, more than one tile.
 const SIZES: [(usize, usize, usize); 6] =
     [(1, 1, 1), (3, 9, 17), (128, 128, 32), (130, 70, 100), (65, 137, 40), (140, 261, 67)];
-/// What gradients are multiplied by before they are rounded.
+/// The factor of gradients before they are rounded.
 const LIFT: f32 = 256.0;
 
-/// On a card of another capability, which takes nothing of this tier.
+/// A card of another capability, which does not use this tier.
 fn device(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
     let device = device_at((7, 5), order).f16();
     let takes = device.class().contains("-f16");
@@ -53,7 +53,7 @@ fn compare(
             terms += f64::from(a).abs() * f64::from(b).abs();
         }
         let off = |want: f64| (f64::from(*got) - want).abs();
-        // Written so that NaN fails. A factor is off by 2^-11 of itself at most, and a product by twice that.
+        // Written so that NaN fails. The relative error of a factor is at most 2^-11, that of a product twice as much.
         assert!(off(near) <= 1e-4 * terms, "{name}: {row}, {col} is {got}, want {near} of {terms}");
         assert!(off(exact) <= 1e-3 * terms, "{name}: {row}, {col} is {got}, exactly {exact} of {terms}");
     }
@@ -63,9 +63,9 @@ fn compare(
 fn products_in_f16_are_those_of_rounded_factors() {
     for (t, n, k) in SIZES {
         let coarse = Mat::random(n, k, 2).coarse();
-        // Numbers that are not those of bf16, so that f32 stays f32.
+        // Numbers that bf16 does not represent, so that f32 stays f32.
         let fine = coarse.clone().map(|x| x + 1e-3);
-        // Gradients that f16 would round to few bits as they are.
+        // Gradients that f16 without the factor would round to few bits.
         let (x, dy) = (Mat::random(t, k, 4), Mat::random(t, n, 5).map(|x| (x + x.signum()) * 1e-6));
         for (w, dtype, write) in [
             (&coarse, Dtype::Bf16, Write::Set),
@@ -107,7 +107,7 @@ fn a_gradient_is_added_to_what_is_there() {
     compare("added", &dx.unwrap()[0], (&dy, LIFT), (&w, false), Write::Add);
 }
 
-/// Nothing is cut off silently: the run then ends with a value that is not finite, whose error names f32.
+/// Overflow is not clipped silently: the run ends with a value that is not finite, and the error names f32.
 #[test]
 fn what_f16_does_not_hold_is_not_finite() {
     let w = Mat::random(5, 7, 2).coarse().map(|x| x + 2.0);
@@ -135,7 +135,7 @@ fn what_f16_does_not_hold_is_not_finite() {
     }
 }
 
-/// A trial that the interpreter ends in a test's time, of a card that must be so much faster.
+/// A trial small enough for the interpreter, with the speed-up that the card must have.
 fn trial(faster: f64) -> Trial {
     Trial { timed: (130, 140, 64), faster }
 }
@@ -147,7 +147,7 @@ fn it_is_taken_where_it_agrees_and_is_faster() {
     let mut device = device.sm70(trial(0.0));
     assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm75-f16"));
     assert_eq!((device.driver().held(), device.traffic().made, device.peak()), (0, 0, Some(0)));
-    // What a matrix takes is what is reckoned for the f32 class.
+    // A matrix takes the memory that is estimated for the f32 class.
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let bytes = [device.weight_bytes(dtype), device.matrix_bytes(Encoding::Plain(dtype), 1)];
         assert_eq!(bytes, [matrix_bytes(Encoding::Plain(dtype), 1); 2]);
@@ -178,7 +178,7 @@ fn other_devices_and_classes_are_not_asked() {
         let bf16 = device_of(capability, 0).bf16().unwrap().sm70(trial(0.0)).f16();
         assert_eq!(bf16.class(), format!("cuda-sm{major}{minor}-bf16"));
     }
-    // And sm_90a asks nothing of this one.
+    // And sm_90a does not use this tier.
     assert_eq!(device_of((7, 5), 0).f16().sm90a(trial(0.0)).untried().class(), "cuda-sm75-f16");
 }
 
@@ -190,12 +190,12 @@ fn product(device: &mut Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
     })
 }
 
-/// What a kernel does wrong, and what the device says of it; it computes in f32 then.
+/// A defect of a kernel, and the device's message; the device then computes in f32.
 #[test]
 fn one_that_disagrees_is_named_and_left_aside() {
     let changes = [
         ("add.f32 %sum0, %sum0, %old0", "mov.f32 %old0, %sum0", "f16: output 0, 0 is off by"),
-        // The last step's tile alone, of one direction, of one way that a matrix is stored.
+        // The last step's tile only, for one direction and one storage type.
         ("sub.s32 %left, %left, 32", "sub.s32 %left, %left, 33", "f16: output "),
         ("mov.b32 %both, {0, %b14}", "mov.b32 %both, {%b14, 0}", "(Forward, 331 terms)"),
         ("mul.f32 %sum1, %sum1, %scale", "", "(Backward, 331 terms)"),

@@ -1,5 +1,5 @@
-//! The tier sm_90a: products by wgmma and the copy engine against the CPU on inputs rounded the same way, what takes
-//! them, and an adapter's part in their epilogue against its composition.
+//! The tier sm_90a: products by wgmma and the copy engine against the CPU on inputs rounded in the same way, the
+//! conditions of their use, and an adapter's part in their epilogue against its composition.
 
 use crate::bench::{GUARD, Mat, close, run, run_behind};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
@@ -10,11 +10,11 @@ use finetune::backend::cuda::{Driver, Trial, kernels};
 use finetune::backend::{Backend, Cpu, Cuda, Write};
 use finetune::numeric::dtype::Dtype;
 
-/// (T, N, K) of which at least one direction is large enough: tiles and steps exactly, one more of each, more tiles than
-/// the interpreter has multiprocessors, more steps than there are stages.
+/// (T, N, K), large enough in at least one direction: exact tiles and steps, one more of each, more tiles than the
+/// interpreter has multiprocessors, more steps than stages.
 const SIZES: [(usize, usize, usize); 4] = [(128, 256, 64), (129, 257, 65), (300, 530, 264), (140, 270, 340)];
 
-/// On a card of another capability, which takes nothing of this tier.
+/// A card of another capability, which does not use this tier.
 fn device(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
     let device = device_at((9, 0), order).bf16().ok()?.untried();
     let takes = device.class().contains("-wgmma");
@@ -66,7 +66,7 @@ fn products_by_wgmma_are_those_of_rounded_inputs() {
 
 #[test]
 fn an_adapter_in_the_epilogue_has_the_bits_of_its_own_product() {
-    // A weight in blocks comes in two parts, of which the second is narrower than a tile.
+    // A weight in blocks is widened in two parts; the second is narrower than a tile.
     for sizes in [(129, 270, 260, 5), (140, 380, 256, 33)] {
         for (write, guard) in [(Write::Set, GUARD), (Write::Add, 20)] {
             let on = |order| Some(device(order)?.slab(256 * 380));
@@ -83,7 +83,7 @@ fn an_adapter_in_the_epilogue_has_the_bits_of_its_own_product() {
     }
 }
 
-/// A trial that the interpreter ends in a test's time, of a card that must be so much faster.
+/// A trial small enough for the interpreter, with the speed-up that the card must have.
 fn trial(faster: f64) -> Trial {
     Trial { timed: (128, 256, 64), faster }
 }
@@ -102,7 +102,7 @@ fn it_is_taken_where_it_agrees_and_is_faster() {
 
 #[test]
 fn a_trial_without_memory_decides_and_leaves_nothing() {
-    // The first operands fit, what is computed of them does not.
+    // The first operands fit, their results do not.
     let device = device_of((9, 0), 0).bf16().unwrap().within(600_000);
     let mut device = device.sm90a(trial(0.0));
     assert!(device.undecided() && device.below().unwrap().contains("out of memory"), "{:?}", device.below());
@@ -134,7 +134,7 @@ fn a_file_says_what_runs_it() {
 /// Few rows or columns waste a tile, short sums the pipeline.
 #[test]
 fn small_products_stay_with_mma() {
-    // What sm_90a computes is wrong here, so a product that it computes is seen.
+    // The kernels of sm_90a are wrong here, so that their use is visible.
     let text =
         files::read("product_sm90a.ptx").text.replace("add.f32 %old0, %acc0, %old0", "neg.f32 %old0, %acc0");
     for ((t, n, k), taken) in
@@ -166,11 +166,11 @@ fn other_devices_are_not_asked() {
     assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-f32"));
 }
 
-/// Rows of tiles are in groups of eight: what is wrong from the ninth row on is seen where the large product is compared.
+/// Rows of tiles are in groups of eight: an error from the ninth row on shows in the comparison of the large product.
 #[test]
 fn a_large_product_is_compared_as_well() {
     let text = files::read("product_sm90a.ptx").text;
-    // The first that stands there is what fills stages.
+    // The first occurrence is in the code that fills stages.
     let (from, to) = ("shl.b32 %m0, %x, 3;", "mov.u32 %m0, %x;");
     assert!(text.contains(from));
     let on = |text: &str| device_with_at((9, 0), ("product_sm90a.ptx", text), 0).bf16().unwrap();
@@ -181,14 +181,14 @@ fn a_large_product_is_compared_as_well() {
     assert!(why.starts_with("wgmma: output ") && why.ends_with("(Forward, 64 terms)"), "{why}");
 }
 
-/// What a kernel does wrong, and what the device says of it; it computes with product_sm80 then.
+/// A defect of a kernel, and the device's message; the device then computes with product_sm80.
 #[test]
 fn one_that_disagrees_is_named_and_left_aside() {
     let changes = [
         ("product_sm90a.ptx", "add.f32 %old3, %acc5, %old3", "mov.f32 %old3, %acc5", "wgmma: output "),
         ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward, "),
         ("product_sm90a.ptx", "wgmma.fence.sync.aligned;", "", "wgmma without wgmma.fence"),
-        // Where the ring turns, a block has a second tile, and a rank a second part.
+        // When the ring wraps, a block has a second tile, and a rank a second part.
         ("product_sm90a.ptx", "selp.u32 %x, 1, 0, %p", "selp.u32 %x, 0, 0, %p", "more arrivals"),
         (
             "product_sm90a.ptx",

@@ -1,12 +1,12 @@
-//! What goes wrong with a driver, told by a stand-in libcuda.so.1 that a C compiler makes here. The library is loaded
-//! once per process, so each case is a process of its own: this test program again, with one test.
+//! Failures of a driver, simulated by a stand-in libcuda.so.1 that is compiled here. A process loads the library
+//! once, so each case runs in its own process: this test program, with one test.
 
 use finetune::backend::cuda::{Trial, devices};
 use finetune::backend::{Backend, Cuda, view, view_mut};
 use std::path::Path;
 use std::process::Command;
 
-/// What STANDIN says, and what the run must then say.
+/// The value of STANDIN, and the message that the run must print.
 const CASES: &[(&str, &str)] = &[
     ("fine", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0] cuda-sm86-f32-stand-in-"),
     ("one-broken", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0]"),
@@ -34,12 +34,12 @@ const CASES: &[(&str, &str)] = &[
     ("launch", "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at or before fill"),
     ("illegal-address", "read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before fill"),
     ("lost", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
-    // Of sm_70, likewise.
+    // The same for sm_70.
     ("volta", "cuda-sm70-f16-stand-in-"),
     ("turing", "cuda-sm75-f16-stand-in-"),
     ("volta-compiler", "cuda-sm70-f32-stand-in-"),
     ("volta-compiler", "cuda:0 (Stand-in): product_sm70.ptx does not compile: CUDA_ERROR_INVALID_PTX"),
-    // Of sm_90a: it computes nothing, with which nothing disagrees; any speed is taken here.
+    // For sm_90a: the stand-in computes nothing, and nothing disagrees with that; any speed is accepted here.
     ("hopper", "cuda-sm90-bf16-wgmma-stand-in-"),
     ("hopper-old", "cuda-sm90-bf16-stand-in-"),
     ("hopper-maps", "product_sm90a_nt: tensor map: CUDA_ERROR_NOT_SUPPORTED"),
@@ -48,7 +48,7 @@ const CASES: &[(&str, &str)] = &[
     ("hopper-attribute", "product_sm90a_nt: 197696 bytes of shared memory: CUDA_ERROR_INVALID_VALUE"),
 ];
 
-/// One case, inside its process: what happened, in one line.
+/// One case, inside its process: the result, in one line.
 fn happens() -> Result<String, String> {
     let found = devices().map_err(|e| e.to_string())?;
     let broken = || found.broken.iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>().join(", ");
@@ -57,13 +57,13 @@ fn happens() -> Result<String, String> {
     let mut cuda = Cuda::open(0).map_err(|e| e.to_string())?;
     let (mut x, other) = (cuda.memory(3), cuda.memory(3));
     cuda.upload(view_mut(&mut x, 1, 3), &[0.0; 3]);
-    // On another thread than it was opened on, as a device of several is; and dropped there.
+    // Used and dropped on another thread than the one that opened it, like one of several devices.
     let elsewhere = std::thread::spawn(move || {
         cuda.fill(view_mut(&mut x, 1, 3), 1.0);
         let mut out = [9.0; 3];
         cuda.read(view(&x, 1, 3), &mut out).map_err(|e| e.to_string())?;
         cuda.recycle(other);
-        // Longer than the pinned memory on the way.
+        // Longer than the pinned memory for transfers.
         let long: Vec<f32> = (0..5 << 20).map(|i| i as f32).collect();
         let mut all = cuda.memory(long.len());
         cuda.upload(view_mut(&mut all, 1, long.len()), &long);
@@ -103,12 +103,12 @@ fn run(case: &str, libraries: &Path) -> String {
     said.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {said}")).1.into()
 }
 
-/// The stand-in in a folder of its own; None where nothing compiles it.
+/// The stand-in in a separate folder; None without a C compiler.
 fn standin() -> Option<tempfile::TempDir> {
     standin_with(&[])
 }
 
-/// The same, with what the C compiler is told besides.
+/// The same, with further arguments for the C compiler.
 pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
@@ -130,7 +130,7 @@ pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-/// What came out, what was said on the way, and what the stand-in wrote down.
+/// The result, the messages, and the record of the stand-in.
 pub struct Ran {
     pub out: String,
     pub said: String,
@@ -138,7 +138,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Kernels and uploads, however they were started.
+    /// Kernels and uploads, started in any way.
     pub fn work(&self) -> Vec<&str> {
         self.log.iter().map(String::as_str).filter(|line| !line.starts_with('#')).collect()
     }
@@ -148,7 +148,7 @@ impl Ran {
     }
 }
 
-/// That test in a process of its own, where STANDIN is the case and STANDIN_WORK what it is to do: it says what came out.
+/// Runs that test in a separate process with STANDIN as the case and STANDIN_WORK as its work, and returns its result.
 pub fn child(test: &str, case: &str, work: &str, libraries: &Path) -> Ran {
     let log = libraries.join(format!("{case}-{work}.log"));
     let mut child = Command::new(std::env::current_exe().unwrap());
@@ -179,7 +179,7 @@ fn a_driver_without_tensor_maps_is_no_panic() {
     assert!(said.contains("cuda-sm90-bf16-stand-in-"), "{said}");
 }
 
-/// What STANDIN says, what is typed, the exit code, and a part of the last line.
+/// The value of STANDIN, the command line, the exit code, and a part of the last line.
 const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "devices", 0, "Stand-in"),
     ("fine", "devices", 0, "discrete, cuda"),
@@ -188,7 +188,7 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("one-broken", "devices", 0, "cannot be opened: the NVIDIA driver does not describe device 1"),
     ("broken", "devices", 0, "cannot be opened: the NVIDIA driver does not describe device 0"),
     ("broken", "--gpu-backend cuda -o out", 78, "does not describe device 0: CUDA_ERROR_UNKNOWN"),
-    // Somebody else has the card: that is said, not that it has no memory.
+    // Another process uses the card: the message says this, not that memory is missing.
     ("busy", "--gpu-backend cuda -o out", 78, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
     (
         "old",
@@ -201,9 +201,9 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("busy", "devices", 0, "cannot be opened: cuda:0 (Stand-in): CUDA_ERROR_DEVICE_UNAVAILABLE"),
     ("fine", "devices --check", 1, "cuda 0: computes wrong numbers"),
     ("fine", "generate --gpu-backend cuda --prompt hi", 1, "cuda 0 Stand-in: computes wrong numbers"),
-    // Its kernels do nothing: the self-test finds that out before a step is taken.
+    // Its kernels do nothing: the self-test detects that before the first step.
     ("fine", "--gpu-backend cuda -o out", 78, "cuda 0 Stand-in: computes wrong numbers"),
-    // Two cards, each with a thread, in one process.
+    // Two cards in one process, each with a thread.
     (
         "two",
         "--gpu-backend cuda --gpus 0,1 -o out",
@@ -218,7 +218,7 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
         78,
         "the weights alone do not fit: choose",
     ),
-    // What the trial says, once however often the card is opened, and not where f32 is typed.
+    // The trial's message, once for any number of openings of the card, and not if f32 is typed.
     (
         "volta-compiler",
         "--gpu-backend cuda -o out",
@@ -252,13 +252,13 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
             [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
         assert_eq!(done.status.code(), Some(*code), "{case}, {typed}: {said}");
         assert!(said.contains(part) && !said.contains("misuse"), "{case}, {typed}: {said}");
-        // Once where it happens, and where the run ends.
+        // Once when it happens, and once at the end of the run.
         assert!(said.matches("can take part").count() <= 1, "{case}, {typed}: {said}");
         assert!(said.matches(part).count() <= 2, "{case}, {typed}: {said}");
         let tried = usize::from(*case == "volta-compiler" && !typed.contains("f32"));
         assert_eq!(said.matches("products stay in f32").count(), tried, "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
-        // Whether a model fits is asked before anything is uploaded, also for the self-test.
+        // The memory check precedes any upload, also for the self-test.
         let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));
         assert!(!(uploaded && typed.contains("--memory-limit")), "{case}, {typed}: {said}");
         assert!(uploaded || !said.contains("computes wrong numbers"), "{case}, {typed}: {said}");

@@ -1,7 +1,6 @@
-//! How long a training step takes on a card, for benches/gpu.sh, and how much of its memory: models with the shapes of
-//! Qwen3-4B and SmolLM2-135M, whose weights are one row of numbers over and over, LoRA of rank 16 on all projections, 4 rows
-//! of 2048 tokens packed, blocks computed again. Nothing is asserted of the time. It has run on no card; what is tested here
-//! is that a small one goes through.
+//! Time and memory of a training step on a card, for benches/gpu.sh: models with the shapes of Qwen3-4B and
+//! SmolLM2-135M, whose weights repeat one row of numbers, LoRA of rank 16 on all projections, 4 packed rows of 2048
+//! tokens, blocks recomputed. The time is not asserted. It has run on no card; the test only runs a small step.
 
 use crate::device::{device_at, device_bf16};
 use finetune::backend::cuda::{AttentionTrial, Driver, Trial};
@@ -17,7 +16,7 @@ use finetune::numeric::rng::Stream;
 use finetune::numeric::tensor::{Tensor, Tensors};
 use std::time::Instant;
 
-/// Weights that are as good as any for a clock: every tensor begins at the beginning of the same numbers.
+/// Weights for time measurements: every tensor starts with the same numbers.
 pub struct Same {
     config: Config,
     bytes: Vec<u8>,
@@ -99,10 +98,10 @@ pub fn packed(vocab: usize, rows: u32, length: u32) -> Microbatch {
     }
 }
 
-/// What an H100 (SXM) or H200 multiplies in bf16 by its data sheet, without sparsity.
+/// The peak of an H100 (SXM) or H200 in bf16 by its data sheet, without sparsity.
 const PEAK: f64 = 989e12;
 
-/// Bytes that are free on the card that is named.
+/// Free bytes of the named card.
 fn free() -> Option<u64> {
     finetune::backend::cuda::free(std::env::var("FINETUNE_PTX_DEVICE").ok()?.parse().ok()?)
 }
@@ -112,8 +111,8 @@ fn smollm2() -> Config {
     Config { family: &families::LLAMA, eps: 1e-5, ..qwen(30, 49_152, (576, 1536), heads) }
 }
 
-/// Seconds of the third microbatch, which is one graph where there are graphs; how many kernels it had, and how often
-/// something was sent.
+/// Seconds of the third microbatch, which is one graph if graphs are available; its number of kernels and of
+/// submissions.
 fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (f64, [u64; 2], bool) {
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 16, alpha: 32.0, rslora: false, dropout: 0.0, targets, seed: 1 };
@@ -135,7 +134,7 @@ fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (
         tokens / seconds,
         rate / 1e12
     );
-    // Weights, what is spare, graphs and compiled kernels included.
+    // Including weights, spare memory, graphs and compiled kernels.
     if let (Some(before), Some(after)) = (before, free()) {
         println!(
             "timing {class} step: {:.2} GB of the card taken",

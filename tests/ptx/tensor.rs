@@ -1,4 +1,4 @@
-//! The bf16 class on tensor cores against the CPU backend on inputs rounded the same way, and against f32.
+//! The bf16 class on tensor cores against the CPU backend on inputs rounded in the same way, and against f32.
 
 use crate::bench::{Mat, close, run};
 use crate::device::{device_at, device_of};
@@ -6,7 +6,7 @@ use crate::products::{held, weight};
 use finetune::backend::{Backend, Cpu, Write};
 use finetune::numeric::dtype::Dtype;
 
-/// (T, N, K): less than a tile and its pieces, their edges, more than one.
+/// (T, N, K): less than a tile and its pieces, their edges, more than one tile.
 const SIZES: [(usize, usize, usize); 5] =
     [(1, 1, 1), (3, 9, 17), (128, 128, 32), (130, 70, 100), (65, 137, 40)];
 
@@ -17,7 +17,7 @@ fn rounded(m: Mat) -> Mat {
 #[test]
 fn products_on_tensor_cores_are_those_of_rounded_inputs() {
     if device_at((8, 0), 0).bf16().is_err() {
-        // A card that was named and is older; the interpreter is as new as it is told.
+        // A named card may be older; the interpreter has the configured capability.
         println!("skipped: no tensor cores for bf16");
         return;
     }

@@ -1,8 +1,8 @@
-//! How fast a card is, for benches/gpu.sh: products, projections with adapters (fused and not), attention, the gradient
-//! of each, at the shapes of a model with 4 billion parameters, and what moving memory reaches. In bf16 the inputs of
-//! products, q, k and v are narrowed once for the five times that count, gradients each time. Nothing is asserted of
-//! the times, which no card has given yet; what is tested here is that small ones go through. All numbers are random: a
-//! card that is held to a power runs faster on numbers that are all alike.
+//! Speed of a card, for benches/gpu.sh: products, projections with adapters (fused and not), attention, the gradient
+//! of each, at the shapes of a model with 4 billion parameters, and memory bandwidth. In bf16 the inputs of products,
+//! q, k and v are narrowed once for the five measured runs, gradients each time. The times are not asserted, and were
+//! measured on no card yet; the test only runs small sizes. All numbers are random: a card with a power limit runs
+//! faster on equal numbers.
 
 use crate::device::device_at;
 use crate::rows::tokens;
@@ -22,7 +22,7 @@ type Weight = <Device as Backend>::Weight;
 /// (T, N, K)
 type Product = (usize, usize, usize);
 
-/// The largest, then a model's with 4 billion parameters.
+/// The largest, then those of a model with 4 billion parameters.
 const PRODUCTS: [Product; 7] = [
     (8192, 8192, 8192),
     (8192, 2560, 2560),
@@ -33,8 +33,8 @@ const PRODUCTS: [Product; 7] = [
     (16_384, 9728, 2560),
 ];
 
-/// Seconds of one of several, after the same twice: kernels are compiled the first time, and the second time what is
-/// launched together may become a graph. A number is read at the end, so that all is over.
+/// Seconds of one of several runs, after two runs without measurement: the first compiles kernels, the second may
+/// build a graph. A number is read at the end, so that all work is finished.
 fn seconds(device: &mut Device, mut work: impl FnMut(&mut Device)) -> f64 {
     const TIMES: u32 = 5;
     let mut one = device.memory(1);
@@ -52,7 +52,7 @@ fn seconds(device: &mut Device, mut work: impl FnMut(&mut Device)) -> f64 {
     last / f64::from(TIMES)
 }
 
-/// Numbers that stand for as many as are needed, over and over: making all of them takes longer than all timings.
+/// Numbers that are repeated as needed: generating all of them would take longer than all measurements.
 const STRETCH: usize = 1 << 16;
 
 /// Uniform in -size .. size.
@@ -71,7 +71,7 @@ fn filled(device: &mut Device, rows: usize, cols: usize) -> <Device as Backend>:
     memory
 }
 
-/// Of a size that leaves a product's outputs no larger than its inputs, however often one is made of the other.
+/// Scaled so that the outputs of a product are no larger than its inputs, for any number of products in a row.
 fn weights(n: usize, k: usize) -> Vec<f32> {
     stretch((3.0 / n.max(k) as f32).sqrt())
 }
@@ -85,7 +85,7 @@ fn plain(device: &mut Device, n: usize, k: usize) -> Result<Weight, Fault> {
     device.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes })
 }
 
-/// The fault is that of a card that widens wrong, as one does that computes nothing.
+/// The fault is that of a card that widens wrongly, like one that computes nothing.
 fn in_blocks(device: &mut Device, n: usize, k: usize) -> Result<Weight, Fault> {
     let blocks = quantise(Block::Q4_K, &weights(n, k)).unwrap();
     let blocks = over_and_over(blocks, Block::Q4_K.size_of(n * k)).into();
@@ -114,7 +114,7 @@ fn products(
     Ok(())
 }
 
-/// What moving memory can reach: two values read and one written.
+/// Memory bandwidth: two values read and one written.
 fn ceiling(device: &mut Device, (rows, cols): (usize, usize)) {
     let (x, mut y) = (filled(device, rows, cols), filled(device, rows, cols));
     let once = seconds(device, |d| d.add(view_mut(&mut y, rows, cols), view(&x, rows, cols)));
@@ -180,12 +180,12 @@ fn attention(tier: &str, device: &mut Device, (heads, length): (Heads, usize)) {
 
 #[test]
 fn timings() {
-    // On the interpreter they would take hours.
+    // They would take hours on the interpreter.
     if std::env::var_os("FINETUNE_PTX_DEVICE").is_none() {
         println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
         return;
     }
-    // Of 4 billion parameters, and as many numbers in smaller heads.
+    // Heads of a model with 4 billion parameters, and the same width in smaller heads.
     let attended = [(32, 8, 128), (64, 16, 64)].map(|(query, kv, size)| (Heads { query, kv, size }, 4096));
     if let Err(why) = all(&PRODUCTS, &attended, (Trial::default(), AttentionTrial::default())) {
         println!("skipped: blocks: {why}");
@@ -202,7 +202,7 @@ fn small_ones_go_through() {
     all(&[(3, 6, 256), (128, 256, 256)], &attended, trials).unwrap();
 }
 
-/// The fault is that of blocks; everything else is timed nevertheless.
+/// The fault is that of blocks; everything else is still timed.
 fn all(sizes: &[Product], attended: &[(Heads, usize)], trials: (Trial, AttentionTrial)) -> Result<(), Fault> {
     let mut f32 = device_at((9, 0), 0);
     let &(t, n, _) = sizes.iter().max_by_key(|s| s.1).unwrap();
@@ -210,8 +210,8 @@ fn all(sizes: &[Product], attended: &[(Heads, usize)], trials: (Trial, Attention
     products(("f32", "bf16"), &mut f32, sizes, plain).unwrap();
     let blocks = products(("f32", "Q4_K"), &mut f32, sizes, in_blocks);
     attended.iter().for_each(|one| attention("f32", &mut f32, *one));
-    // Of capability 7.x; others stay as they are, which the rows above have. Timed in any case: what a trial refused
-    // should be seen.
+    // For capability 7.x; other cards compute as in the rows above. Timed in any case, so that a rejected variant has a
+    // number too.
     let tried = device_at((7, 5), 0).sm70(trials.0);
     println!("timing f16: {} {}", tried.class(), tried.below().unwrap_or(""));
     let mut f16 = tried.f16();
@@ -236,7 +236,7 @@ fn all(sizes: &[Product], attended: &[(Heads, usize)], trials: (Trial, Attention
     let tried = bf16.sm90a(trials.0).attention_sm90a(trials.1);
     let below = [tried.below(), tried.attention_below()].map(|why| why.unwrap_or(""));
     println!("timing wgmma: {} {}", tried.class(), below.join(" "));
-    // Timed in any case where it can run: what a trial refused should be seen.
+    // Timed whenever it can run, so that a rejected variant has a number too.
     let mut wgmma = tried.untried().attending(Flash { forward: true, backward: true });
     let blocks = match wgmma.class().contains("-wgmma") {
         true => {

@@ -1,11 +1,12 @@
-//! Attention in f64 with the roundings of the kernels on tensor cores: probabilities are rounded to bf16 under the
-//! running maximum of their tile, and so are the gradients of scores. What lies so near the middle of two bf16 numbers
-//! that f32 may round it the other way counts as a tie, and the value says how much that is worth.
+//! The reference of attention in f64 with the roundings of the kernels on tensor cores: probabilities are rounded to
+//! bf16 under the running maximum of their tile, and so are the gradients of scores. A number so near the middle of
+//! two bf16 numbers that f32 may round it the other way counts as a tie, and the value records the possible
+//! difference.
 
 use crate::bench::Mat;
 use finetune::backend::Heads;
 
-/// How far f32 and approximate functions may take a number from its f64, relative to its terms.
+/// The largest difference of f32 and approximate functions from f64, relative to the terms.
 const NEAR: f64 = 2e-5;
 
 /// A sum of products.
@@ -14,12 +15,12 @@ pub struct Value {
     pub value: f64,
     /// Sum of the magnitudes of its terms.
     pub terms: f64,
-    /// What its ties may differ by.
+    /// The possible difference by ties.
     pub ties: f64,
 }
 
 impl Value {
-    /// += a coefficient that is rounded to bf16, times x. `terms`: the magnitudes that the coefficient is a sum of.
+    /// += a coefficient, rounded to bf16, times x. `terms`: the sum of the magnitudes of the coefficient's terms.
     fn add(&mut self, (coefficient, terms): (f64, f64), x: f64) {
         let round = |x: f64| f64::from(half::bf16::from_f32(x as f32).to_f32());
         let e = NEAR * terms;
@@ -33,7 +34,7 @@ impl Value {
     }
 }
 
-/// q, k, v and dout, which are bf16 numbers.
+/// q, k, v and dout, all bf16 numbers.
 pub struct Case<'a> {
     pub x: &'a [Mat; 4],
     pub heads: Heads,
@@ -56,7 +57,7 @@ impl Case<'_> {
         head / (self.heads.query / self.heads.kv)
     }
 
-    /// Of every query and head: where its row begins.
+    /// The start of the row, for every query and head.
     fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
         let tokens =
             self.bounds.windows(2).flat_map(|w| (w[0]..w[1]).map(move |i| (w[0] as usize, i as usize)));
@@ -90,7 +91,7 @@ impl Case<'_> {
         [outs, lses]
     }
 
-    /// dq, dk and dv, from what the forward pass left.
+    /// dq, dk and dv, from the results of the forward pass.
     pub fn backward(&self, out: &[f32], lse: &[f32]) -> [Vec<Value>; 3] {
         let Heads { query, kv, size } = self.heads;
         let t = self.x[0].rows;

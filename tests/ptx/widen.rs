@@ -1,5 +1,5 @@
-//! Blocks on the device: what every type widens to has the bits of `Block::widen`, and products, their gradients and
-//! rows of an embedding are those of the matrix that was widened before.
+//! Blocks on the device: every type widens to the bits of `Block::widen`, and products, their gradients and rows of an
+//! embedding equal those of the widened matrix.
 
 use crate::bench::{Mat, Out, close, run};
 use crate::device::{Interpreted, device, device_at, device_with};
@@ -11,7 +11,7 @@ use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 
-/// Rows of whole blocks with random bytes, whose scales are finite.
+/// Rows of whole blocks with random bytes and finite scales.
 fn random(rows: usize, cols: usize, block: Block, key: u64) -> Blocks {
     let mut stream = Stream::new(&[key, rows as u64, cols as u64]);
     let mut bytes: Vec<u8> = Vec::new();
@@ -19,7 +19,7 @@ fn random(rows: usize, cols: usize, block: Block, key: u64) -> Blocks {
         let one: Vec<u8> = (0..block.bytes()).map(|_| (stream.unit() * 256.0) as u8).collect();
         let mut numbers = vec![0.0; block.elements()];
         block.widen(&mut numbers, &one);
-        // Of a size that sums stay sums of something.
+        // A moderate size, so that no value dominates or vanishes in sums.
         let largest = numbers.iter().fold(0f32, |m, x| m.max(x.abs()));
         if numbers.iter().all(|x| x.is_finite()) && (1e-3..1e3).contains(&largest) {
             bytes.extend(one);
@@ -34,7 +34,7 @@ fn widened(blocks: &Blocks) -> Vec<f32> {
     numbers
 }
 
-/// The matrix, widened before it goes to the device.
+/// The matrix, widened before the upload.
 fn plain<B: Backend>(device: &mut B, blocks: &Blocks) -> B::Weight {
     let numbers = widened(blocks);
     let bytes = bytemuck::cast_slice(&numbers);
@@ -42,7 +42,7 @@ fn plain<B: Backend>(device: &mut B, blocks: &Blocks) -> B::Weight {
 }
 
 fn columns(block: Block) -> usize {
-    // More than one block, and less than the tile's edge beside whole ones.
+    // More than one block, and a partial tile beside whole ones.
     if block.elements() == 256 { 512 } else { 192 }
 }
 
@@ -52,7 +52,7 @@ fn every_type_widens_to_its_bits() {
         let table = random(7, columns(block), block, 1);
         for seed in [0, 1, 7] {
             let mut device = device(seed);
-            // Loading shows the first rows; a table's rows come in the order of ids, at an odd address.
+            // Loading compares the first rows; a table's rows come in the order of ids, at an odd address.
             let out = [Out::Poison(17, table.cols)];
             let got = run(block.name(), &mut device, (&[], &out), |d, _, o| {
                 let weight = d.weight_of_blocks(&table).unwrap();
@@ -135,7 +135,7 @@ fn a_matrix_of_many_parts_has_the_bits_of_one() {
     }
 }
 
-/// A changed line of an entry, in f32 and in bf16: where loading shows rows it refuses the device.
+/// A changed line of an entry, in f32 and in bf16: loading compares rows and refuses the device.
 const CHANGES: &[(&str, Block, &str, &str)] = &[
     ("widen_q8_0", Block::Q8_0, "shr.s32 %x, %x, 24", "shr.u32 %x, %x, 24"),
     ("widen_q4_0", Block::Q4_0, "sub.s32 %x, %x, 8", "sub.s32 %x, %x, 7"),
@@ -164,7 +164,7 @@ fn a_kernel_that_widens_wrong_is_told_before_it_is_used() {
         let mut device: Cuda<Interpreted> = device_with("widen.ptx", &changed, 0);
         let blocks = random(3, 2 * columns(*block), *block, 6);
         let refused = device.weight_of_blocks(&blocks).err().map(|e| e.to_string());
-        // What only embed takes is told by its rows.
+        // A change that only embed uses is detected by its rows.
         let told = refused.is_some() || embedded(&mut device, &blocks) != Ok(widened(&blocks));
         assert!(told, "{entry}: nobody notices {to:?} for {from:?}");
         println!("{entry}: {refused:?}");

@@ -1,4 +1,4 @@
-//! What must not be there. The words searched for are put together at run time, so that this file is clean too.
+//! Forbidden text. The words are put together at run time, so that this file does not contain them.
 
 use crate::shape::judge;
 use crate::source::{Tree, words};
@@ -41,7 +41,7 @@ pub fn markers(tree: &Tree) -> Vec<String> {
     found
 }
 
-/// Absolute paths of a build machine, and folders beside the checkout that users do not have.
+/// Absolute paths of a build machine, and folders beside the checkout, which users do not have.
 pub fn machine_paths(tree: &Tree) -> Vec<String> {
     let roots: Vec<String> = ["work", "farm", "root", "tmp/ref"].iter().map(|r| format!("/{r}/")).collect();
     let beside = "../".to_string() + "shared";
@@ -61,7 +61,7 @@ pub fn machine_paths(tree: &Tree) -> Vec<String> {
     found
 }
 
-/// Shipped code that prints by a macro that panics once the reader is gone; `support::stderr` does not.
+/// Shipped code that prints with a macro that panics if the reader has closed its end; `support::stderr` does not.
 pub fn prints(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
     for file in tree.rust("src/") {

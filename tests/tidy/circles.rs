@@ -1,7 +1,7 @@
-//! The files of a folder name one another in one direction: files in a circle are one file in pieces.
+//! The files of a folder use one another in one direction only: files that form a circle are one file in parts.
 //!
-//! The entries of a folder are its files and its folders. `mod.rs` stands for the folder itself and is no entry: its
-//! files may use what it defines. A name that it only passes on belongs to the file that defines it.
+//! The entries of a folder are its files and its folders. `mod.rs` represents the folder itself and is no entry: the
+//! files may use its definitions. A name that `mod.rs` only re-exports belongs to the file that defines it.
 
 use crate::floors::{module, paths, rooted, spread};
 use crate::shape::judge;
@@ -9,7 +9,7 @@ use crate::source::{File, Tree, words};
 use std::collections::{BTreeMap, BTreeSet};
 
 type Module = Vec<String>;
-/// The entries of a folder, what each of them names, and the line that does.
+/// The entries of a folder, the entries that each of them uses, and the line of that use.
 type Arrows = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Folders with a circle.
@@ -22,7 +22,7 @@ pub fn circles(tree: &Tree, allowed: &[(&str, &str)]) -> Vec<String> {
     judge(found.collect(), allowed)
 }
 
-/// Arrows from an entry to one that leads back to it.
+/// Uses of an entry that leads back to the using one.
 fn in_circles(arrows: &Arrows) -> Vec<String> {
     let mut out = Vec::new();
     for (from, named) in arrows {
@@ -32,7 +32,7 @@ fn in_circles(arrows: &Arrows) -> Vec<String> {
     out
 }
 
-/// All entries that arrows lead to.
+/// All entries that are reachable.
 fn reached<'a>(arrows: &'a Arrows, from: &'a str) -> BTreeSet<&'a String> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(named) = next.pop().and_then(|entry| arrows.get(entry)) {
@@ -58,7 +58,7 @@ fn folders(tree: &Tree) -> BTreeMap<Module, Arrows> {
     folders
 }
 
-/// The names that a file imports, and what they stand for.
+/// The names that a file imports, and their paths.
 fn imports(module: &Module, file: &File) -> BTreeMap<String, Module> {
     let mut names = BTreeMap::new();
     for at in words(&file.shipped, "use") {
@@ -70,7 +70,7 @@ fn imports(module: &Module, file: &File) -> BTreeMap<String, Module> {
     names
 }
 
-/// The module that defines what a path names: imports are followed, a few times at most.
+/// The module that defines the item of a path: imports are followed, a few times at most.
 fn definition(all: &BTreeMap<Module, BTreeMap<String, Module>>, path: Module, depth: usize) -> Module {
     let Some(n) = (0..=path.len()).rev().find(|&n| all.contains_key(&path[..n])) else {
         return Module::new();

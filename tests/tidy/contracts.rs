@@ -1,10 +1,10 @@
-//! Documents that name tests: `contracts/*.yaml` and the invariants of docs/architecture.md. A name that no test
-//! bears is a finding, and so is a contract or an invariant that names none.
+//! Documents that name tests: `contracts/*.yaml` and the invariants of docs/architecture.md. The name of a missing test
+//! is a finding, and so is a contract or an invariant without a test.
 
 use crate::source::{Tree, words};
 use std::collections::HashSet;
 
-/// Names of all test functions: what follows a `#[test]`, or stands in a `proptest!`.
+/// Names of all test functions: those after a `#[test]`, also inside a `proptest!`.
 pub fn test_names(tree: &Tree) -> HashSet<String> {
     let mut names = HashSet::new();
     for file in tree.files.iter().filter(|f| f.path.ends_with(".rs")) {

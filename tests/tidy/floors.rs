@@ -1,8 +1,8 @@
-//! Arrows go down only. What a folder of `src` may name of the crate is written here once.
+//! A folder of `src` uses only the folders that are listed here for it.
 
 use crate::source::{File, Tree, words};
 
-/// Folder, then the folders that it may see. `main` and `lib` stand outside.
+/// A folder, then the folders that it may use. `main` and `lib` are exempt.
 const ARROWS: &[(&str, &[&str])] = &[
     ("support", &[]),
     ("numeric", &[]),
@@ -22,7 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cli", &CLI),
 ];
 
-/// One run sees everything but backends and the command line.
+/// A run may use everything except backends and the command line.
 const RUN: [&str; 13] = [
     "support", "numeric", "families", "data", "format", "net", "model", "train", "report", "cluster",
     "config", "devices", "forecast",
@@ -32,7 +32,7 @@ const CLI: [&str; 15] = [
     "cluster", "config", "devices", "forecast", "run",
 ];
 
-/// The backends, which never see one another, and the only folder that may name them.
+/// The backends, which do not use one another, and the only folder that may name them.
 const CONCRETE: &[&str] = &["cpu", "wgpu", "cuda"];
 const NAMES_BACKENDS: &str = "src/devices/";
 
@@ -70,8 +70,8 @@ fn concrete(path: &[String]) -> Option<&str> {
     }
 }
 
-/// All paths from the crate's root in shipped code, with their lines: `crate::`, `super::` chains resolved, use
-/// trees spread out.
+/// All paths from the crate's root in shipped code, with their lines: `crate::` and `super::` are resolved, use trees
+/// expanded.
 pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
     let code = &file.shipped;
     let mut out = Vec::new();
@@ -87,7 +87,7 @@ pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
         let (mut base, rest) = rooted(&code[at..], module(&file.path));
         spread(rest, &mut base, &mut |p| out.push((file.line(at), p.to_vec())));
     }
-    // `backend::cpu` behind a plain `use crate::backend` has no root of its own.
+    // `backend::cpu` after a plain `use crate::backend` does not start at the root.
     for at in words(code, "backend") {
         if !code[..at].ends_with("::") && code[at..].starts_with("backend::") {
             spread(&code[at..], &mut Vec::new(), &mut |p| out.push((file.line(at), p.to_vec())));
@@ -96,7 +96,7 @@ pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
     out
 }
 
-/// Where a path begins that is written in `module`, and what follows.
+/// The module at which a path in `module` starts, and the rest of the path.
 pub fn rooted(mut rest: &str, mut module: Vec<String>) -> (Vec<String>, &str) {
     if let Some(rest) = rest.strip_prefix("crate::") {
         return (Vec::new(), rest);
@@ -115,7 +115,7 @@ pub fn module(path: &str) -> Vec<String> {
     inner.split('/').filter(|s| !matches!(*s, "mod" | "lib" | "main")).map(String::from).collect()
 }
 
-/// Reads a path or use tree, and gives every path in it; returns what follows it.
+/// Reads a path or use tree and reports every path in it; returns the text after it.
 pub fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMut(&[String])) -> &'a str {
     let depth = base.len();
     loop {

@@ -1,8 +1,7 @@
-//! The house, checked by machine: floors, sizes, absences, and names that must exist.
+//! Rules for the repository: floors, sizes, absences, and names that must exist.
 //!
-//! Every checker is a pure function from text to findings, and has a test of its own in which it fails. What
-//! is allowed beyond a rule stands in a list here with its reason; an entry that nothing needs any more is a
-//! finding too, so the lists only shrink.
+//! Every checker is a pure function from text to findings, and has a test in which it fails. Exceptions from a rule are
+//! in a list here, each with its reason; an entry that is no longer needed is a finding too, so the lists only shrink.
 
 mod absences;
 mod circles;
@@ -20,9 +19,9 @@ const LONG_FILES: &[(&str, &str)] = &[];
 /// Functions (`file:name`) that may be longer than 60 lines.
 const LONG_FUNCTIONS: &[(&str, &str)] =
     &[("tests/data_load.rs:bad_input_gets_one_line_with_file_and_line", "a table of cases")];
-/// Functions (`file:name`) that may take more than 5 arguments beside self.
+/// Functions (`file:name`) that may take more than 5 arguments besides self.
 const WIDE_FUNCTIONS: &[(&str, &str)] = &[];
-/// Functions of `src` (`file:name`) that may take a bool. Tests may say what they expect.
+/// Functions of `src` (`file:name`) that may take a bool. Functions of tests may.
 const BOOL_ARGUMENTS: &[(&str, &str)] = &[
     ("src/config/yaml.rs:visit_bool", "serde's own signature"),
     ("src/data/samples.rs:push_bit", "the bit is what is stored"),
@@ -78,7 +77,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/run/signals.rs", "asks the system whether a signal was ignored from the start"),
 ];
 
-/// Folders whose entries name one another in a circle.
+/// Folders whose entries use one another in a circle.
 const CIRCLES: &[(&str, &str)] = &[
     ("src/backend/cuda", "copies, launches, frozen weights and tiers extend one device"),
     (

@@ -1,4 +1,4 @@
-//! Sizes: a file is one thought, a function one screen, a call a handful of names.
+//! Sizes: a file has one subject, a function fits on one screen, a call has few arguments.
 
 use crate::source::{File, Tree, item_end, words};
 
@@ -54,7 +54,7 @@ fn over(tree: &Tree, allowed: Allowed, rule: impl Fn(&Function) -> Option<String
     judge(all.filter_map(|f| rule(&f).map(|what| (f.id, what))).collect(), allowed)
 }
 
-/// Findings that are not allowed, and allowances that nothing needs.
+/// Findings without an exception, and exceptions without a finding.
 pub fn judge(found: Vec<(String, String)>, allowed: Allowed) -> Vec<String> {
     let stale = allowed.iter().filter(|(id, _)| !found.iter().any(|(f, _)| f == id));
     let stale: Vec<_> =
@@ -84,7 +84,7 @@ fn functions(file: &File) -> Vec<Function> {
     out
 }
 
-/// The text from the argument list on, past the generics: those may hold parentheses, as in
+/// The text from the argument list on, after the generics: those may contain parentheses, as in
 /// `fn f<F: Fn(u32) -> u32>(x: F)`.
 fn argument_list(signature: &str) -> &str {
     let (mut angle, mut before) = (0, ' ');

@@ -1,5 +1,5 @@
-//! The tree as text. Rust is read with comments and literals blanked out, so that a word in a sentence is never
-//! taken for code; line numbers stay as they are.
+//! The tree as text. In Rust files comments and literals are replaced by blanks, so that a word in a sentence does not
+//! count as code; line numbers do not change.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use std::path::Path;
 pub struct File {
     /// Path from the repository's root, with `/`.
     pub path: String,
-    /// As it stands.
+    /// Unchanged.
     pub text: String,
-    /// For Rust: the same length in lines, comments and literals blanked.
+    /// For Rust: the same number of lines, with comments and literals blanked.
     pub code: String,
-    /// For Rust: `code` without what is compiled for tests only.
+    /// For Rust: `code` without the parts that are compiled for tests only.
     pub shipped: String,
 }
 
@@ -45,7 +45,7 @@ impl Tree {
         tree
     }
 
-    /// A tree out of (path, text): for the checkers' own tests.
+    /// A tree of (path, text), for the checkers' own tests.
     pub fn of(files: &[(&str, &str)]) -> Self {
         let mut tree = Self { files: files.iter().map(|(p, t)| File::new(p, t)).collect() };
         tree.drop_test_modules();
@@ -57,7 +57,7 @@ impl Tree {
         self.files.iter().filter(move |f| f.path.starts_with(below) && f.path.ends_with(".rs"))
     }
 
-    /// A file that is declared `#[cfg(test)] mod name;` ships nothing.
+    /// Clears the shipped text of files that are declared `#[cfg(test)] mod name;`.
     fn drop_test_modules(&mut self) {
         let mut test_only = Vec::new();
         for f in self.files.iter().filter(|f| f.path.starts_with("src/") && f.path.ends_with(".rs")) {
@@ -79,7 +79,7 @@ impl Tree {
     }
 }
 
-/// Where the child modules of a file lie: `src/data/` for `src/data/mod.rs`, `src/data/plan/` for `plan.rs`.
+/// The folder of a file's child modules: `src/data/` for `src/data/mod.rs`, `src/data/plan/` for `plan.rs`.
 fn module_folder(path: &str) -> String {
     let stem = path.trim_end_matches(".rs");
     match stem.rsplit_once('/') {
@@ -110,7 +110,7 @@ fn walk(root: &Path, dir: &Path, files: &mut Vec<File>) {
     }
 }
 
-/// Where the item that starts at `from` ends: after its `;`, or after its balanced braces.
+/// The end of the item that starts at `from`: after its `;`, or after its balanced braces.
 pub fn item_end(code: &str, from: usize) -> usize {
     let (mut depth, mut round) = (0, 0);
     for (i, c) in code[from..].char_indices() {
@@ -137,7 +137,7 @@ fn without_tests(code: &str) -> String {
     out
 }
 
-/// Rust with comments and the insides of literals replaced by blanks; quotes and line ends stay.
+/// Rust with comments and the contents of literals replaced by blanks; quotes and line ends stay.
 pub fn blank(text: &str) -> String {
     let c: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -165,7 +165,7 @@ pub fn blank(text: &str) -> String {
     out
 }
 
-/// The end of the comment or literal that starts at `i`, or `i` where none does.
+/// The end of the comment or literal that starts at `i`, or `i` if none starts there.
 fn literal_end(c: &[char], i: usize) -> usize {
     let at = |j: usize| c.get(j).copied().unwrap_or('\0');
     let after_word = i > 0 && (at(i - 1).is_alphanumeric() || at(i - 1) == '_');
@@ -214,14 +214,14 @@ fn raw_end(c: &[char], start: usize, from: usize) -> usize {
     c.len()
 }
 
-/// True where `code[at..]` is the whole word `word`.
+/// Whether `code[at..]` starts with the whole word `word`.
 pub fn is_word(code: &str, at: usize, word: &str) -> bool {
     let joins = |c: char| c.is_alphanumeric() || c == '_';
     !code[..at].chars().next_back().is_some_and(joins)
         && !code[at + word.len()..].chars().next().is_some_and(joins)
 }
 
-/// Every place where `word` stands as a whole word.
+/// Every position of `word` as a whole word.
 pub fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(word).map(|(at, _)| at).filter(move |&at| is_word(code, at, word))
 }

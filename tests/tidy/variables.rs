@@ -1,15 +1,15 @@
-//! Environment variables: each one that is named anywhere is known, so that a run does not refuse what a test, a
-//! recipe or the guide sets; and those that are no options stand in the guide.
+//! Environment variables: each one that is named anywhere is known, so that a run does not refuse a variable that a
+//! test, a recipe or the guide sets; and the guide lists those that are no options.
 
 use crate::source::Tree;
 
-/// Where names are misspelt on purpose.
+/// Files with deliberately misspelt names.
 const MISSPELT: &[&str] =
     &["src/config/variables.rs", "tests/cli_errors/variables.rs", "tests/tidy/variables.rs"];
-/// Stands for any of them in a sentence.
+/// A placeholder for any of them in a sentence.
 const ANY: &str = "FINETUNE_KEY";
 
-/// Names that nothing reads, with their files.
+/// Names that no code reads, with their files.
 pub fn unknown(tree: &Tree, known: impl Fn(&str) -> bool) -> Vec<String> {
     let read = |path: &str| !MISSPELT.contains(&path) && !path.starts_with("docs/journal/");
     let mut found = Vec::new();
@@ -27,7 +27,7 @@ pub fn unknown(tree: &Tree, known: impl Fn(&str) -> bool) -> Vec<String> {
     found
 }
 
-/// Variables that are no options and of which the guide says nothing.
+/// Variables that are no options and are missing in the guide.
 pub fn untold(tree: &Tree, others: impl Iterator<Item = &'static str>) -> Vec<String> {
     let guide = tree.files.iter().find(|f| f.path == "docs/guide.md").map_or("", |f| &f.text);
     others

@@ -1,8 +1,8 @@
-//! Same stem everywhere: each verb of `Backend`, and each provided method of `Fused`, is called in test code.
+//! Each verb of `Backend` and each provided method of `Fused` is called in test code.
 
 use crate::source::{Tree, item_end, words};
 
-/// Memory and transport: every test of a verb goes through them.
+/// Memory and transport, which every test of a verb uses.
 const PLUMBING: &[&str] =
     &["class", "memory", "recycle", "upload", "read", "weight", "weight_bytes", "tokens", "ids", "doing"];
 
@@ -17,7 +17,7 @@ pub fn untested(tree: &Tree) -> Vec<String> {
     verbs.into_iter().filter(|v| !called(v)).collect()
 }
 
-/// Code that runs in tests only: files under `tests`, and what `shipped` leaves out.
+/// Code that runs in tests only: files under `tests`, and the parts that `shipped` omits.
 fn tests_of(file: &crate::source::File) -> String {
     if file.path.starts_with("tests/") {
         return file.code.clone();

@@ -33,7 +33,7 @@ pub fn files() -> Vec<File> {
     vec![t.finish("attention.ptx")]
 }
 
-/// Declarations, parameters, and which keys the block's queries see.
+/// Declarations, parameters, and the keys that the block's queries attend to.
 fn open_forward(t: &mut Text, tile: Tile) {
     let (n, columns) = (tile.scores(), tile.columns());
     let params = [
@@ -123,7 +123,7 @@ fn forward(t: &mut Text, tile: Tile) {
     t.end();
 }
 
-/// m + ln l of both rows, where it is asked for.
+/// m + ln l of both rows, if it is requested.
 fn logsumexp(t: &mut Text) {
     let t = &mut t.part(
         "logsumexp",
@@ -145,7 +145,7 @@ fn logsumexp(t: &mut Text) {
     }
 }
 
-/// Row i of a tile of scores becomes probabilities under the new running maximum.
+/// Converts row i of a tile of scores to probabilities under the new running maximum.
 fn soften(t: &mut Text, tile: Tile, i: usize) {
     let (n, columns) = (tile.scores(), tile.columns());
     t.say(&format!("row {i}: what it does not see, its largest, exponentials and their sum"));

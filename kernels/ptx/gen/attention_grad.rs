@@ -33,7 +33,7 @@ pub fn files() -> Vec<File> {
     vec![t.finish("attention_grad.ptx")]
 }
 
-/// What the output's gradient is stored as.
+/// The type in which the output's gradient is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     F32,
@@ -136,7 +136,7 @@ fn of_query(t: &mut Text, i: usize) {
     ));
 }
 
-/// s becomes p, and dp becomes ds, at one place; %p says that it is not seen.
+/// Replaces s by p and dp by ds at one place; %p is set if the place is masked.
 fn soften(t: &mut Text, at: usize, query: usize) {
     let t = &mut t.part(
         "soften",
@@ -291,7 +291,7 @@ fn grad_kv(t: &mut Text, tile: Tile) {
     t.end();
 }
 
-/// Columns are queries here: token %j0 + cx + 8 j sees the key %first + 2 g + i where it is not before it.
+/// Columns are queries here: token %j0 + cx + 8 j attends to the key %first + 2 g + i unless it precedes that key.
 fn soften_queries(t: &mut Text, tile: Tile) {
     let n = tile.scores();
     for j in 0..n {

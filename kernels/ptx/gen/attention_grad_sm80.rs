@@ -1,6 +1,7 @@
-//! The gradient of attention on tensor cores, sm_80. Both kernels are one: 64 rows are held by a block, 16 by a warp,
-//! whose fragments stay in registers; tiles of the other side stream past in two stages. Where queries are held, keys
-//! stream and dq is summed; where keys are held, queries of all heads that share them stream, and dk and dv are summed.
+//! The gradient of attention on tensor cores, sm_80. Both kernels have the same code: a block holds 64 rows, a warp
+//! 16 of them, with fragments in registers; tiles of the other side stream through two stages. With held queries,
+//! keys stream and dq is summed; with held keys, queries of all heads that share them stream, and dk and dv are
+//! summed.
 
 use crate::attention_grad::{INPUTS, Stored, delta};
 use crate::flash::{
@@ -32,7 +33,7 @@ budget: 255 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
-/// Which side a block holds.
+/// The side that a block holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
     Queries,
@@ -51,12 +52,12 @@ pub fn files() -> Vec<File> {
 /// Rows that a block holds.
 const HELD: usize = 64;
 
-/// Whether v of the held keys lies in shared memory: registers are too few for both held matrices.
+/// Whether v of the held keys is in shared memory: there are too few registers for both held matrices.
 fn spare(head: Head, holds: Holds) -> bool {
     holds == Holds::Keys && head.d == 128
 }
 
-/// Columns of scores that are held at a time.
+/// Columns of scores that are computed at a time.
 fn columns(head: Head, holds: Holds) -> usize {
     if holds == Holds::Keys && head.d > 64 { 16 } else { 32 }
 }
@@ -125,7 +126,7 @@ fn hold(t: &mut Text, head: Head, (names, which): (&[&str], &str), apart: &str) 
     }
 }
 
-/// v of the held keys on its way to shared memory, behind the stages.
+/// Starts the copy of v of the held keys to shared memory, after the stages.
 fn hold_v(t: &mut Text, head: Head) {
     at_head(t, "%pb", ("v", "%group"));
     let c = Copy {
@@ -140,7 +141,7 @@ fn hold_v(t: &mut Text, head: Head) {
     t.code(format!("mad.lo.u32 %lv, %warp, {}, %la", 16 * head.row()));
 }
 
-/// Starts the copies of the tiles at token %tok, %left of which are real, into the stage at %fill.
+/// Starts the copies of the tiles at token %tok, which have %left valid rows, into the stage at %fill.
 fn fetch(t: &mut Text, head: Head, (pa, pb): (&str, &str), apart: &str) {
     for (pointer, to) in [(pa, 0), (pb, tile(head))] {
         let c =
@@ -198,7 +199,7 @@ fn gradient(t: &mut Text, head: Head, holds: Holds) {
     t.end();
 }
 
-/// %j0 counts keys of the row, up to %end; the warp's last query stands at %wlast.
+/// %j0 counts keys of the row, up to %end; the warp's last query is at %wlast.
 fn open_queries(t: &mut Text) {
     t.code(
         "mov.u32 %j0, 0; sub.u32 %x, %first, %start; add.u32 %end, %x, %count; add.u32 %mine, %mine, %x;
@@ -240,7 +241,7 @@ fn of_query(t: &mut Text, i: usize) {
     ));
 }
 
-/// Starts the copies of the tiles at %next (of head %nhead), %left of whose rows are real.
+/// Starts the copies of the tiles at %next (of head %nhead), which have %left valid rows.
 fn next_tiles(t: &mut Text, head: Head, holds: Holds) {
     match holds {
         Holds::Queries => {
@@ -256,7 +257,7 @@ fn next_tiles(t: &mut Text, head: Head, holds: Holds) {
     }
 }
 
-/// Where the tiles after these lie, and whether there are any.
+/// The place of the next tiles, and whether there are any.
 fn advance(t: &mut Text, head: Head, holds: Holds) {
     let t = &mut t.part(
         "advance",
@@ -275,7 +276,7 @@ fn advance(t: &mut Text, head: Head, holds: Holds) {
     t.code("sub.u32 %left, %end, %next");
 }
 
-/// %skip: the warp sees nothing of the tiles at %j0.
+/// %skip: all of the tiles at %j0 is masked for the warp.
 fn unseen(t: &mut Text, head: Head, holds: Holds) {
     let t = &mut t
         .part("unseen", &Uses { reads: ".u32 %j0; .s32 %wlast", changes: ".pred %skip", scratch: ".u32 %x" });
@@ -287,7 +288,7 @@ fn unseen(t: &mut Text, head: Head, holds: Holds) {
     }
 }
 
-/// Scores of the columns `first ..` of the tiles, and what they add to the sums.
+/// Scores of the columns `first ..` of the tiles, and their contribution to the sums.
 fn part(t: &mut Text, head: Head, holds: Holds, first: usize) {
     let n = columns(head, holds);
     (0..n / 2).for_each(|i| t.code(format!("mov.f32 %s{i}, 0f00000000; mov.f32 %e{i}, 0f00000000")));
@@ -342,7 +343,7 @@ fn part(t: &mut Text, head: Head, holds: Holds, first: usize) {
     }
 }
 
-/// -inf where a query does not see a key; most tiles need none of it.
+/// -inf at masked places; most tiles have none.
 fn mask(t: &mut Text, holds: Holds, (n, first): (usize, usize)) {
     let t = &mut t.part(
         "mask",

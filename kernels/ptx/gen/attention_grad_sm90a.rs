@@ -1,7 +1,7 @@
-//! The gradient of attention on the tensor cores of sm_90a. Both kernels are one, as those of sm_80 are: 128 rows are held
-//! by a block, in shared memory, 64 by a warpgroup; tiles of the other side stream past through four slots that one thread
-//! of a third warpgroup fills. Where queries are held, keys stream and dq is summed; where keys are held, queries of all
-//! heads that share them stream, and dk and dv are summed.
+//! The gradient of attention on the tensor cores of sm_90a. Both kernels have the same code, as on sm_80: a block
+//! holds 128 rows in shared memory, a warpgroup 64 of them; tiles of the other side stream through four slots that
+//! one thread of a third warpgroup fills. With held queries, keys stream and dq is summed; with held keys, queries of
+//! all heads that share them stream, and dk and dv are summed.
 
 use crate::flash::entry_of_list;
 use crate::flash_sm90a::{self as flash, BLOCK, HELD, Ring, SIZES, Tile};
@@ -39,7 +39,7 @@ budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG USETMAXREG
 ";
 
-/// Which side a block holds.
+/// The side that a block holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Holds {
     Queries,
@@ -49,17 +49,18 @@ pub enum Holds {
 /// One entry.
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    /// Size of heads.
+    /// Head size.
     pub d: usize,
     pub holds: Holds,
 }
 
 impl Kernel {
-    /// Whether what a tile adds is multiplied while the next one's scores are: registers are too few for kv of D = 128.
+    /// Whether a tile's contribution and the next tile's scores are multiplied together: kv of D = 128 lacks the
+    /// registers.
     pub fn overlaps(self) -> bool {
         self.d == 64 || self.holds == Holds::Queries
     }
-    /// Rows of a tile that streams past.
+    /// Rows of a streamed tile.
     pub fn step(self) -> usize {
         if self.d == 64 && self.holds == Holds::Queries { 128 } else { 64 }
     }
@@ -69,7 +70,7 @@ impl Kernel {
     pub fn streams(self) -> Tile {
         Tile { d: self.d, rows: self.step() }
     }
-    /// Two tiles are held, and two are a slot.
+    /// Two tiles are held, and a slot has two.
     pub fn ring(self) -> Ring {
         Ring { held: 2 * self.held().bytes(), slots: 4, bytes: 2 * self.streams().bytes() }
     }
@@ -152,7 +153,7 @@ fn begin(t: &mut Text, k: Kernel) {
     }
 }
 
-/// The one thread that fills: what is held, then the tiles in the order in which they are taken.
+/// The one thread that fills: the held tiles, then the streamed ones in the order of their use.
 fn fill(t: &mut Text, k: Kernel) {
     let t = &mut t.part("fill", &Uses { reads: ".u32 %group, %first, %end, %lasthead, %bars, %base; .u64 %map_q, %map_k, %map_v, %map_dout", changes: ".u32 %slot, %j0, %head", scratch: ".u32 %column, %columnkv, %parity, %bar, %to, %x, %y; .pred %p" });
     t.code(format!("mul.lo.u32 %column, %head, {0}; mul.lo.u32 %columnkv, %group, {0}", k.d));
@@ -170,7 +171,7 @@ fn fill(t: &mut Text, k: Kernel) {
     t.code("@%p bra FILL");
 }
 
-/// Where the next tile begins: %j0, and of which head; %p: there is one.
+/// The place of the next tile: %j0, and its head; %p: there is one.
 pub fn advance(t: &mut Text, k: Kernel) {
     let t = &mut t.part(
         "advance",
@@ -189,8 +190,8 @@ pub fn advance(t: &mut Text, k: Kernel) {
     }
 }
 
-/// What a thread that multiplies knows of the rows that it holds; tokens, as %j0. %held is the first row of its warpgroup,
-/// %mine its own first row, which has 8 rows below it that is its own as well. %in<2>: whether they are outputs.
+/// A multiplying thread's values of its held rows, in tokens like %j0. %held is the first row of its warpgroup, %mine
+/// its own first row; its other row is 8 rows below. %in<2>: whether they are outputs.
 fn rows(t: &mut Text, k: Kernel) {
     t.code(
         "ld.param.u64 %lsep, [lse]; ld.param.u64 %deltap, [delta]; shl.b32 %x, %wg, 6; add.u32 %held, %first, %x;

@@ -41,7 +41,7 @@ pub fn files() -> Vec<File> {
     vec![t.finish("attention_sm80.ptx")]
 }
 
-/// Bytes before the tiles of k and v.
+/// Bytes that precede the tiles of k and v.
 fn tiles(head: Head) -> (usize, usize) {
     let q = QUERIES * head.row();
     (q, q + head.step() * head.row())
@@ -156,7 +156,7 @@ fn scores(t: &mut Text, head: Head) {
     }
 }
 
-/// -inf where a query does not see a key; most tiles need none of it.
+/// -inf at masked places; most tiles have none.
 fn mask(t: &mut Text, head: Head) {
     let t = &mut t.part(
         "mask",
@@ -181,12 +181,12 @@ fn mask(t: &mut Text, head: Head) {
     t.label("SEEN");
 }
 
-/// Where the scores of a thread's row (0, 8, 16, 24 from its first) lie: column 8 (j / 2) + j % 2 from its own.
+/// The places of the scores of a thread's row (0, 8, 16, 24 from its first): column 8 (j / 2) + j % 2 from its own.
 fn place(head: Head, row: usize, j: usize) -> usize {
     row / 2 * head.step() / 2 + 4 * (j / 2) + 2 * (row % 2) + j % 2
 }
 
-/// Scores of a row become probabilities under its new running maximum.
+/// Converts scores of a row to probabilities under its new running maximum.
 fn soften(t: &mut Text, head: Head, row: usize) {
     let n = head.step() / 4;
     t.say(&format!("row {}: its largest, exponentials and their sum", 8 * row));

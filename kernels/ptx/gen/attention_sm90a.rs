@@ -1,5 +1,5 @@
-//! Attention by wgmma, sm_90a: 128 queries of one head a block, 64 of them a warpgroup, probabilities as the left operand
-//! in registers.
+//! Attention by wgmma, sm_90a: 128 queries of one head a block, 64 of them a warpgroup, probabilities as the left
+//! operand in registers.
 
 use crate::flash::{Head, entry_of_list, pack, write};
 use crate::flash_sm90a::{
@@ -102,7 +102,7 @@ fn forward(t: &mut Text, d: usize) {
     t.end();
 }
 
-/// The one thread that fills slots: q, then keys and values in the order in which they are used.
+/// The one thread that fills slots: q, then keys and values in the order of their use.
 fn fill(t: &mut Text, d: usize) {
     let t = &mut t.part(
         "fill",
@@ -183,7 +183,7 @@ fn attend(t: &mut Text, d: usize) {
     wait(t, 0);
 }
 
-/// s = q k^T of the tile that is %at behind the first slot.
+/// s = q k^T of the tile at offset %at from the first slot.
 fn scores(t: &mut Text, d: usize) {
     t.code("add.u64 %wide, %dk, %at");
     let q = Operand { descriptor: "%dq", tile: Tile { d, rows: HELD }, layout: Layout::AlongK };
@@ -191,19 +191,20 @@ fn scores(t: &mut Text, d: usize) {
     multiply(t, ("%s", KEYS, Sums::Set), Left::Shared(q), k, d / 16);
 }
 
-/// acc += bf16(p) v of the tile that is %at behind the first slot.
+/// acc += bf16(p) v of the tile at offset %at from the first slot.
 fn sums(t: &mut Text, d: usize) {
     t.code("add.u64 %wide, %dv, %at");
     let v = Operand { descriptor: "%wide", tile: tile(d), layout: Layout::AcrossK };
     multiply(t, ("%acc", d, Sums::Add), Left::Registers("%fp"), v, KEYS / 16);
 }
 
-/// Where the scores of a thread's row (0 or 8 from its first) lie: column 8 (j / 2) + j % 2 from its own.
+/// The places of the scores of a thread's row (0 or 8 from its first): column 8 (j / 2) + j % 2 from its own.
 fn place(row: usize, j: usize) -> usize {
     4 * (j / 2) + 2 * row + j % 2
 }
 
-/// Scores of the tile at %j0 become probabilities under the new running maxima; %shrink is what became of the old.
+/// Converts scores of the tile at %j0 to probabilities under the new running maxima; %shrink is the factor of old
+/// values.
 fn soften(t: &mut Text, label: &str) {
     let t = &mut t.part(
         "soften",
@@ -259,7 +260,7 @@ fn soften(t: &mut Text, label: &str) {
     }
 }
 
-/// bf16(p), once nobody multiplies with those before.
+/// bf16(p), once no product reads the previous ones.
 fn probabilities(t: &mut Text) {
     (0..KEYS / 16).for_each(|step| pack(t, ("%fp", 4 * step), ("%s", 8 * step)));
 }

@@ -1,6 +1,6 @@
-//! What the baseline kernels of attention and its gradient share, flash-style in f32. A tile is B queries by B keys of one
-//! head; 4 B threads, of which thread t has rows 2 (t / 8) and the next, and columns t % 8, t % 8 + 8, ..; so the eight
-//! threads of a row are neighbours in a warp, and a butterfly over 1, 2, 4 finds what belongs to a row.
+//! Shared code of the baseline kernels of attention and its gradient, flash-style in f32. A tile is B queries by B
+//! keys of one head, for 4 B threads. Thread t has rows 2 (t / 8) and the next, and columns t % 8, t % 8 + 8, ..; so
+//! the eight threads of a row are neighbours in a warp, and a butterfly over 1, 2, 4 reduces a row.
 
 use crate::{Text, Uses};
 
@@ -15,7 +15,7 @@ impl Tile {
     pub fn threads(self) -> usize {
         4 * self.b
     }
-    /// Numbers between rows of a tile of inputs: odd, so that a column meets every bank.
+    /// Distance of rows of a tile of inputs, in numbers: odd, so that a column uses every bank.
     pub fn stride(self) -> usize {
         self.d + 1
     }
@@ -32,7 +32,7 @@ impl Tile {
     }
 }
 
-/// Registers that all attention kernels have.
+/// Registers of all attention kernels.
 pub fn registers(t: &mut Text, tile: Tile) {
     t.code(format!(
         ".reg .u64 %list, %base, %row, %wide;
@@ -44,7 +44,7 @@ pub fn registers(t: &mut Text, tile: Tile) {
     ));
 }
 
-/// Which head and which tokens this block has; ends blocks that have none. `owner` counts heads along the grid.
+/// The head and tokens of this block; ends blocks that have none. `owner` counts heads along the grid.
 pub fn begin(t: &mut Text, tile: Tile, owner: &str) {
     let t = &mut t.part("begin", &Uses { changes: &format!(".u64 %list; .u32 %hq, %hkv, %d, %t, %g, %cx, {owner}, %part, %first, %count, %start, %stop, %wq, %wkv, %d4; .f32 %scale"), scratch: ".u32 %x, %y; .pred %p", ..Uses::default() });
     let parts = 32 / tile.b;
@@ -65,8 +65,8 @@ pub fn begin(t: &mut Text, tile: Tile, owner: &str) {
     t.code("mul.lo.u32 %wq, %hq, %d; mul.lo.u32 %wkv, %hkv, %d; add.u32 %d4, %d, 3; and.b32 %d4, %d4, 0xfffffffc");
 }
 
-/// A tile of inputs to shared memory, times `scale` where there is one, zero beyond tokens and head. Tokens are
-/// `from ..` of which `count` are real, rows of `wide` numbers, the head at `offset`.
+/// Copies a tile of inputs to shared memory, times `scale` if there is one, zero beyond tokens and head. Tokens are
+/// `from ..`, `count` of them valid, in rows of `wide` numbers, with the head at `offset`.
 pub struct Load<'a> {
     pub label: &'a str,
     pub to: &'a str,
@@ -148,7 +148,7 @@ pub fn scores(t: &mut Text, tile: Tile, label: &str, (s, left, right): (&str, &s
     ));
 }
 
-/// Scores of this thread to their tile.
+/// Stores this thread's scores in their tile.
 pub fn put(t: &mut Text, tile: Tile, (s, to): (&str, &str)) {
     let (n, row) = (tile.scores(), 4 * tile.score_stride());
     let t = &mut t.part(
@@ -201,7 +201,7 @@ pub fn accumulate(t: &mut Text, tile: Tile, label: &str, (acc, coefficients, rig
     ));
 }
 
-/// Both rows of an accumulator to global memory, times %by0 and %by1 where `scaled`.
+/// Stores both rows of an accumulator in global memory, times %by0 and %by1 if `scaled`.
 pub fn write_rows(
     t: &mut Text,
     tile: Tile,
@@ -237,7 +237,7 @@ pub fn write_rows(
     }
 }
 
-/// `%x` becomes the sum, or the largest, over the eight threads of a row.
+/// `%x` = the sum, or the maximum, over the eight threads of a row.
 pub fn of_row(t: &mut Text, operation: &str, x: &str) {
     let t = &mut t
         .part("of_row", &Uses { changes: &format!(".f32 {x}"), scratch: ".f32 %other", ..Uses::default() });

@@ -1,14 +1,14 @@
-//! The adapter's part of a product on tensor cores, added before the product's tile is stored: f32 through shared
-//! memory, where the stages were, 32 of the rank at a time. A thread's sums are those of its fragments.
+//! The adapter's part of a product on tensor cores, added before the product's tile is stored: f32 through the shared
+//! memory of the stages, 32 of the rank at a time. A thread's sums have the places of its fragments.
 
 use crate::operand::Layout;
 use crate::{Text, Uses};
 
-/// Parameters behind those of the product.
+/// Parameters after those of the product.
 pub const PARAMS: [(&str, &str); 5] =
     [("u64", "left"), ("u64", "right"), ("u32", "rank"), ("u32", "between"), ("f32", "by")];
 
-/// Of the rank that lie in shared memory at a time, numbers between them, and where the right ones begin.
+/// The part of the rank in shared memory at a time, its distance in numbers, and the start of the right operand.
 const CHUNK: usize = 32;
 const APART: usize = 130;
 const RIGHT: usize = 4 * CHUNK * APART;
@@ -62,7 +62,7 @@ pub fn adapter(t: &mut Text, layout: Layout) {
     ));
 }
 
-/// 128 outputs by 32 of the rank to shared memory, zero beyond the edges; `between` numbers from row to row.
+/// Copies 128 outputs by 32 of the rank to shared memory, zero beyond the edges; `between` numbers from row to row.
 fn fill(
     t: &mut Text,
     (label, pointer, between): (&str, &str, &str),

@@ -1,20 +1,20 @@
-//! What becomes of a tile of product_sm90a: an adapter's part is added, and it is stored. 64 columns at a time, so that
-//! the adapter's sums fit beside the product's.
+//! The end of a tile of product_sm90a: the adapter's part is added, then the tile is stored. 64 columns at a time, so
+//! that the adapter's sums fit beside the product's.
 
 use crate::operand::Layout;
 use crate::product_sm90a::{BARRIERS, Epilogue};
 use crate::{Text, Uses};
 
-/// Of the rank that lie in shared memory at a time, behind the barriers.
+/// The part of the rank in shared memory at a time, after the barriers.
 const CHUNK: usize = 16;
-/// Numbers from one of the rank to the next of left's tile, and of right's.
+/// Distance of one of the rank to the next in numbers, in left's tile and in right's.
 const LEFT: usize = 130;
 const RIGHT: usize = 66;
 /// Bytes of left's tile, and of both.
 const LEFTS: usize = 4 * LEFT * CHUNK;
 pub const TILES: usize = LEFTS + 4 * RIGHT * CHUNK;
 
-/// Of column group `part`, the sum's number `c` of the pair `j` in the upper or lower half of the warp's rows.
+/// The sum `c` of the pair `j` of column group `part`, in the upper or lower half of the warp's rows.
 fn sum(part: usize, j: usize, half: usize, c: usize) -> usize {
     4 * (8 * part + j) + 2 * half + c
 }
@@ -66,13 +66,13 @@ fn row(half: usize) -> &'static str {
     ["%row", "%wide"][half]
 }
 
-/// What the two ways to store read: the half's row, sums, the adapter's part where there is one, and more.
+/// The registers that both ways to store read: the half's row, sums, the adapter's part if there is one, and more.
 fn reads(epilogue: Epilogue, (half, more): (usize, &str)) -> String {
     let low = if epilogue == Epilogue::Adapter { "; .f32 %low<32>, %by" } else { "" };
     format!(".u64 {}; .pred %adding; .f32 %acc<128>{low}{more}", row(half))
 }
 
-/// A value: the sum and what was there before, and the adapter's part.
+/// A value: the sum, plus the previous value, plus the adapter's part.
 fn value(t: &mut Text, epilogue: Epilogue, (part, half, j, c): (usize, usize, usize, usize), old: usize) {
     t.code(format!("add.f32 %old{old}, %acc{}, %old{old}", sum(part, j, half, c)));
     if epilogue == Epilogue::Adapter {
@@ -80,7 +80,7 @@ fn value(t: &mut Text, epilogue: Epilogue, (part, half, j, c): (usize, usize, us
     }
 }
 
-/// A tile that lies wholly inside: all that is read comes before all that is written, for which it would wait.
+/// A tile without edges: all loads precede all stores, because a load after a store would wait for it.
 fn pairs(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
     let reads = reads(epilogue, (half, ""));
     let t = &mut t.part("pairs", &Uses { reads: &reads, scratch: ".f32 %old<16>, %v", ..Uses::default() });
@@ -97,7 +97,7 @@ fn pairs(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
     }
 }
 
-/// One number at a time, and only what is inside.
+/// One number at a time, inside the edges only.
 fn singles(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
     let reads = reads(epilogue, (half, "; .u32 %x, %y, %m, %n"));
     let t = &mut t.part(
@@ -118,7 +118,7 @@ fn singles(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
     }
 }
 
-/// What the adapter's part needs of the tile.
+/// The values of the tile that the adapter's part needs.
 fn begin(t: &mut Text) {
     t.code(format!(
         ".reg .f32 %low<32>, %left<2>, %right<16>, %by; .reg .u64 %lp, %rp, %at;
@@ -158,7 +158,7 @@ fn adapter(t: &mut Text, layout: Layout, part: usize) {
     ));
 }
 
-/// `wide` outputs by 16 of the rank to shared memory, zero beyond the edges; `between` numbers from row to row.
+/// Copies `wide` outputs by 16 of the rank to shared memory, zero beyond the edges; `between` numbers from row to row.
 fn fill(
     t: &mut Text,
     label: &str,

@@ -1,11 +1,12 @@
-//! What the kernels of attention on tensor cores share: tiles of bf16 rows in shared memory, filled by cp.async and read
-//! by ldmatrix. A row is one token of one head, 2 D bytes in pieces of 16. Piece p of row r lies at p ^ x(r), so that the
-//! eight rows of a matrix meet all banks once: x(r) is r % 8 where a row is a multiple of 128 bytes, r / 2 % 4 for D = 96.
+//! Shared code of the kernels of attention on tensor cores: tiles of bf16 rows in shared memory, filled by cp.async
+//! and read by ldmatrix. A row is one token of one head, 2 D bytes in pieces of 16. Piece p of row r is at p ^ x(r),
+//! so that the eight rows of a matrix use each bank once: x(r) is r % 8 if a row is a multiple of 128 bytes, r / 2 %
+//! 4 for D = 96.
 
 use crate::registers::numbered;
 use crate::{Text, Uses};
 
-/// Threads of every such kernel: four warps.
+/// Threads of each of these kernels: four warps.
 pub const THREADS: usize = 128;
 
 /// One size of a kernel: heads of up to `d` numbers.
@@ -14,13 +15,13 @@ pub struct Head {
     pub d: usize,
 }
 
-/// Sizes that kernels are written for; smaller heads are padded with zeros in shared memory.
+/// Sizes that have a kernel; smaller heads are padded with zeros in shared memory.
 pub const HEADS: [Head; 3] = [Head { d: 64 }, Head { d: 96 }, Head { d: 128 }];
 
-/// How a matrix of fragments is walked by the lanes that name its rows.
+/// The order in which lanes name the rows of a matrix of fragments.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Walk {
-    /// Rows first: the left operand, and a right one that is transposed while it is read.
+    /// Rows first: the left operand, and a right one that is transposed by the load.
     RowsFirst,
     /// Pieces first: a right operand whose rows are outputs.
     PiecesFirst,
@@ -31,7 +32,7 @@ impl Head {
     pub fn row(self) -> usize {
         2 * self.d
     }
-    /// Tokens of the tile that streams past.
+    /// Tokens of a streamed tile.
     pub fn step(self) -> usize {
         if self.d == 64 { 64 } else { 32 }
     }
@@ -60,7 +61,7 @@ impl Head {
             format!("shr.u32 {to}, {row}, 1; and.b32 {to}, {to}, 3")
         }
     }
-    /// What step `n` of 16 numbers (two pieces) changes in a lane's address: bits to exchange, and bytes to add.
+    /// The change of a lane's address by step `n` of 16 numbers (two pieces): bits to exchange, and bytes to add.
     fn ahead(self, n: usize) -> (usize, usize) {
         let within = if self.whole() { 4 } else { 2 };
         (32 * (n % within), 32 * within * (n / within))
@@ -102,7 +103,7 @@ pub fn open(t: &mut Text, head: Head, shared: usize) {
     );
 }
 
-/// The entry of the block list that block %x of the grid has.
+/// The entry of the block list for block %x of the grid.
 pub fn entry_of_list(t: &mut Text) {
     let t = &mut t.part(
         "entry_of_list",
@@ -130,14 +131,14 @@ pub fn at_head(t: &mut Text, to: &str, (matrix, which): (&str, &str)) {
     ));
 }
 
-/// Rows of a matrix on their way to a tile: tokens `from ..`, of which `count` are real, `apart` bytes between them.
+/// Rows of a matrix to copy to a tile: tokens `from ..`, `count` of them valid, `apart` bytes from row to row.
 pub struct Copy<'a> {
     pub pointer: &'a str,
     pub from: &'a str,
     pub count: &'a str,
     pub apart: &'a str,
     pub rows: usize,
-    /// Where the tile lies: a register that says how far on, where there is one, and bytes.
+    /// The place of the tile: a register with an offset, if there is one, and bytes.
     pub to: (Option<&'a str>, usize),
 }
 
@@ -183,7 +184,7 @@ pub fn copy(t: &mut Text, head: Head, c: &Copy) {
     }
 }
 
-/// `{to}` becomes this lane's address in a tile that lies at `tiles`, as `walk` has it.
+/// `{to}` = this lane's address in a tile at `tiles`, in the order of `walk`.
 pub fn lanes(t: &mut Text, head: Head, to: &str, walk: Walk) {
     let t = &mut t.part(
         "lanes",
@@ -199,7 +200,7 @@ pub fn lanes(t: &mut Text, head: Head, to: &str, walk: Walk) {
     ));
 }
 
-/// Fragments of 16 rows from `row` on by 16 numbers from 16 `step` on, of the tile that lies at `to`.
+/// Fragments of 16 rows from `row` on by 16 numbers from 16 `step` on, of the tile at `to`.
 pub struct Fragments<'a> {
     pub lane: &'a str,
     pub to: (Option<&'a str>, usize),
@@ -208,7 +209,7 @@ pub struct Fragments<'a> {
     pub transposed: bool,
 }
 
-/// Reads them into four registers.
+/// Loads them into four registers.
 pub fn fragments(t: &mut Text, head: Head, into: &str, f: &Fragments) {
     let (exchange, add) = head.ahead(f.step);
     let stage = f.to.0.map_or(String::new(), |stage| format!(", {stage}"));
@@ -241,7 +242,7 @@ pub fn multiply(t: &mut Text, (sums, at): (&str, usize), left: (&str, usize), ri
     ));
 }
 
-/// Scores of 16 rows by 16 columns, as they lie in the sums of two products, become a left operand.
+/// Converts scores of 16 rows by 16 columns, as in the sums of two products, to a left operand.
 pub fn pack(t: &mut Text, (to, at): (&str, usize), (scores, first): (&str, usize)) {
     let uses = Uses {
         reads: &format!(".f32 {}", numbered(scores, first, 8)),
@@ -259,7 +260,7 @@ pub fn pack(t: &mut Text, (to, at): (&str, usize), (scores, first): (&str, usize
     }
 }
 
-/// Sums of 16 rows to f32 rows: row g at `{pointers}0`, row g + 8 at `{pointers}1`, each where its predicate holds.
+/// Stores sums of 16 rows as f32 rows: row g at `{pointers}0`, row g + 8 at `{pointers}1`, each if its predicate holds.
 pub fn write(
     t: &mut Text,
     head: Head,

@@ -1,15 +1,16 @@
-//! What the kernels of attention by wgmma share: a block of three warpgroups, one thread of the first of which has the
-//! copy engine bring tiles of tokens of one head, and two that multiply them, 64 of the 128 rows that the block holds
-//! each. A tile lies as parts of 64 columns beside each other, each with rows of 128 bytes, swizzled.
+//! Shared code of the kernels of attention by wgmma. A block has three warpgroups. One thread of the first starts the
+//! copy engine, which loads tiles of tokens of one head; the two others multiply them, each with 64 of the 128 rows
+//! that the block holds. A tile consists of parts of 64 columns beside each other, each with rows of 128 bytes,
+//! swizzled.
 
 use crate::operand::Layout;
 use crate::registers::numbered;
 use crate::statement::NEVER;
 use crate::{Text, Uses};
 
-/// Sizes of heads that kernels are written for, exactly.
+/// Head sizes that have a kernel, exactly.
 pub const SIZES: [usize; 2] = [64, 128];
-/// Threads of a block, with one block a multiprocessor: all of its registers are this one's, to be divided anew.
+/// Threads of a block, with one block per multiprocessor: it divides all registers among its warpgroups.
 pub const BLOCK: (usize, &str) = (384, " .minnctapersm 1");
 /// Rows that a block holds.
 pub const HELD: usize = 128;
@@ -31,8 +32,8 @@ impl Tile {
     }
 }
 
-/// Shared memory, from a multiple of 1024 bytes on: tiles that the block holds, then a ring of slots that are filled and
-/// used in turn, then mbarriers: full of every slot, empty of every slot, one of what is held.
+/// Shared memory, from a multiple of 1024 bytes on: the held tiles, then a ring of slots that are filled and used in
+/// turn, then mbarriers: full of every slot, empty of every slot, one for the held tiles.
 #[derive(Clone, Copy)]
 pub struct Ring {
     pub held: usize,
@@ -42,17 +43,17 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Where the mbarriers lie.
+    /// The offset of the mbarriers.
     fn barriers(self) -> usize {
         self.held + self.slots * self.bytes
     }
-    /// Bytes of the launch; it may begin up to 1023 before a multiple of 1024.
+    /// Bytes of the launch; its memory may begin up to 1023 bytes before a multiple of 1024.
     pub fn shared(self) -> usize {
         self.barriers() + 16 * self.slots + 8 + 1023
     }
 }
 
-/// Registers, parameters, mbarriers. `maps`: those of tensor maps, `%{name}` becomes their address.
+/// Registers, parameters, mbarriers. `maps`: the parameters that are tensor maps, whose addresses are in `%{name}`.
 pub fn open(t: &mut Text, ring: Ring, maps: &[&str]) {
     t.code(
         ".reg .u64 %list, %row, %safe, %wide, %sa, %sb; .reg .f32 %v, %u, %other, %scale, %c2;
@@ -90,8 +91,8 @@ pub fn open(t: &mut Text, ring: Ring, maps: &[&str]) {
     );
 }
 
-/// Warpgroups 1 and 2 go to MULTIPLIES; of warpgroup 0 the thread that fills goes on, the others to END. Slots are empty
-/// when nobody has arrived yet: the phase before the first counts as over.
+/// Warpgroups 1 and 2 branch to MULTIPLIES; of warpgroup 0 the filling thread continues, the others branch to END.
+/// Slots are empty before the first arrival: the phase before the first counts as complete.
 pub fn fills(t: &mut Text) {
     t.code(
         "setp.ne.u32 %p, %wg, 0; @%p bra MULTIPLIES; setmaxnreg.dec.sync.aligned.u32 24; setp.ne.u32 %p, %t, 0;
@@ -99,14 +100,14 @@ pub fn fills(t: &mut Text) {
     );
 }
 
-/// The warpgroups that multiply begin; %wg is 0 or 1 from here on.
+/// The start of the multiplying warpgroups; %wg is 0 or 1 from here on.
 pub fn multiplies(t: &mut Text) {
     t.code("bra END");
     t.label("MULTIPLIES");
     t.code("setmaxnreg.inc.sync.aligned.u32 240; mov.u32 %parity, 0; sub.u32 %wg, %wg, 1");
 }
 
-/// What is held comes to %to, from %base on, and %bar counts its bytes.
+/// The held tiles go to %to, from %base on, and %bar counts their bytes.
 pub fn hold(t: &mut Text, ring: Ring) {
     let t = &mut t
         .part("hold", &Uses { reads: ".u32 %bars, %base", changes: ".u32 %bar, %to", ..Uses::default() });
@@ -117,7 +118,7 @@ pub fn hold(t: &mut Text, ring: Ring) {
     ));
 }
 
-/// Waits until what is held is there.
+/// Waits for the held tiles.
 pub fn held(t: &mut Text, ring: Ring) {
     let t = &mut t.part("held", &Uses { reads: ".u32 %bars", scratch: ".pred %p", ..Uses::default() });
     t.label("HELD");
@@ -127,7 +128,7 @@ pub fn held(t: &mut Text, ring: Ring) {
     ));
 }
 
-/// The next slot, once it is empty: what is copied to %to completes %bar, which expects a whole slot.
+/// The next slot, once it is empty: copies to %to complete %bar, which expects a whole slot.
 pub fn give(t: &mut Text, ring: Ring, label: &str) {
     let t = &mut t.part(
         "give",
@@ -150,7 +151,7 @@ pub fn give(t: &mut Text, ring: Ring, label: &str) {
     next(t, ring);
 }
 
-/// The next slot, once it is full: `{bar}` is its mbarrier, `{at}` what descriptors of the first slot lack.
+/// The next slot, once it is full: `{bar}` is its mbarrier, `{at}` the offset to add to descriptors of the first slot.
 pub fn take(t: &mut Text, ring: Ring, label: &str, (bar, at): (&str, &str)) {
     let t = &mut t.part(
         "take",
@@ -169,13 +170,13 @@ pub fn take(t: &mut Text, ring: Ring, label: &str, (bar, at): (&str, &str)) {
     next(t, ring);
 }
 
-/// The slot of this mbarrier may be filled again, once all eight warps say so.
+/// Releases the slot of this mbarrier, which is filled again once all eight warps have released it.
 pub fn release(t: &mut Text, ring: Ring, bar: &str) {
     let t = &mut t.part("release", &Uses { reads: &format!(".u32 {bar}; .pred %one"), ..Uses::default() });
     t.code(format!("@%one mbarrier.arrive.shared::cta.b64 _, [{bar}+{}]", 8 * ring.slots));
 }
 
-/// The parity changes where the ring begins anew.
+/// The parity changes when the ring wraps around.
 fn next(t: &mut Text, ring: Ring) {
     let t = &mut t.part(
         "next",
@@ -188,8 +189,8 @@ fn next(t: &mut Text, ring: Ring) {
     ));
 }
 
-/// A tile whose head begins at column `column` and whose first token is `row` comes to %to, in boxes of so many rows;
-/// %to is what lies behind it then. %x and %y are used.
+/// Copies the tile whose head begins at column `column` and whose first token is `row` to %to, in boxes of the given
+/// rows; %to is then the address after the tile. %x and %y are scratch.
 pub fn copy(t: &mut Text, map: &str, (column, row): (&str, &str), (tile, box_rows): (Tile, usize)) {
     let t = &mut t.part(
         "copy",
@@ -211,13 +212,13 @@ pub fn copy(t: &mut Text, map: &str, (column, row): (&str, &str), (tile, box_row
     }
 }
 
-/// `{to}` describes the tile that lies at the address `from`: along K, rows are outputs; across K, they are terms.
+/// `{to}` describes the tile at the address `from`: along K, rows are outputs; across K, they are terms.
 pub fn describe(t: &mut Text, to: &str, from: &str, (tile, layout): (Tile, Layout)) {
     let t = &mut t.part(
         "describe",
         &Uses { reads: &format!(".u32 {from}"), changes: &format!(".u64 {to}"), scratch: ".u32 %x" },
     );
-    // Bytes from 64 columns to the next are asked for across K alone.
+    // The distance of 64 columns to the next, in bytes, is used across K only.
     let apart = if layout == Layout::AcrossK { tile.part() as u64 } else { 16 };
     t.code(format!(
         "shr.u32 %x, {from}, 4; cvt.u64.u32 {to}, %x; add.u64 {to}, {to}, 0x{:x}",
@@ -234,7 +235,7 @@ pub struct Operand<'a> {
 }
 
 impl Operand<'_> {
-    /// What step `n` of 16 terms adds to the descriptor.
+    /// The addend of step `n` of 16 terms to the descriptor.
     fn ahead(&self, n: usize) -> usize {
         match self.layout {
             Layout::AlongK => (32 * (n % 4) + self.tile.part() * (n / 4)) / 16,
@@ -242,7 +243,7 @@ impl Operand<'_> {
         }
     }
 
-    /// `{to}` is the descriptor of step `n`; gives its name.
+    /// `{to}` is the descriptor of step `n`; returns its name.
     fn step<'t>(&'t self, t: &mut Text, to: &'t str, n: usize) -> &'t str {
         if self.ahead(n) == 0 {
             return self.descriptor;
@@ -252,21 +253,21 @@ impl Operand<'_> {
     }
 }
 
-/// The left operand: 64 rows that lie along K, or registers, four a step from the first of that name on.
+/// The left operand: 64 rows along K, or registers, four per step, from the first of that name on.
 #[derive(Clone, Copy)]
 pub enum Left<'a> {
     Shared(Operand<'a>),
     Registers(&'a str),
 }
 
-/// What becomes of sums that are there.
+/// The treatment of existing sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Sums {
     Set,
     Add,
 }
 
-/// 64 x `n` sums from the first of that name on (=|+=) left right, over so many steps of 16 terms. %sa and %sb are used.
+/// 64 x `n` sums from the first of that name on (=|+=) left right, over the steps of 16 terms. %sa and %sb are scratch.
 pub fn multiply(
     t: &mut Text,
     (sums, n, write): (&str, usize, Sums),
@@ -299,17 +300,17 @@ pub fn multiply(
     }
 }
 
-/// Before wgmma whose registers something else was done with.
+/// Required before a wgmma whose registers were used by other instructions.
 pub fn fence(t: &mut Text) {
     t.code("wgmma.fence.sync.aligned");
 }
 
-/// What was multiplied since the last is a group.
+/// Commits the products since the last commit as a group.
 pub fn commit(t: &mut Text) {
     t.code("wgmma.commit_group.sync.aligned");
 }
 
-/// Until at most so many groups are under way.
+/// Waits until at most that many groups are pending.
 pub fn wait(t: &mut Text, left: usize) {
     t.code(format!("wgmma.wait_group.sync.aligned {left}"));
 }

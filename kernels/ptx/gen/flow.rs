@@ -1,28 +1,28 @@
-//! Which values may reach a statement: one that reads what a part of the kernel left as scratch, or what nothing wrote, is
-//! an error of the generator. All paths are followed, around loops as well.
+//! Data flow: a statement that reads a register which a part of the kernel left as scratch, or which no statement
+//! wrote, is an error of the generator. All paths are followed, including loops.
 
 use crate::registers::Registers;
 use crate::statement::Statement;
 use std::collections::HashMap;
 
-/// What a body is made of, in order.
+/// The elements of a body, in order.
 pub enum Item {
     Label(String),
     Run(Statement),
-    /// A part has ended: its scratch registers hold nothing from here on.
+    /// The end of a part: its scratch registers have no value from here on.
     Left {
         part: String,
         scratch: Vec<usize>,
     },
 }
 
-/// Of one register: nothing yet on any path, a value, or the last part that used it as scratch on one path at least (counted
-/// from 2). Where paths meet, the largest counts.
+/// The state of a register: no value on any path, a value, or the last part that used it as scratch on at least one
+/// path (counted from 2). Where paths join, the largest state counts.
 type Value = u32;
 const NOTHING: Value = 0;
 const HOLDS: Value = 1;
 
-/// The first statement that reads what holds no value; else nothing.
+/// The first statement that reads a register without a value, if any.
 pub fn fault(items: &[Item], registers: &Registers) -> Option<String> {
     let mut labels = HashMap::new();
     for (at, item) in items.iter().enumerate() {
@@ -63,7 +63,7 @@ pub fn fault(items: &[Item], registers: &Registers) -> Option<String> {
     })
 }
 
-/// Adds what comes along another path, and gives what all paths bring; false where that changes nothing.
+/// Joins the state of another path; false if that changes nothing.
 fn joins(known: &mut Option<Vec<Value>>, values: &mut [Value]) -> bool {
     let Some(known) = known else {
         *known = Some(values.to_vec());

@@ -1,5 +1,5 @@
-//! What becomes of scores in the gradient of attention on sm_90a: probabilities and their gradients, 0 where a query does
-//! not see a key, packed as left operands. Sums lie as m64nSk16 has them: number i of a thread is row 8 (i / 2 % 2) from
+//! Scores in the gradient of attention on sm_90a are converted to probabilities and their gradients, 0 at masked
+//! places, packed as left operands. Sums have the layout of m64nSk16: number i of a thread is row 8 (i / 2 % 2) from
 //! its first on, column 8 (i / 4) + i % 2 from its own pair on.
 
 use crate::attention_grad_sm90a::{Holds, Kernel};
@@ -11,8 +11,8 @@ fn column(i: usize) -> usize {
     8 * (i / 4) + i % 2
 }
 
-/// %lse{i} and %delta{i} of the query token %x of head %head, or of the last below `end`: what stands beyond is not seen, or
-/// no output. A load for everybody, because the compiler makes a branch of one for some.
+/// %lse{i} and %delta{i} of the query token %x of head %head, or of the last below `end`: places beyond are masked,
+/// or no output. All threads load, because the compiler makes a branch of a load for some.
 fn of_query(t: &mut Text, i: usize, end: &str) {
     let t = &mut t.part(
         "of_query",
@@ -51,7 +51,7 @@ pub fn of_rows(t: &mut Text) {
     negate(t);
 }
 
-/// Asks for logsumexp and delta of the tile's queries at %j0: of the lane's own, and of the 32nd after it.
+/// Loads logsumexp and delta of the tile's queries at %j0: of the lane's own, and of the 32nd after it.
 pub fn ask(t: &mut Text) {
     let t = &mut t.part(
         "ask",
@@ -67,9 +67,9 @@ pub fn ask(t: &mut Text) {
     }
 }
 
-/// %whole: all rows of the warpgroup see all of the tile; most tiles are so. (Of a warp would do for what is hidden, but a
-/// branch around a wait for wgmma is one that all four warps take.) %r, %limit: columns from which on, or up to which, the
-/// thread's rows do not.
+/// %whole: no place of the tile is masked for any row of the warpgroup, as in most tiles. (A condition per warp would
+/// suffice for the mask, but all four warps must take the same branch around a wait for wgmma.) %r, %limit: columns
+/// from which on, or up to which, the thread's rows are masked.
 pub fn whole(t: &mut Text, k: Kernel) {
     let t = &mut t.part(
         "whole",
@@ -90,7 +90,7 @@ pub fn whole(t: &mut Text, k: Kernel) {
     t.code("sub.u32 %r, %mine, %j0; sub.u32 %r, %r, %pair");
 }
 
-/// `what` is `by` where a query does not see a key.
+/// Replaces `what` by `by` at masked places.
 pub fn hide(t: &mut Text, k: Kernel, (what, by): (&str, &str)) {
     let uses = Uses {
         reads: ".u32 %r, %limit",
@@ -100,7 +100,7 @@ pub fn hide(t: &mut Text, k: Kernel, (what, by): (&str, &str)) {
     let t = &mut t.part("hide", &uses);
     for i in 0..k.step() / 2 {
         let (column, below) = (column(i), 8 * (i / 2 % 2));
-        // Rows 8 below see 8 columns more of keys, and as many less of queries.
+        // Rows 8 below attend to 8 more columns of keys, and to 8 fewer of queries.
         let from = column as i64 - below as i64;
         match k.holds {
             Holds::Queries => t.code(format!("setp.lt.s32 %p, %r, {from}")),
@@ -112,7 +112,7 @@ pub fn hide(t: &mut Text, k: Kernel, (what, by): (&str, &str)) {
     }
 }
 
-/// -logsumexp log2 e of the query of column `c`, or delta, from the lane that has it.
+/// -logsumexp log2 e of the query of column `c`, or delta, from the lane that loaded it.
 fn spread(t: &mut Text, to: &str, stem: &str, c: usize) {
     let t = &mut t.part(
         "spread",
@@ -129,7 +129,7 @@ fn spread(t: &mut Text, to: &str, stem: &str, c: usize) {
     ));
 }
 
-/// Numbers whose query is the same, and that query: of the thread's rows, or of a column.
+/// Numbers with the same query, and that query: of the thread's rows, or of a column.
 fn queries(k: Kernel) -> Vec<(usize, Vec<usize>)> {
     let all = 0..k.step() / 2;
     match k.holds {
@@ -140,7 +140,8 @@ fn queries(k: Kernel) -> Vec<(usize, Vec<usize>)> {
     }
 }
 
-/// s = p, which is no subnormal number (the compiler would add two operations for those); %fs = bf16(p) where it is a factor.
+/// s = p, which is never subnormal (the compiler would add two operations for subnormals); %fs = bf16(p) if it is a
+/// factor.
 pub fn probabilities(t: &mut Text, k: Kernel) {
     let (keys, packed) = (k.holds == Holds::Keys, k.step() / 4);
     let changes = format!(".f32 %s<{}>", 2 * packed);

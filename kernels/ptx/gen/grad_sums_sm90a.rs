@@ -1,13 +1,13 @@
-//! Sums of the gradient of attention on sm_90a: what tiles add to them, and the f32 rows of dq, or of dk and dv, that
-//! become of them.
+//! Sums of the gradient of attention on sm_90a: the contributions of tiles, and the f32 rows of dq, or of dk and dv,
+//! that are stored from them.
 
 use crate::attention_grad_sm90a::{Holds, Kernel, advance};
 use crate::flash_sm90a::{self as flash, Left, Operand, Sums};
 use crate::operand::Layout;
 use crate::{Text, grad_scores_sm90a as scores};
 
-/// Tiles to sums. What a tile adds is waited for when the next one's scores are under way, and its slot given back; the
-/// two after it can be filled meanwhile, so that one in between may be left out.
+/// Adds tiles to sums. The wait for a tile's contribution, and the release of its slot, come after the start of the
+/// next tile's scores. The two slots after it can be filled meanwhile, so that one in between may be skipped.
 pub fn tiles(t: &mut Text, k: Kernel) {
     let (keys, ring) = (k.holds == Holds::Keys, k.ring());
     begin(t, k);
@@ -37,7 +37,7 @@ pub fn tiles(t: &mut Text, k: Kernel) {
     }
 }
 
-/// Descriptors of what this warpgroup holds (%ha, %hb) and of the first slot's first tile; sums are 0.
+/// Descriptors of this warpgroup's held tiles (%ha, %hb) and of the first slot's first tile; sums are 0.
 fn begin(t: &mut Text, k: Kernel) {
     let (held, streams) = (k.held(), k.streams());
     t.code("shl.b32 %y, %wg, 13; add.u32 %y, %base, %y");
@@ -54,7 +54,7 @@ fn begin(t: &mut Text, k: Kernel) {
     t.code("setp.ne.u32 %pending, %t, %t; mov.u32 %last, %bars");
 }
 
-/// %s and %e: scores, and what dout v is, a group each.
+/// %s and %e: scores, and dout v, one group each.
 fn multiply(t: &mut Text, k: Kernel) {
     let (held, streams) = (k.held(), k.streams());
     t.code(format!(
@@ -95,7 +95,7 @@ fn weigh(t: &mut Text, k: Kernel) {
     scores::gradients(t, k);
 }
 
-/// What the tile adds to the sums.
+/// The tile's contribution to the sums.
 fn add(t: &mut Text, k: Kernel) {
     let both = [("%gb", "%fs", "%wb"), ("%ga", "%fe", "%wa")];
     flash::fence(t);
@@ -112,7 +112,7 @@ fn add(t: &mut Text, k: Kernel) {
     }
 }
 
-/// Sums to f32 rows, where they are outputs.
+/// Stores sums as f32 rows, if they are outputs.
 pub fn store(t: &mut Text, k: Kernel) {
     let outs: &[(&str, &str, &str, &str)] = match k.holds {
         Holds::Queries => &[("dq", "%ga", "%hq", "%head")],

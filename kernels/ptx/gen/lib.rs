@@ -1,8 +1,8 @@
-//! The generator of the kernels whose text follows from a tile: products, attention, blocks. Its output is in
-//! kernels/ptx/generated; `cargo run -p ptx-gen` writes it, `cargo run -p ptx-gen -- --check` compares.
+//! The generator of the kernels for products, attention and blocks. Its output is in kernels/ptx/generated;
+//! `cargo run -p ptx-gen` writes it, `cargo run -p ptx-gen -- --check` compares.
 //!
-//! It has no dependencies. The manifest has a folder of its own, because cargo leaves a folder that has one out of the
-//! package of `finetune`, which carries these sources.
+//! The generator has no dependencies. Its manifest is in a separate folder, because cargo omits a folder with a
+//! manifest from the package of `finetune`, which must contain these sources.
 
 mod attention;
 mod attention_grad;
@@ -33,14 +33,14 @@ pub use order::{Mark, Order};
 use std::path::Path;
 use text::{Text, Uses};
 
-/// A file that is generated.
+/// A generated file.
 #[derive(Debug)]
 pub struct File {
     /// Its name in kernels/ptx/generated.
     pub name: &'static str,
     /// PTX.
     pub text: String,
-    /// Where statements stand that order others, in the order of the text.
+    /// The statements that order others, in the order of the text.
     pub marks: Vec<Mark>,
 }
 
@@ -61,7 +61,7 @@ pub fn files() -> Vec<File> {
     out
 }
 
-/// What differs between the generator's files and those of a folder, a line each.
+/// The differences between the generator's files and those of a folder, one line each.
 pub fn differences(folder: &Path) -> Vec<String> {
     let files = files();
     let differs =

@@ -1,4 +1,4 @@
-//! What an operand of a product is in memory.
+//! The layout of a product's operand in memory.
 
 /// The order of its numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub enum Layout {
     AcrossK,
 }
 
-/// What its numbers are stored as.
+/// The type of its numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     F32,

@@ -1,50 +1,50 @@
-//! Statements that order others: barriers, fences, waits and what they wait for. The builder leaves a mark at each, from which
-//! tests take them away one by one.
+//! Statements that order others: barriers, fences, waits and what they wait for. The builder marks each of them, and
+//! tests remove the marked statements one by one.
 
 use crate::statement::{Parts, parts};
 use std::ops::Range;
 
-/// How a statement orders others.
+/// The way in which a statement orders others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     /// Threads of a block or of a warp wait for each other.
     Barrier,
-    /// What was written before is seen after it.
+    /// Writes before it are visible after it.
     Fence,
-    /// An mbarrier begins; the number is that of its arrivals.
+    /// Initializes an mbarrier with its number of arrivals.
     Begin,
     /// An mbarrier expects a number of bytes.
     Expect,
     /// A thread arrives at an mbarrier.
     Arrive,
-    /// The branch back to a question whether an mbarrier's phase is over.
+    /// The branch back to the test whether an mbarrier's phase is complete.
     Wait,
-    /// The copy engine is started.
+    /// Starts the copy engine.
     Copy,
-    /// What was started since the last becomes a group.
+    /// Commits what was started since the last commit as a group.
     Commit,
-    /// At most a number of groups are under way after it.
+    /// Waits until at most a number of groups are pending.
     Pending,
-    /// Registers are given back.
+    /// Frees registers.
     Give,
 }
 
-/// A statement that orders others, where it stands in the text of its file.
+/// A statement that orders others, with its place in the text of its file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mark {
-    /// The entry that it is in.
+    /// Its entry.
     pub entry: String,
-    /// What it does.
+    /// Its effect.
     pub order: Order,
     /// The statement with its `;`.
     pub at: Range<usize>,
-    /// Its last operand, where that is a count.
+    /// Its last operand, if that is a count.
     pub number: Option<Range<usize>>,
-    /// The label that a wait goes back to, else nothing.
+    /// The label that a wait branches back to, if it is one.
     pub label: String,
 }
 
-/// What a statement orders, if anything; `before` is the one before it.
+/// The order of a statement, if it has one; `before` is the previous statement.
 pub fn order(text: &str, before: &str) -> Option<Order> {
     let Parts { guard, opcode, .. } = parts(text);
     let begins = |beginning: &str| opcode.starts_with(beginning);
@@ -76,7 +76,7 @@ impl Mark {
         Some(Mark { entry: entry.into(), order, at: at..end + 1, number, label })
     }
 
-    /// The file's text with the statement taken away, and with other counts.
+    /// The file's text without the statement, and with other counts.
     pub fn faults(&self, text: &str) -> Vec<String> {
         let with =
             |range: &Range<usize>, to: &str| format!("{}{to}{}", &text[..range.start], &text[range.end..]);

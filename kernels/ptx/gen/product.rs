@@ -1,5 +1,5 @@
 //! The f32 product of the baseline: 64 x 64 outputs by 256 threads, K in steps of 16 through shared memory, 4 x 4
-//! outputs a thread. matmul, linear and linear_grad differ in how operands lie and what a weight is stored as.
+//! outputs per thread. matmul, linear and linear_grad differ in the layouts of operands and the type of the weight.
 
 use crate::operand::{Layout, Stored};
 use crate::{File, Text, Uses};
@@ -46,7 +46,8 @@ pub fn files() -> Vec<File> {
     ]
 }
 
-/// Of every product with operands in memory: out [M, N], a, b; sizes; numbers between rows; scale, and whether it is added.
+/// Parameters of every product with operands in memory: out [M, N], a, b; sizes; row distances; scale, and whether it
+/// adds.
 pub const PARAMS: [(&str, &str); 11] = [
     ("u64", "out"),
     ("u64", "a"),
@@ -104,7 +105,7 @@ fn entry(t: &mut Text, name: &str, a: Layout, (b, stored): (Layout, Stored)) {
     t.end();
 }
 
-/// Where this thread reads its four numbers of an operand, and where it puts them in the tile.
+/// The source of this thread's four numbers of an operand, and their place in the tile.
 fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "place",
@@ -149,7 +150,7 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (layout, stored): 
     }
 }
 
-/// The next four numbers into registers, zero beyond the edges.
+/// Loads the next four numbers into registers, zero beyond the edges.
 fn fetch(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "fetch",

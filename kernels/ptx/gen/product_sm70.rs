@@ -1,6 +1,6 @@
 //! The product on the tensor cores of Volta and Turing: factors rounded to f16 on their way to shared memory, f32 sums.
 //! 128 x 128 outputs by 256 threads (8 warps as 2 x 4, each 64 x 32), K in steps of 32 through two stages of shared
-//! memory, filled through registers: there is no cp.async there, and no ldmatrix that both have.
+//! memory, filled through registers: neither has cp.async, and they have no common ldmatrix.
 
 use crate::operand::{Layout, Stored};
 use crate::product::PARAMS;
@@ -36,7 +36,8 @@ budget: 168 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
-/// Bytes between rows of a tile: 32 numbers along K, 128 outputs across it, 32 sums; each and a half fragment's row.
+/// Distance of rows of a tile in bytes: 32 numbers along K, 128 outputs across it, 32 sums; each plus half a
+/// fragment's row.
 const ALONG: usize = 96;
 const ACROSS: usize = 288;
 const SUMS: usize = 160;
@@ -113,13 +114,13 @@ fn pairs(layout: Layout) -> usize {
     if layout == Layout::AlongK { 16 } else { 64 }
 }
 
-/// Rows of a tile that all threads have between them; a thread has eight, so far apart.
+/// Rows of a tile that all threads load at once; a thread has eight rows at this distance.
 fn rows(layout: Layout) -> usize {
     256 / pairs(layout)
 }
 
-/// Where this thread reads its eight pairs of an operand, and where it puts them in the first stage. %o is the output's
-/// row or column, %k the place in K; %rest outputs are real from its first one on.
+/// The source of this thread's eight pairs of an operand, and their place in the first stage. %o is the output's row or
+/// column, %k the place in K; from its first output on, %rest outputs are valid.
 fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "place",
@@ -155,8 +156,8 @@ fn fetched(stored: Stored) -> &'static str {
     if stored == Stored::F32 { ".f32 %g<16>" } else { ".b16 %b<16>" }
 }
 
-/// The pairs of the tile that has %left of K to registers, zero beyond the edges; and on to the next tile. They are
-/// rounded when they are kept, so that nobody waits here.
+/// Loads the pairs of the tile that has %left of K into registers, zero beyond the edges, and advances to the next
+/// tile. They are rounded when they are stored, so that no thread waits here.
 fn fetch(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let got = fetched(stored);
     let t = &mut t.part(
@@ -196,7 +197,7 @@ fn fetch(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     }
 }
 
-/// What was fetched, rounded to f16, to the stage at %fill.
+/// Stores the fetched pairs, rounded to f16, in the stage at %fill.
 fn keep(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let got = fetched(stored);
     let t = &mut t.part(
@@ -276,7 +277,7 @@ fn multiply(t: &mut Text, half: usize, b: Layout) {
     }
 }
 
-/// 16 rows of 32 sums at a time, a row by the lanes of a warp.
+/// Stores 16 rows of 32 sums at a time, each row by the lanes of a warp.
 fn store(t: &mut Text) {
     let t = &mut t.part("store", &Uses { reads: ".f32 %acc<64>; .u32 %warp, %lane, %wm, %wn, %m, %n; .u64 %out", scratch: ".u32 %m0, %n0, %ldo, %x, %y, %sa, %sb, %i, %add; .s32 %resta; .u64 %row, %row1, %row2, %row3, %hopa, %wide; .f32 %scale, %old<4>, %sum<4>; .pred %adding, %column, %p, %q", ..Uses::default() });
     t.code(format!(

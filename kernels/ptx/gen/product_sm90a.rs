@@ -1,5 +1,5 @@
-//! The product on the tensor cores of sm_90a: wgmma, whose operands lie in shared memory where the copy engine (TMA)
-//! puts them. 128 x 256 outputs by two warpgroups, each 64 x 256, K in steps of 64 through four stages that one thread
+//! The product on the tensor cores of sm_90a: wgmma, whose operands the copy engine (TMA) loads into shared memory.
+//! 128 x 256 outputs by two warpgroups, each 64 x 256, K in steps of 64 through four stages that one thread
 //! of a third warpgroup fills. Blocks are persistent: stages of the next tile are filled while one is stored.
 
 use crate::operand::Layout;
@@ -56,7 +56,7 @@ budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG USETMAXREG
 ";
 
-/// What is done with a tile before it is stored.
+/// The operation on a tile before it is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Epilogue {
     Nothing,
@@ -75,7 +75,7 @@ const PARAMS: [(&str, &str); 8] = [
     ("u32", "add"),
 ];
 
-/// Bytes of a's tile, of a stage, and of all stages; behind them the barriers.
+/// Bytes of a's tile, of a stage, and of all stages; the barriers follow them.
 const A: usize = 128 * 128;
 const STAGE: usize = A + 256 * 128;
 const STAGES: usize = 4;
@@ -86,7 +86,7 @@ pub const BARRIERS: usize = 16 * STAGES;
 pub fn files() -> Vec<File> {
     let of = |name: &'static str, head: &str, epilogue| {
         let mut t = Text::default();
-        // 1023 bytes are where the launch's memory may begin before a multiple of 1024.
+        // The launch's memory may begin up to 1023 bytes before a multiple of 1024.
         let shared =
             ALL + BARRIERS + 1024 + if epilogue == Epilogue::Adapter { epilogue_sm90a::TILES } else { 0 };
         t.head(&head.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
@@ -103,7 +103,7 @@ pub fn files() -> Vec<File> {
 }
 
 fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
-    // One block a multiprocessor: all of its registers are this one's, to be divided anew.
+    // One block per multiprocessor: it divides all registers among its warpgroups.
     let one = (384, " .minnctapersm 1");
     match epilogue {
         Epilogue::Nothing => t.entry_within(name, &PARAMS, one),
@@ -151,7 +151,7 @@ fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
     t.end();
 }
 
-/// Where the tile begins.
+/// The start of the tile.
 fn place(t: &mut Text) {
     let t = &mut t.part(
         "place",
@@ -164,7 +164,7 @@ fn place(t: &mut Text) {
     );
 }
 
-/// The next stage; the parity changes where the ring begins anew.
+/// The next stage; the parity changes when the ring wraps around.
 fn next(t: &mut Text) {
     let t = &mut t.part(
         "next",
@@ -230,7 +230,7 @@ fn copy(t: &mut Text, map: &str, (column, row): (&str, &str)) {
     ));
 }
 
-/// The two warpgroups that multiply, and store.
+/// The two warpgroups that multiply and store.
 fn multiply(t: &mut Text, b: Layout, epilogue: Epilogue) {
     let t = &mut t.part("multiply", &Uses { reads: ".u32 %t, %lane, %warp, %m, %n, %ldo, %add, %tiles, %tilesm, %per, %blocks, %steps, %base, %bars; .u64 %out", changes: ".u32 %tile, %stage, %group", scratch: ".f32 %acc<128>, %v, %old<16>; .u64 %wide, %row, %da, %db, %sa, %sb; .u32 %parity, %m0, %n0, %k0, %x, %y, %bar, %last, %step; .pred %p, %q, %r, %adding, %first, %on, %all, %full" });
     let descriptor = |apart: u64| (apart / 16) << 16 | (1024 / 16) << 32 | 1 << 62;

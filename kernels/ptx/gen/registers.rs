@@ -1,18 +1,18 @@
-//! Registers of an entry and what they hold, as `.reg` declares them.
+//! Registers of an entry with their types, as `.reg` declares them.
 
 use std::collections::HashMap;
 
-/// What a register holds, as far as an instruction asks.
+/// The kind of a register's value, as far as instructions distinguish it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
-    /// Whatever the instruction takes it for.
+    /// Any kind.
     Bits,
     Integer,
     Float,
     Predicate,
 }
 
-/// The type of a register, or the one that an instruction works on.
+/// The type of a register, or the type of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Type {
     class: Class,
@@ -20,7 +20,7 @@ pub struct Type {
 }
 
 impl Type {
-    /// As PTX names it: `u32`, `f32`, `pred`; two numbers in a word are 32 bits.
+    /// From PTX's name: `u32`, `f32`, `pred`; two numbers in a word are 32 bits.
     pub fn named(name: &str) -> Option<Type> {
         let of = |class, bits| Some(Type { class, bits });
         match name {
@@ -44,7 +44,7 @@ impl Type {
         Type { bits: 2 * self.bits, ..self }
     }
 
-    /// Whether an instruction that works on `self` takes a register of that type: bits are whatever one asks for.
+    /// Whether an instruction of type `self` accepts a register of that type: bits match any kind.
     pub fn takes(self, register: Type) -> bool {
         let free = |t: Type| t.class == Class::Bits;
         self.bits == register.bits
@@ -88,7 +88,7 @@ pub fn numbered(stem: &str, from: usize, count: usize) -> String {
 }
 
 impl Registers {
-    /// Adds what a declaration lists; each name once.
+    /// Adds the registers of a declaration; each name once.
     pub fn declare(&mut self, list: &str) {
         for (name, kind) in listed(list) {
             let twice = self.places.insert(name.clone(), self.all.len());
@@ -97,12 +97,12 @@ impl Registers {
         }
     }
 
-    /// How many there are.
+    /// Their number.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The place of one, by its name.
+    /// The index of a register, by its name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.places.get(name).copied()
     }
@@ -115,7 +115,7 @@ impl Registers {
         self.all[place].1
     }
 
-    /// Places of what a list names; each must be declared, with that type.
+    /// Indices of the registers of a list; each must be declared, with that type.
     pub fn places(&self, list: &str, whose: &str) -> Vec<usize> {
         let place = |(name, kind): (String, Type)| {
             let at = self.find(&name).unwrap_or_else(|| panic!("{whose} uses {name}, which is not declared"));

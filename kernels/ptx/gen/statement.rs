@@ -1,26 +1,26 @@
-//! One statement of PTX, as far as the builder looks into it: which registers it reads and writes, of what types, and where
-//! it goes on.
+//! One statement of PTX, as far as the builder checks it: the registers that it reads and writes, their types, and
+//! the next statement.
 
 use crate::registers::{Registers, Type};
 
-/// A predicate that never holds: wgmma sets its sums where this says whether it adds to them.
+/// A predicate that is always false: a wgmma with it as the operand for "add" sets its sums.
 pub const NEVER: &str = "%none";
-/// Names that look like registers and are not: they are read only.
+/// Special registers: they are read only and need no declaration.
 const SPECIAL: [&str; 4] = ["%tid", "%ctaid", "%nctaid", "%laneid"];
 
-/// What a statement does to registers and to the order of statements.
+/// The effect of a statement on registers and on the order of statements.
 #[derive(Default, Clone)]
 pub struct Statement {
-    /// As it stands, without `;`.
+    /// Its text, without `;`.
     pub text: String,
-    /// Places of registers.
+    /// Indices of registers.
     pub reads: Vec<usize>,
-    /// Sums that an instruction adds to, unless another operand says that it sets them.
+    /// Sums that an instruction adds to, unless an operand says that it sets them.
     pub adds: Vec<usize>,
     pub writes: Vec<usize>,
     /// Under a predicate.
     pub guarded: bool,
-    /// The label that it goes to.
+    /// The label that it branches to.
     pub jumps: Option<String>,
     /// Ends the thread.
     pub ends: bool,
@@ -33,7 +33,7 @@ pub struct Parts<'a> {
     pub operands: Vec<&'a str>,
 }
 
-/// Takes a statement apart; operands are what commas outside of brackets separate.
+/// Splits a statement; operands are separated by commas outside of brackets.
 pub fn parts(text: &str) -> Parts<'_> {
     let (guard, rest) = match text.strip_prefix('@') {
         Some(guarded) => guarded.split_once(' ').map_or((None, guarded), |(g, rest)| (Some(g), rest.trim())),
@@ -58,7 +58,7 @@ pub fn parts(text: &str) -> Parts<'_> {
     Parts { guard, opcode, operands }
 }
 
-/// Whether the first operand is read, as addresses and what is stored are, or is no register.
+/// Whether the first operand is read (an address, a stored value) or is no register.
 fn writes_nothing(opcode: &str) -> bool {
     const BEGINNINGS: [&str; 13] = [
         "st.",
@@ -78,7 +78,7 @@ fn writes_nothing(opcode: &str) -> bool {
     BEGINNINGS.iter().any(|b| opcode.starts_with(b))
 }
 
-/// Names of registers in an operand, without those that are special.
+/// Names of registers in an operand, without special ones.
 fn names(operand: &str) -> impl Iterator<Item = &str> {
     operand.match_indices('%').filter_map(|(at, _)| {
         let rest = &operand[at..];
@@ -89,7 +89,7 @@ fn names(operand: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Statement {
-    /// Reads a statement; its registers must be declared, and of the types that its opcode asks for.
+    /// Reads a statement; its registers must be declared, with the types of its opcode.
     pub fn new(text: &str, registers: &Registers) -> Statement {
         let p = parts(text);
         let find =
@@ -115,7 +115,7 @@ impl Statement {
     }
 }
 
-/// Operands in brackets or braces are addresses and vectors: their types are asked of loads and stores only by ptxas.
+/// Operands in brackets or braces are addresses and vectors: only ptxas checks their types, of loads and stores.
 fn check_types(text: &str, p: &Parts, registers: &Registers) {
     let suffixes: Vec<&str> = p.opcode.split('.').collect();
     let typed: Vec<Type> = suffixes[1..].iter().copied().filter_map(Type::named).collect();
@@ -166,7 +166,7 @@ fn check_types(text: &str, p: &Parts, registers: &Registers) {
     }
 }
 
-/// Conversions take an integer of fewer bits from a wider register.
+/// Conversions accept a wider register for an integer of fewer bits.
 fn narrows(opcode: &str, operand: usize, asked: Type, has: Type) -> bool {
     opcode.starts_with("cvt.") && operand == 1 && asked.bits <= has.bits
 }

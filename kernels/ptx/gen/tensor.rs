@@ -50,7 +50,7 @@ budget: 255 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
-/// What is done with a tile before it is stored.
+/// The operation on a tile before it is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Epilogue {
     Nothing,
@@ -152,7 +152,7 @@ fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
 }
 
 /// The two pieces of 16 bytes that this thread copies of each tile: output index %o, place in K %k, shared address %s
-/// in the first stage, global address %p; for pieces beyond the outputs' edge, no bytes are real.
+/// in the first stage, global address %p; pieces beyond the outputs' edge have no valid bytes.
 fn place(t: &mut Text, x: &str, (first, count): (&str, &str), layout: Layout) {
     let t = &mut t.part(
         "place",
@@ -205,7 +205,7 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), layout: Layout) {
     }
 }
 
-/// The shared addresses, in the first stage and for the first outputs of the warp, that this lane names to ldmatrix:
+/// The shared addresses, in the first stage and for the first outputs of the warp, that this lane passes to ldmatrix:
 /// one for each half of the step.
 fn lanes(t: &mut Text, x: &str, layout: Layout) {
     let t = &mut t.part(
@@ -242,7 +242,7 @@ fn lanes(t: &mut Text, x: &str, layout: Layout) {
     }
 }
 
-/// Starts the copies of the step at %k0 into the stage at %fill, and moves on.
+/// Starts the copies of the step at %k0 into the stage at %fill, and advances.
 fn fetch(t: &mut Text, a: Layout, b: Layout) {
     let t = &mut t.part("fetch", &Uses { reads: ".u64 %safe, %stepa, %stepb; .u32 %k, %ka<2>, %kb<2>, %keepa<2>, %keepb<2>, %sa<2>, %sb<2>", changes: ".u64 %pa<2>, %pb<2>; .u32 %k0, %fill", scratch: ".u64 %row; .u32 %x, %real; .pred %p" });
     for (x, layout) in [("a", a), ("b", b)] {

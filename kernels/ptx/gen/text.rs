@@ -1,6 +1,6 @@
-//! The builder: the text of a file of kernels while it is written. It looks into every statement and ends the generator with
-//! a message where a register is not declared, has another type than its instruction asks for, is used by a part of a kernel
-//! that does not name it, or is read after a part has used it as scratch.
+//! The builder of a file of kernels. It checks every statement and ends the generator with a message if a register is
+//! not declared, has another type than its instruction needs, is used by a part of a kernel that does not name it, or
+//! is read after a part has used it as scratch.
 
 use crate::File;
 use crate::flow::{Item, fault};
@@ -18,7 +18,7 @@ pub struct Text {
     entry: Entry,
 }
 
-/// The entry whose body is written.
+/// The current entry.
 #[derive(Default)]
 struct Entry {
     name: String,
@@ -27,27 +27,27 @@ struct Entry {
     parts: Vec<Part>,
 }
 
-/// A part that is open.
+/// An open part.
 struct Part {
     name: String,
-    /// Of the registers that were declared before it: whether it may read one, and write it.
+    /// For the registers that were declared before it: whether it may read and write each of them.
     rights: Vec<(bool, bool)>,
     scratch: Vec<usize>,
 }
 
-/// The registers of its callers that a part of a kernel uses, lists in the notation of `.reg` without that word:
-/// `.u32 %x, %y; .pred %p`. What a part declares is its own.
+/// The registers of its callers that a part of a kernel uses: lists in the notation of `.reg` without that word, as
+/// `.u32 %x, %y; .pred %p`. Registers that a part declares are its own.
 #[derive(Default, Clone, Copy)]
 pub struct Uses<'a> {
-    /// Their values are used and stay.
+    /// Read, not changed.
     pub reads: &'a str,
-    /// Their values are changed, and are the part's results.
+    /// Changed: the part's results.
     pub changes: &'a str,
-    /// Their values are lost: a read afterwards needs a write before it.
+    /// Clobbered: a later read needs a write before it.
     pub scratch: &'a str,
 }
 
-/// A part that is being written; it ends when this is dropped.
+/// The current part; it ends when this value is dropped.
 pub struct Open<'a>(&'a mut Text);
 
 impl Deref for Open<'_> {
@@ -72,13 +72,13 @@ impl Drop for Open<'_> {
 }
 
 impl Entry {
-    /// The statement that was taken last.
+    /// The last statement.
     fn last(&self) -> &str {
         let Some(Item::Run(s)) = self.items.last() else { return "" };
         &s.text
     }
 
-    /// Takes a statement into the body.
+    /// Adds a statement to the body.
     fn take(&mut self, text: &str) {
         if let Some(list) = text.strip_prefix(".reg ") {
             return self.registers.declare(list);
@@ -117,12 +117,12 @@ impl Entry {
 }
 
 impl Text {
-    /// One line as it stands.
+    /// Adds one line unchanged.
     pub fn line(&mut self, line: impl AsRef<str>) {
         self.out.push_str(line.as_ref());
         self.out.push('\n');
     }
-    /// Statements, each on a line of its own, indented; they are split at `;`.
+    /// Adds statements, split at `;`, each on its own line, indented.
     pub fn code(&mut self, statements: impl AsRef<str>) {
         for s in statements.as_ref().split(';').map(str::trim).filter(|s| !s.is_empty()) {
             let before = self.entry.last();
@@ -132,12 +132,12 @@ impl Text {
             let _ = writeln!(self.out, "    {s};");
         }
     }
-    /// A part of the kernel that uses no registers but these and its own, until what this gives is dropped.
+    /// Begins a part of the kernel that uses only these registers and its own, until the returned value is dropped.
     pub fn part(&mut self, name: &str, uses: &Uses) -> Open<'_> {
         self.entry.open(name, uses);
         Open(self)
     }
-    /// A sentence inside a body.
+    /// A comment inside a body.
     pub fn say(&mut self, comment: &str) {
         let _ = writeln!(self.out, "    // {comment}");
     }
@@ -145,7 +145,7 @@ impl Text {
         self.entry.items.push(Item::Label(name.into()));
         let _ = writeln!(self.out, "{name}:");
     }
-    /// The beginning of a file: what it promises, as comments, and its target.
+    /// The beginning of a file: its head as comments, and its target.
     pub fn head(&mut self, comment: &str, (version, target): (&str, &str)) {
         comment.trim().lines().for_each(|l| self.line(format!("// {l}").trim_end()));
         self.line("// Written by kernels/ptx/gen; change it there.");
@@ -155,7 +155,7 @@ impl Text {
     pub fn entry(&mut self, name: &str, params: &[(&str, &str)], threads: usize) {
         self.entry_within(name, params, (threads, ""));
     }
-    /// The same with further directives: ptxas would rather spill than give up a block that fits beside others.
+    /// The same with further directives: ptxas prefers spills to losing a block that fits beside others.
     pub fn entry_within(&mut self, name: &str, params: &[(&str, &str)], (threads, more): (usize, &str)) {
         let params: Vec<String> = params.iter().map(|(t, n)| format!("    .param .{t} {n}")).collect();
         self.line(format!(
@@ -164,7 +164,7 @@ impl Text {
         ));
         self.entry = Entry { name: name.into(), ..Entry::default() };
     }
-    /// The end of an entry, which is checked.
+    /// Ends an entry and checks it.
     pub fn end(&mut self) {
         self.line("    ret;\n}\n");
         let fault = fault(&self.entry.items, &self.entry.registers);
@@ -188,7 +188,7 @@ mod tests {
         t.code("add.u32 %x, %y, 1; mov.u32 %z, %x");
     }
 
-    /// What the generator ends with, where it does.
+    /// The error with which the generator ends, if any.
     fn fault_of(body: impl Fn(&mut Text) + std::panic::RefUnwindSafe) -> String {
         let written = std::panic::catch_unwind(|| {
             let mut t = Text::default();

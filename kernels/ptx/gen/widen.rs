@@ -1,6 +1,6 @@
-//! Blocks of a few bits a number become numbers: one entry for every type of block. A row of [`TYPES`] says where four
-//! codes lie and what they are multiplied by; all else is shared. The order of operations is that of
-//! `numeric::block`, so that the bits are ggml's and bitsandbytes'.
+//! Dequantizes blocks: one entry for every block type. A row of [`TYPES`] gives the place of four codes and their
+//! scale; the rest is shared. The order of operations is that of `numeric::block`, so that the bits are those of ggml
+//! and bitsandbytes.
 
 use crate::{File, Text, Uses};
 
@@ -30,7 +30,7 @@ const PARAMS: [(&str, &str); 7] = [
     ("u32", "cols"),
 ];
 
-/// What is done with %m.
+/// The use of %m.
 #[derive(Clone, Copy)]
 enum Then {
     Nothing,
@@ -38,23 +38,23 @@ enum Then {
     Subtract,
 }
 
-/// What a code is worth.
+/// The value of a code.
 #[derive(Clone, Copy)]
 enum Level {
-    /// Itself, less so much.
+    /// The code minus a number.
     Less(u32),
-    /// Itself, with a sign.
+    /// The code as a signed integer.
     Signed,
-    /// What a table says.
+    /// The entry of a table.
     Nf4,
 }
 
-/// One type of block: `scale` leaves %d and %m, `codes` leaves %w; both know %at, where the block begins, %c, the place
-/// in it, %run and %i, which run of 32 that is and the place in the run.
+/// A block type. `scale` sets %d and %m, `codes` sets %w; both read %at (start of the block), %c (place in the
+/// block), %run (its run of 32) and %i (place in the run).
 struct Type {
-    /// As ggml names it, in lower case.
+    /// Name in ggml, in lower case.
     name: &'static str,
-    /// Numbers of a block, and its bytes.
+    /// Number of values of a block, and of its bytes.
     elements: usize,
     bytes: usize,
     codes: fn(&mut Text),
@@ -185,7 +185,7 @@ fn store_bf16(t: &mut Text) {
     );
 }
 
-/// %v = what code j is worth.
+/// %v = the value of code j.
 fn level(t: &mut Text, level: Level, j: u32) {
     match level {
         Level::Less(less) => {
@@ -200,7 +200,7 @@ fn level(t: &mut Text, level: Level, j: u32) {
             t.code(format!("shl.b32 %x, %w, {up}; shr.s32 %x, %x, 24; cvt.rn.f32.s32 %v{j}, %x"));
         }
         Level::Nf4 => {
-            // Of two codes in a byte the first has the upper bits.
+            // The first of two codes in a byte has the upper bits.
             let down = [4, 0, 12, 8][j as usize];
             t.code(format!("shr.u32 %x, %w, {down}"));
             for bit in 0..4 {
@@ -240,12 +240,12 @@ fn half(t: &mut Text, to: &str, at: usize) {
     t.code(format!("ld.global.nc.b16 %lo, [%at+{at}]; cvt.f32.f16 {to}, %lo"));
 }
 
-/// The bits of %w at %s that `mask` leaves of every byte.
+/// The bits of %w at %s, masked by `mask` in every byte.
 fn narrow(t: &mut Text, w: &str, mask: &str) {
     t.code(format!("shr.u32 {w}, {w}, %s; and.b32 {w}, {w}, 0x{}", mask.repeat(4)));
 }
 
-/// %w gets the bits of %h above its own.
+/// Adds the bits of %h to %w, above its own bits.
 fn above(t: &mut Text, up: u32) {
     t.code(format!("shl.b32 %h, %h, {up}; or.b32 %w, %w, %h"));
 }
@@ -257,7 +257,7 @@ fn nibbles(t: &mut Text, at: usize) {
     narrow(t, "%w", "0f");
 }
 
-/// Nibbles behind four bytes that have a bit for each.
+/// Nibbles after four bytes that have one bit for each.
 fn fifths(t: &mut Text, at: usize) {
     nibbles(t, at + 4);
     t.say("four bits, each to its own byte");
