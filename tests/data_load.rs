@@ -217,13 +217,7 @@ fn bad_input_gets_one_line_with_file_and_line() {
             true,
         ),
         ("s.jsonl", "{\"text\": \"x\"}".into(), classify(), "s.jsonl:1: `label` is missing", false),
-        (
-            "t.jsonl",
-            "{\"text\": \"\"}".into(),
-            sft(),
-            "t.jsonl (rows: 1, the first: ",
-            false,
-        ),
+        ("t.jsonl", "{\"text\": \"\"}".into(), sft(), "t.jsonl (rows: 1, the first: ", false),
         ("u.jsonl", "{\"text\": \"\\ud800\"}".into(), sft(), "u.jsonl:1: not valid JSON", false),
         ("v.jsonl", "{\"text\": \"x\"}".into(), Options { max_seq_len: 0, ..sft() }, "--max-seq-len", true),
     ];
