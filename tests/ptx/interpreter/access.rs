@@ -1,4 +1,4 @@
-//! Loads, stores and copies that land later: what a warp does with memory, a lane at a time.
+//! Memory accesses of a warp, lane by lane: loads, stores and asynchronous copies.
 
 use super::block::Block;
 use super::ins::{Arg, Op, Space};
@@ -79,7 +79,7 @@ impl Warp {
         }
     }
 
-    /// `cp.async [to], [from], bytes, of which are real`: the rest is zero.
+    /// `cp.async [to], [from], bytes, valid bytes`: the rest is zero.
     fn copy_async(
         &mut self,
         op: &Op,

@@ -1,5 +1,5 @@
-//! Opcodes that compute one lane from itself. The approximate functions are computed in f64 and rounded: a real
-//! device is off by a few units in the last place more, which is what bounds of tests leave room for.
+//! Opcodes that compute each lane independently. The approximate functions are computed in f64 and rounded: a real
+//! device differs by a few units in the last place more, which the bounds of tests allow.
 
 use super::ins::Op;
 
@@ -22,7 +22,7 @@ fn bf16(x: f32) -> u64 {
     u64::from(half::bf16::from_f32(x).to_bits())
 }
 
-/// The operation of an opcode, or none where the interpreter does not know it.
+/// The operation of an opcode, or None if the interpreter does not know it.
 pub fn arithmetic(opcode: &str) -> Option<Op> {
     one(opcode).or_else(|| integers(opcode)).or_else(|| floats(opcode)).or_else(|| compare(opcode))
 }
@@ -94,7 +94,7 @@ fn floats(opcode: &str) -> Option<Op> {
         "max.f32" => Op::Two(|x, y| b(f(x).max(f(y)))),
         "min.f32" => Op::Two(|x, y| b(f(x).min(f(y)))),
         "fma.rn.f32" => Op::Three(|x, y, z| b(f(x).mul_add(f(y), f(z)))),
-        // The first operand becomes the high half.
+        // The first operand is the high half.
         "cvt.rn.bf16x2.f32" => Op::Two(|high, low| (bf16(f(high)) << 16) | bf16(f(low))),
         _ => return None,
     })

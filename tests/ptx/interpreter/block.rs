@@ -1,5 +1,5 @@
-//! A block: its warps run one after the other, each until it must wait, in an order that the seed decides. Copies of the
-//! copy engine land as soon as they can, or, with a seed, when nobody can go on without one.
+//! A block: its warps run one after the other, each until it must wait, in an order by the seed. Copies of the copy
+//! engine complete as soon as possible, or, with a seed, when no warp can continue without one.
 
 use super::ins::Kernel;
 use super::memory::Global;
@@ -9,7 +9,7 @@ use super::warp::{Stop, Warp};
 use super::{Shape, Value, shuffle};
 use std::collections::BTreeSet;
 
-/// What all blocks of a launch share.
+/// State of a launch, for all blocks.
 pub struct Call<'a> {
     pub kernel: &'a Kernel,
     pub shape: Shape,
@@ -19,17 +19,17 @@ pub struct Call<'a> {
     pub seed: u64,
 }
 
-/// One block under way.
+/// One running block.
 pub struct Block<'a> {
     pub call: &'a Call<'a>,
     pub index: u32,
     pub place: [u32; 3],
     warps: Vec<Warp>,
-    /// Where each stopped.
+    /// The reason why each warp stopped.
     stops: Vec<Stop>,
 }
 
-/// Statements that a warp may execute: nothing in a test takes more.
+/// Limit of statements that a warp executes: no test needs more.
 const FUEL: u64 = 50_000_000;
 
 impl<'a> Block<'a> {
@@ -78,7 +78,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Lets those go on whose barrier everybody has reached; whether there were any.
+    /// Resumes the warps whose barrier is complete; returns whether there were any.
     fn barriers(&mut self) -> Result<bool, String> {
         let waiting = |s: &Stop| if let Stop::Barrier(_, number, _) = *s { Some(number) } else { None };
         let numbers: BTreeSet<u64> = self.stops.iter().filter_map(waiting).collect();
@@ -111,7 +111,7 @@ impl<'a> Block<'a> {
         Ok(any)
     }
 
-    /// What must be so when all warps have ended.
+    /// Checks at the end of all warps.
     fn ends(&self, shared: &Shared) -> Result<(), String> {
         let name = &self.call.kernel.name;
         if !shared.landing.is_empty() {

@@ -1,8 +1,8 @@
-//! What a line of PTX means, decided once when a kernel is read: executing never looks at text.
+//! The meaning of a line of PTX, determined once when a kernel is read: execution does not parse text.
 
 use super::wmma::Wmma;
 
-/// A 32-lane value as bits; narrower types sit in the low bits.
+/// A 32-lane value as bits; narrower types use the low bits.
 pub type Lanes = [u64; 32];
 
 /// One statement.
@@ -10,13 +10,13 @@ pub type Lanes = [u64; 32];
 pub struct Ins {
     /// Line of the file, from 1.
     pub line: usize,
-    /// `@%p` or `@!%p`: the register, and the value that lets the statement through.
+    /// `@%p` or `@!%p`: the register, and the value with which the statement is executed.
     pub guard: Option<(usize, bool)>,
     pub op: Op,
     pub args: Vec<Arg>,
 }
 
-/// Where a load or store goes.
+/// The address space of a load or store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
     Param,
@@ -24,7 +24,7 @@ pub enum Space {
     Shared,
 }
 
-/// How `shfl.sync` picks the lane that it reads.
+/// How `shfl.sync` selects the lane that it reads.
 #[derive(Debug, Clone, Copy)]
 pub enum Shuffle {
     Butterfly,
@@ -45,13 +45,13 @@ pub enum Op {
     Compare(fn(u64, u64) -> bool),
     /// dst = p ? a : b
     Select,
-    /// `mov.b32 %r, {%a, %b}`: halves of so many bits to one register.
+    /// `mov.b32 %r, {%a, %b}`: parts of the given bits to one register.
     Pack(u32),
     /// `mov.b32 {%a, %b}, %r`
     Unpack(u32),
-    /// Bytes per element; a vector where the first argument is one.
+    /// Bytes per element; a vector if the first argument is one.
     Load(Space, usize),
-    /// `ld.global.nc`: nobody writes there while the kernel runs.
+    /// `ld.global.nc`: the memory is constant while the kernel runs.
     LoadConstant(usize),
     /// Bytes per element.
     Store(Space, usize),
@@ -66,22 +66,23 @@ pub enum Op {
     Multiply,
     /// `wmma` m16n16k16, f16 factors and f32 sums.
     Wmma(Wmma),
-    /// Bytes copied to shared memory behind the thread's back.
+    /// Bytes copied to shared memory asynchronously.
     CopyAsync(usize),
     CommitGroup,
-    /// Waits until at most so many groups are under way.
+    /// Waits until at most this number of groups is pending.
     WaitGroup,
-    /// mbarriers: made, seen by the copy engine, arrived at (with bytes to come), asked whether a phase is over.
+    /// mbarriers: initialize, make visible to the copy engine, arrive (with expected bytes), test whether a phase is
+    /// complete.
     BarrierInit,
     BarrierFence,
     Arrive,
     ArriveExpect,
     TryWait,
-    /// `setmaxnreg`: whether it is more of them.
+    /// `setmaxnreg`: whether it increases the number.
     Registers(bool),
     /// `cp.async.bulk.tensor.2d` to shared memory.
     CopyBox,
-    /// `wgmma.mma_async` m64nNk16, what comes before it, and what follows.
+    /// `wgmma.mma_async` m64nNk16, its fence, its commit and its wait.
     MultiplyAsync(usize),
     MultiplyFence,
     MultiplyCommit,
@@ -89,7 +90,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// What lets warps wait for each other or for the copy engine, barriers left aside.
+    /// Opcodes by which warps wait for each other or for the copy engine, without barriers.
     pub fn orders(&self) -> bool {
         use Op::{Arrive, ArriveExpect, BarrierFence, BarrierInit, Registers, TryWait};
         matches!(self, BarrierInit | BarrierFence | Arrive | ArriveExpect | TryWait | Registers(_))
@@ -119,7 +120,7 @@ pub enum Arg {
     Label(usize),
     /// `[map, {column, row}]`
     Tensor(Box<Arg>, Vec<Arg>),
-    /// `_`: nobody wants it.
+    /// `_`: discarded.
     Sink,
 }
 
@@ -138,7 +139,7 @@ pub struct Kernel {
     pub registers: Vec<String>,
     /// Bytes of `.shared` declarations.
     pub shared: usize,
-    /// It has `.extern .shared`: as much as the launch says.
+    /// It has `.extern .shared`, with the size of the launch.
     pub dynamic: bool,
     /// `.reqntid`: threads of a block.
     pub threads: u32,

@@ -1,29 +1,29 @@
-//! Memory that knows what was written by whom: every access is checked for bounds, alignment, contents that
-//! nobody wrote, and for races with accesses that no barrier orders.
+//! Memory with a record of its accesses: every access is checked for bounds, alignment, uninitialized contents, and for
+//! races with accesses that no barrier orders.
 
 use std::collections::BTreeMap;
 
-/// Who accesses, and what orders the access: barriers of the block and of the warp that it has passed.
+/// The thread of an access, and its order: the barriers of the block and of the warp that the thread has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Who {
-    /// Counts launches: whatever an earlier launch did is ordered.
+    /// Counts launches: accesses of earlier launches are ordered.
     pub launch: u32,
     pub block: u32,
     pub thread: u32,
     pub barriers: u32,
     pub warp_barriers: u32,
-    /// Barriers of a part of the block, and which warps meet there (a bit for each; 0 before the first).
+    /// Barriers of a part of the block, and their warps (a bit for each; 0 before the first).
     pub part_barriers: u32,
     pub part: u32,
 }
 
 const NOBODY: Who =
     Who { launch: 0, block: 0, thread: 0, barriers: 0, warp_barriers: 0, part_barriers: 0, part: 0 };
-/// Stands for several threads, or several blocks.
+/// Represents several threads, or several blocks.
 const MANY: u32 = u32::MAX;
 
 impl Who {
-    /// True where everything that `self` did is over before `now`.
+    /// Whether the accesses of `self` are complete before `now`.
     fn before(&self, now: &Who) -> bool {
         self.launch != now.launch
             || (self.block == now.block
@@ -42,20 +42,20 @@ struct Word {
     written: u8,
     writer: Who,
     reader: Who,
-    /// The launch that last wrote parts of it, and which bytes.
+    /// The launch that last wrote parts of it, and these bytes.
     parts: (u32, u8),
     /// The launch that last read it as constant.
     constant: u32,
 }
 
-/// A run of bytes with a shadow per four of them.
+/// A range of bytes with a record for each four of them.
 pub struct Region {
     pub bytes: Vec<u8>,
     words: Vec<Word>,
 }
 
 impl Region {
-    /// Contents that nobody wrote.
+    /// Uninitialized contents.
     pub fn new(len: usize) -> Region {
         let word = Word { written: 0, writer: NOBODY, reader: NOBODY, parts: (0, 0), constant: 0 };
         Region { bytes: vec![0; len], words: vec![word; len.div_ceil(4)] }
@@ -69,7 +69,7 @@ impl Region {
         })
     }
 
-    /// Checks a range and gives its first byte.
+    /// Checks a range and returns its first byte.
     fn bounds(&self, at: u64, len: usize) -> Result<usize, String> {
         if !at.is_multiple_of(len as u64) {
             return Err(format!("an access of {len} bytes at an address that is no multiple of it"));
@@ -97,7 +97,7 @@ impl Region {
             let old = word.reader;
             word.reader = who;
             if !old.before(&who) {
-                // Both count from now on.
+                // Both are recorded from now on.
                 word.reader = if old.block != who.block {
                     Who { block: MANY, ..who }
                 } else {
@@ -110,7 +110,7 @@ impl Region {
         Ok(out)
     }
 
-    /// A read that the device may answer from a cache that no write of this launch reaches.
+    /// A read that the device may answer from a cache, which writes of this launch do not update.
     pub fn constant(&mut self, at: u64, len: usize, who: Who) -> Result<(), String> {
         let at = self.bounds(at, len)?;
         for (w, _) in Self::mask(at, len) {
@@ -130,7 +130,7 @@ impl Region {
             if word.constant == who.launch {
                 return Err(format!("byte {at} is written, and this launch reads it as constant"));
             }
-            // Bytes of one word may belong to different threads (bf16 outputs), but each to one.
+            // Bytes of one word may belong to different threads (bf16 outputs), but each byte to one.
             let again = word.parts.0 == who.launch && word.parts.1 & mask != 0;
             if (len >= 4 || again) && !word.writer.before(&who) {
                 let t = word.writer.thread;
@@ -158,7 +158,7 @@ impl Region {
         Ok(())
     }
 
-    /// A write that may land at any time from now on: until it is waited for, nobody may read.
+    /// A write that may complete at any time from now on: until a wait for it, a read is an error.
     pub fn announce(&mut self, at: u64, len: usize, who: Who) -> Result<(), String> {
         let at = self.bounds(at, len)?;
         self.claim(at, len, who)?;
@@ -166,26 +166,26 @@ impl Region {
         Ok(())
     }
 
-    /// From the host, which is ordered with every launch.
+    /// A write by the host, which is ordered with every launch.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Self::mask(at, bytes.len()).for_each(|(w, mask)| self.words[w].written |= mask);
     }
 
-    /// To the host.
+    /// A read by the host.
     pub fn get(&self, at: usize, out: &mut [u8]) -> Result<(), String> {
         let all = Self::mask(at, out.len()).all(|(w, mask)| self.words[w].written & mask == mask);
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
         if all { Ok(()) } else { Err("the host reads what nobody wrote".into()) }
     }
 
-    /// As if nobody had ever written there.
+    /// Marks the contents as uninitialized.
     pub fn forget(&mut self, at: usize, len: usize) {
         Self::mask(at, len).for_each(|(w, mask)| self.words[w].written &= !mask);
     }
 }
 
-/// Global memory: regions with unmapped room between them.
+/// Global memory: regions with unmapped gaps.
 #[derive(Default)]
 pub struct Global {
     regions: BTreeMap<u64, Region>,

@@ -1,10 +1,10 @@
 //! A PTX interpreter for tests: the numerics of kernels without a GPU.
 //!
-//! Warps run in lock step; lanes that diverge meet again at the lowest statement that any of them stands at. A
-//! block's warps run one after the other between barriers, in an order that a seed decides, and so do blocks: a
-//! kernel whose result depends on it is wrong, and its race is an error besides. What a real device would forgive
-//! silently (memory that nobody wrote, a register that was never set, an address beyond a matrix) is an error with
-//! kernel, line and thread. An opcode that is not known is an error when the file is read.
+//! Lanes of a warp run in lock step; diverged lanes join again at the lowest statement of any of them. A block's
+//! warps run one after the other between barriers, in an order by the seed, and so do blocks: a kernel whose result
+//! depends on the order is wrong, and its race is an error too. Errors that a real device ignores (uninitialized
+//! memory or registers, an address beyond a matrix) are reported with kernel, line and thread. An unknown opcode is
+//! an error when the file is read.
 
 mod access;
 mod arithmetic;
@@ -37,7 +37,7 @@ pub struct Value {
 pub struct Shape {
     pub grid: [u32; 3],
     pub threads: u32,
-    /// Bytes of shared memory that the launch gives.
+    /// Bytes of shared memory of the launch.
     pub shared: usize,
 }
 
@@ -52,11 +52,11 @@ pub struct Machine {
     pub memory: Global,
     kernels: HashMap<String, Arc<Kernel>>,
     launches: u32,
-    /// What arguments of 128 bytes stand for, by their number.
+    /// The tensor maps of arguments of 128 bytes, by number.
     pub maps: Vec<TensorMap>,
-    /// Decides the order of warps, blocks and copies.
+    /// Sets the order of warps, blocks and copies.
     pub seed: u64,
-    /// Statements executed, of whole warps.
+    /// Executed statements, counted per warp.
     pub steps: u64,
 }
 
@@ -77,7 +77,7 @@ impl Machine {
         if widths != given {
             return Err(format!("{entry}: parameters of {widths:?} bytes, arguments of {given:?}"));
         }
-        // What a block of compute capability 9.0 can have.
+        // The limit of a block of compute capability 9.0.
         if (shape.shared > 0) != kernel.dynamic || shape.shared > 232_448 {
             return Err(format!("{entry}: {} bytes of shared memory from the launch", shape.shared));
         }

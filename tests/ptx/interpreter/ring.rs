@@ -1,8 +1,8 @@
-//! What the copy engine (TMA) and wgmma do with shared memory behind the threads' backs, and the mbarriers that order
-//! it. A piece of 16 bytes knows which copy filled it and who reads it: what reads before it has seen the copy's
-//! mbarrier complete, and a copy over what somebody reads or may still read, are errors. Clocks tell the latter: each
-//! warp counts what it releases (arrivals, barriers), and knows how far every other warp's count had come at the last
-//! release that it has seen.
+//! Asynchronous accesses of the copy engine (TMA) and of wgmma to shared memory, and the mbarriers that order them.
+//! Each piece of 16 bytes records the copy that filled it and its readers. Two things are errors: a read by a warp
+//! that has not seen the copy's mbarrier complete, and a copy over a piece that is read or may still be read. Clocks
+//! detect the latter: each warp counts its releases (arrivals, barriers), and stores the count of every other warp at
+//! the last release that it has seen.
 
 use super::block::Block;
 use super::ins::{Arg, Op};
@@ -11,7 +11,7 @@ use super::tensor_map::Landing;
 use super::warp::{Memories, Warp};
 use std::collections::BTreeMap;
 
-/// Of every warp of a block, how many of its releases are seen, and one more.
+/// For every warp of a block, the number of its releases that are seen, plus one.
 pub type Clock = Vec<u32>;
 
 pub fn join(into: &mut Clock, other: &Clock) {
@@ -22,28 +22,29 @@ pub fn join(into: &mut Clock, other: &Clock) {
 /// One mbarrier.
 struct Barrier {
     expected: u32,
-    /// Arrivals that the phase still waits for, and bytes.
+    /// Arrivals and bytes that the phase still waits for.
     arrivals: u32,
     bytes: i64,
-    /// Phases that are over.
+    /// Completed phases.
     phases: u32,
-    /// What arrivals of this phase release, and those of all phases that are over.
+    /// The clocks that arrivals of this phase release, and those of all completed phases.
     gathered: Clock,
     released: Clock,
-    /// The warp that initialised it, and its clock then.
+    /// The warp that initialized it, and its clock at that time.
     made: (usize, u32),
-    /// fence.mbarrier_init came after.
+    /// Whether fence.mbarrier_init followed.
     fenced: bool,
 }
 
-/// 16 bytes of shared memory as the copy engine and wgmma know them.
+/// 16 bytes of shared memory, with the accesses of the copy engine and of wgmma.
 #[derive(Clone, Default)]
 pub struct Piece {
-    /// A copy is on its way here.
+    /// A copy to it is pending.
     pub under_way: bool,
-    /// The mbarrier of the copy that filled it, and the phase that the copy was part of.
+    /// The mbarrier of the copy that filled it, and the copy's phase.
     pub filled: Option<(u64, u32)>,
-    /// By warp: the group of wgmma that reads it and is not waited for, 0 for none; its clock when the last was over.
+    /// By warp: the group of wgmma that reads it without a wait so far, 0 for none; the warp's clock at the end of
+    /// the last one.
     pub reading: Vec<u32>,
     pub read: Vec<u32>,
 }
@@ -51,17 +52,17 @@ pub struct Piece {
 /// Registers of a multiprocessor.
 const REGISTERS: u32 = 65_536;
 
-/// A block's shared memory, and what else happens there.
+/// A block's shared memory and its asynchronous state.
 pub struct Shared {
     pub region: Region,
     barriers: BTreeMap<u64, Barrier>,
     pub pieces: Vec<Piece>,
     pub landing: Vec<Landing>,
-    /// Counts what may let a warp go on that waits.
+    /// Counts events that may resume a waiting warp.
     pub events: u64,
     /// Registers of every warp's threads.
     registers: Vec<u32>,
-    /// What every warpgroup has multiplied: statement and operands, which its four warps must have in common.
+    /// The products of every warpgroup: statement and operands, which must be equal in its four warps.
     pub multiplied: BTreeMap<usize, Vec<(usize, [u64; 3])>>,
 }
 
@@ -81,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// A thread's own access: where the copy engine has been, the interpreter knows only wgmma.
+    /// A direct access by a thread: in memory that the copy engine has filled, the interpreter supports only wgmma.
     pub fn untouched(&self, at: u64, len: usize) -> Result<(), String> {
         let (from, to) = ((at & 0xffff_ffff) as usize / 16, ((at & 0xffff_ffff) as usize + len).div_ceil(16));
         let taken = |p: &Piece| p.under_way || p.filled.is_some();
@@ -102,7 +103,7 @@ impl Shared {
         Ok(barrier)
     }
 
-    /// The phase that a copy of this mbarrier is part of.
+    /// The phase of a copy with this mbarrier.
     pub fn phase(&mut self, at: u64, warp: usize, clock: &Clock) -> Result<u32, String> {
         let barrier = self.barrier(at, warp, clock)?;
         if !barrier.fenced {
@@ -111,7 +112,7 @@ impl Shared {
         Ok(barrier.phases)
     }
 
-    /// Bytes of a copy have come.
+    /// Counts the bytes of a completed copy.
     pub fn complete(&mut self, at: u64, bytes: usize) -> Result<(), String> {
         let Some(barrier) = self.barriers.get_mut(&at) else { return Err("an mbarrier is gone".into()) };
         barrier.bytes -= bytes as i64;
@@ -133,7 +134,7 @@ impl Shared {
         Ok(())
     }
 
-    /// setmaxnreg; false where the registers are not free yet.
+    /// setmaxnreg; false if the registers are not free yet.
     fn resize(&mut self, warp: usize, to: u32, more: bool) -> Result<bool, String> {
         let now = self.registers[warp];
         if !to.is_multiple_of(8) || !(24..=256).contains(&to) || (to != now && (to > now) != more) {
@@ -150,7 +151,7 @@ impl Shared {
 }
 
 impl Barrier {
-    /// The phase is over where everybody has arrived and all bytes have come.
+    /// Completes the phase if all arrivals and all bytes have come.
     fn over(&mut self) {
         if self.arrivals == 0 && self.bytes == 0 {
             self.phases += 1;
@@ -162,7 +163,7 @@ impl Barrier {
 }
 
 impl Warp {
-    /// An opcode of mbarriers, fences or registers; false where the warp must wait before it goes on.
+    /// An opcode of mbarriers, fences or registers; false if the warp must wait.
     pub fn order(
         &mut self,
         op: &Op,
@@ -237,7 +238,7 @@ impl Warp {
         let mut out = [0; 32];
         for l in lanes(active) {
             let barrier = shared.barrier(at[l], me, &self.clock)?;
-            // The phase before the first counts as over, of odd parity.
+            // The phase before the first counts as complete, with odd parity.
             out[l] = u64::from(u64::from(barrier.phases & 1) != parity[l]);
             if out[l] == 1 {
                 let seen = self.seen.entry(at[l]).or_default();
@@ -246,7 +247,7 @@ impl Warp {
             }
         }
         self.set(&args[0], out, active)?;
-        // As if its time were over: only a kernel that asks again is right.
+        // Simulates a timeout: only a kernel that tests again is correct.
         Ok(lanes(active).all(|l| out[l] == 1))
     }
 }

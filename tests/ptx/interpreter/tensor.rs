@@ -3,8 +3,8 @@
 use super::ins::Lanes;
 use super::memory::{Region, Who};
 
-/// Matrices of 8 rows of 8 16-bit numbers: lane 8 i + r names row r of matrix i; of matrix i, lane l gets the pair
-/// (row l / 4, columns 2 (l % 4) and the next), or that pair of the transposed matrix.
+/// Matrices of 8 rows of 8 16-bit numbers: lane 8 i + r has the address of row r of matrix i; lane l gets the pair (row
+/// l / 4, columns 2 (l % 4) and the next) of each matrix, or of the transposed matrix.
 pub fn load_matrix(
     (count, transposed): (usize, bool),
     addresses: &Lanes,
@@ -31,8 +31,8 @@ pub fn load_matrix(
     Ok(out)
 }
 
-/// m16n8k16, bf16 in, f32 sums: d = a b + c. Products and their sum are exact here and rounded once; a real device
-/// truncates between, which bounds of tests leave room for.
+/// m16n8k16, bf16 inputs, f32 sums: d = a b + c. Products and their sum are exact here and rounded once; a real device
+/// truncates in between, which the bounds of tests allow.
 pub fn multiply(a: &[Lanes], b: &[Lanes], c: &[Lanes]) -> Result<Vec<Lanes>, String> {
     if (a.len(), b.len(), c.len()) != (4, 2, 4) {
         return Err("fragments of 4, 2 and 4 registers are expected".into());

@@ -1,11 +1,11 @@
-//! The copy engine: boxes of a matrix in global memory to shared memory, as a tensor map describes them. Numbers of 2
-//! bytes, rows of a box 128 bytes, swizzled; what lies beyond the matrix is zero.
+//! The copy engine: copies boxes of a matrix in global memory, described by a tensor map, to shared memory. Numbers
+//! have 2 bytes, rows of a box 128 bytes, swizzled; numbers beyond the matrix are zero.
 
 use super::block::Block;
 use super::ins::Arg;
 use super::warp::{Memories, Warp};
 
-/// A matrix and the box that is copied of it.
+/// A matrix, and the box to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
     pub address: u64,
@@ -17,10 +17,10 @@ pub struct TensorMap {
     pub part: (u32, u32),
 }
 
-/// Where maps begin among addresses: a parameter's number behind it.
+/// The first address of maps; the parameter's number is added.
 pub const MAPS: u64 = 1 << 62;
 
-/// A copy on its way.
+/// A pending copy.
 pub struct Landing {
     pub barrier: u64,
     pub phase: u32,
@@ -28,7 +28,7 @@ pub struct Landing {
     pub pieces: Vec<(usize, [u8; 16])>,
 }
 
-/// Where a byte lies: pieces of 16 bytes change places within 1024 bytes.
+/// The place of a byte: pieces of 16 bytes are exchanged within 1024 bytes.
 pub fn swizzled(at: u64) -> u64 {
     at ^ ((at >> 7 & 7) << 4)
 }
@@ -97,7 +97,7 @@ impl Warp {
 }
 
 impl super::ring::Shared {
-    /// The copy with this number comes to its end.
+    /// Completes the copy with this number.
     pub fn land(&mut self, number: usize) -> Result<(), String> {
         let Landing { barrier, phase, pieces } = self.landing.remove(number);
         for (number, bytes) in &pieces {
@@ -111,7 +111,7 @@ impl super::ring::Shared {
 
 #[test]
 fn pieces_change_places_as_the_manual_draws_it() {
-    // 128 bytes' swizzle: piece p of row r lies where piece p ^ r would, rows counted within 1024 bytes.
+    // 128-byte swizzle: piece p of row r is at the place of piece p ^ r, with rows counted within 1024 bytes.
     assert_eq!([0, 16, 112, 127].map(swizzled), [0, 16, 112, 127]);
     assert_eq!([128, 144, 160, 256, 7 * 128, 7 * 128 + 112].map(swizzled), [144, 128, 176, 288, 1008, 896]);
     assert_eq!([1024 + 128, 8192 + 7 * 128 + 5].map(swizzled), [1024 + 144, 8192 + 1008 + 5]);

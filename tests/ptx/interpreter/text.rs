@@ -1,4 +1,4 @@
-//! PTX text to kernels. An opcode, register, label or parameter that is not known is an error with its line.
+//! Parses PTX text to kernels. An unknown opcode, register, label or parameter is an error with its line.
 
 use super::arithmetic::arithmetic;
 use super::ins::{Arg, Ins, Kernel, Op, Param, Shuffle, Space, Special};
@@ -26,7 +26,7 @@ pub fn kernels(source: &str) -> Result<Vec<Kernel>, String> {
     Ok(out)
 }
 
-/// Comments become blanks, so that lines stay.
+/// Replaces comments by blanks, so that line numbers do not change.
 fn without_comments(source: &str) -> String {
     source.lines().map(|l| l.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
 }
@@ -44,7 +44,7 @@ fn closing(text: &str, open: usize) -> Option<usize> {
     None
 }
 
-/// Where the launch's shared memory begins: an odd multiple of 16 bytes, and of 512 almost.
+/// The start of the launch's shared memory: an odd multiple of 16 bytes, near a multiple of 512.
 const OUTSIDE: usize = 528;
 
 struct Reader {
@@ -93,7 +93,7 @@ impl Reader {
         self.kernel.threads = first.parse().unwrap_or(0);
     }
 
-    /// Shared memory that the launch gives, behind that of the entry; no better aligned than it asks for.
+    /// Shared memory of the launch, after that of the entry; with no more than the declared alignment.
     fn outside(&mut self, line: &str) -> Result<(), String> {
         let name =
             line.split_whitespace().last().and_then(|w| w.strip_suffix("[];")).ok_or("`.extern` of what?")?;
@@ -170,7 +170,7 @@ impl Reader {
                 let n: usize = n.trim_end_matches(']').parse().map_err(|_| "a length is expected")?;
                 let ty = words[words.len() - 2].trim_start_matches('.');
                 let width = width(ty).ok_or("a type is expected")?;
-                // No better aligned than it asks for: a device may place it so.
+                // With no more than the declared alignment: a device may place it there.
                 let asked =
                     words.iter().position(|w| *w == ".align").and_then(|i| words.get(i + 1)?.parse().ok());
                 let align: usize = asked.unwrap_or(width);
@@ -260,7 +260,7 @@ impl Reader {
     }
 }
 
-/// Operands at their commas, but not inside brackets and braces.
+/// Splits operands at commas, but not inside brackets and braces.
 fn split(operands: &str) -> Vec<&str> {
     let (mut depth, mut from, mut out) = (0, 0, Vec::new());
     for (i, c) in operands.char_indices() {
@@ -333,7 +333,7 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
     })
 }
 
-/// What compute capability 9.0 brought: the copy engine, mbarriers, wgmma.
+/// Opcodes of compute capability 9.0: the copy engine, mbarriers, wgmma.
 fn of_sm90a(opcode: &str) -> Option<Op> {
     Some(match opcode {
         "mbarrier.init.shared::cta.b64" => Op::BarrierInit,
@@ -354,7 +354,7 @@ fn of_sm90a(opcode: &str) -> Option<Op> {
     })
 }
 
-/// Bits of each piece of a register that is packed or unpacked.
+/// Bits of each part of a register that is packed or unpacked.
 fn pieces(vector: &Arg, ty: &str) -> Option<u32> {
     match vector {
         Arg::Vector(v) => Some((8 * width(ty)? / v.len()) as u32),

@@ -1,4 +1,4 @@
-//! A warp: registers of 32 lanes, statements in lock step, divergence as groups of lanes by where they stand.
+//! A warp: registers of 32 lanes, statements in lock step, divergence as groups of lanes with the same next statement.
 
 use super::block::Block;
 use super::ins::{Arg, Ins, Lanes, Op, Shuffle, Special};
@@ -9,17 +9,17 @@ use super::wgmma::Group;
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 
-/// Why a warp stopped for now.
+/// The reason why a warp stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// At the barrier of this statement: its number, and for how many threads.
+    /// At the barrier of this statement: its number, and its number of threads.
     Barrier(usize, u64, u32),
-    /// For an mbarrier, or registers.
+    /// Waiting for an mbarrier, or for registers.
     Waits,
     Ended,
 }
 
-/// A copy to shared memory that has not been waited for.
+/// A copy to shared memory without a wait so far.
 #[derive(Debug, Clone, Copy)]
 pub struct Copy {
     pub lane: u32,
@@ -31,7 +31,7 @@ pub struct Copy {
 #[derive(Default)]
 pub struct Warp {
     index: u32,
-    /// Lanes that stand at a statement, lowest first.
+    /// Lanes by their next statement, lowest first.
     groups: Vec<(usize, u32)>,
     pub registers: Vec<Lanes>,
     pub defined: Vec<u32>,
@@ -39,19 +39,19 @@ pub struct Warp {
     warp_barriers: u32,
     part_barriers: u32,
     part: u32,
-    /// Copies of the group that is being filled, and groups under way.
+    /// Copies of the current group, and pending groups.
     pub open: Vec<Copy>,
     pub under_way: Vec<Vec<Copy>>,
     pub steps: u64,
-    /// What of the other warps is over, as far as this one knows; phases of mbarriers that it has seen to be over.
+    /// The clocks of other warps that this one has seen, and the phases of mbarriers that it has seen complete.
     pub clock: Clock,
     pub seen: HashMap<u64, u32>,
-    /// wgmma: the group that is being filled, those under way, the registers that are theirs, and how many were issued.
+    /// wgmma: the current group, pending groups, their registers, and the number of issued ones.
     pub filling: Group,
     pub groups_under_way: VecDeque<Group>,
     pub in_flight: Vec<u32>,
     pub multiplied: usize,
-    /// wgmma.fence so far; of every register how many there were when it was last used, and one more.
+    /// Number of wgmma.fence so far; for every register this number at its last use, plus one.
     pub fences: u32,
     pub touched: Vec<Cell<u32>>,
 }
@@ -74,7 +74,7 @@ impl Warp {
         }
     }
 
-    /// Until the next barrier, or the end.
+    /// Runs until the next barrier or the end.
     pub fn run(&mut self, block: &Block, mut memory: Memories, fuel: u64) -> Result<Stop, String> {
         let body = &block.call.kernel.body;
         let start = self.steps;
@@ -115,7 +115,7 @@ impl Warp {
             if active != 0 && ins.op.orders() {
                 let on = self.order(&ins.op, &ins.args, active, (block, &mut memory));
                 if !on.map_err(|e| address(ins, &e, self.index))? {
-                    // Registers are waited for; an mbarrier is asked again by the kernel.
+                    // A wait for registers is repeated here; the kernel itself tests an mbarrier again.
                     self.groups[0].0 = if matches!(ins.op, Op::Registers(_)) { at } else { at + 1 };
                     return Ok(Stop::Waits);
                 }
@@ -228,7 +228,7 @@ impl Warp {
         self.set(&args[0], out, active)
     }
 
-    /// `.sync` means that all 32 lanes are here.
+    /// `.sync` requires all 32 lanes.
     pub fn together(&self, active: u32) -> Result<(), String> {
         if active == u32::MAX { Ok(()) } else { Err(format!("not all lanes take part: {active:#034b}")) }
     }
@@ -295,7 +295,7 @@ impl Warp {
         self.index as usize
     }
 
-    /// A barrier lets it go on: of the whole block, or of the warps in `part`, always the same ones.
+    /// Resumes after a barrier of the whole block, or of the warps in `part`, which must always be the same ones.
     pub fn passes(&mut self, part: Option<u32>) -> Result<(), String> {
         match part {
             None => self.barriers += 1,
@@ -344,7 +344,7 @@ impl Warp {
         })
     }
 
-    /// A register that wgmma does not have; it is used now.
+    /// Checks that wgmma does not use a register, and records its use.
     fn own(&self, register: usize) -> Result<(), String> {
         self.touched[register].set(self.fences + 1);
         if self.in_flight[register] == 0 {

@@ -1,6 +1,7 @@
-//! wgmma: 64 x N sums of a warpgroup, operands in shared memory with the swizzle of 128 bytes, as descriptors say, or the
-//! left one in registers (PTX manual, sections on the matrix descriptor, on strides and on the fragments of m64nNk16). A
-//! warp computes its 16 rows when it issues; until they are waited for, registers and operands belong to the tensor cores.
+//! wgmma: 64 x N sums of a warpgroup, with operands in shared memory by descriptors with the 128-byte swizzle, or the
+//! left one in registers (PTX manual, sections on the matrix descriptor, on strides and on the fragments of
+//! m64nNk16). A warp computes its 16 rows when it issues; until the wait, registers and operands belong to the tensor
+//! cores.
 
 use super::block::Block;
 use super::ins::{Arg, Ins, Lanes, Op};
@@ -10,7 +11,7 @@ use super::warp::{Memories, Warp};
 /// Terms of one step.
 const K: usize = 16;
 
-/// What is under way of a group: pieces that are read, registers that are written, of each wgmma, and that are read.
+/// A pending group: pieces that it reads, registers that it writes, by wgmma, and registers that it reads.
 #[derive(Default)]
 pub struct Group {
     number: u32,
@@ -19,10 +20,10 @@ pub struct Group {
     left: Vec<usize>,
 }
 
-/// Where an operand lies.
+/// The place of an operand.
 struct Descriptor {
     start: u64,
-    /// Bytes from 64 columns to the next, where K is not what is contiguous.
+    /// Bytes from 64 columns to the next, if K is not contiguous.
     leading: u64,
     /// Bytes from 8 rows of 128 bytes to the next.
     stride: u64,
@@ -58,7 +59,7 @@ impl Descriptor {
 }
 
 impl Warp {
-    /// `wgmma.mma_async ... d, a, b, keeps, 1, 1, 0, across`, or without the 0 where a lies in registers.
+    /// `wgmma.mma_async ... d, a, b, keeps, 1, 1, 0, across`, without the 0 if a is in registers.
     pub fn multiply_async(
         &mut self,
         n: usize,
@@ -115,7 +116,7 @@ impl Warp {
         Ok(out)
     }
 
-    /// The same where it lies in registers, two numbers each: rows 0 and 8, then those eight terms on.
+    /// The same in registers, two numbers each: rows 0 and 8, then both rows eight terms further.
     fn left(&mut self, a: &Arg) -> Result<Vec<f64>, String> {
         let registers = named(a)?;
         if registers.len() != 4 {
@@ -154,7 +155,7 @@ impl Warp {
     ) -> Result<Vec<f64>, String> {
         let mut out = vec![0.0; n * K];
         for piece in 0..n * K / 8 {
-            // Eight numbers beside each other: terms of one output, or outputs of one term.
+            // Eight contiguous numbers: terms of one output, or outputs of one term.
             let (mn, k) = match across {
                 true => (piece % (n / 8) * 8, piece / (n / 8)),
                 false => (piece / 2, piece % 2 * 8),
@@ -166,7 +167,7 @@ impl Warp {
         Ok(out)
     }
 
-    /// The registers of the sums, which those that are under way have in the same places or not at all.
+    /// The registers of the sums. Pending sums must have the same registers in the same order, or none of them.
     fn sums(&self, n: usize, d: &Arg) -> Result<Vec<usize>, String> {
         let registers = named(d)?;
         if registers.len() != n / 2 {
@@ -182,7 +183,7 @@ impl Warp {
         Ok(registers)
     }
 
-    /// A fence must part wgmma from what was done with its registers before.
+    /// Checks that a fence separates wgmma from earlier uses of its registers.
     fn fenced(&self, registers: &[usize]) -> Result<(), String> {
         if self.fences == 0 || registers.iter().any(|r| self.touched[*r].get() > self.fences) {
             return Err("wgmma without wgmma.fence after what was done with its registers".into());
@@ -190,7 +191,7 @@ impl Warp {
         Ok(())
     }
 
-    /// The four warps of a warpgroup multiply the same.
+    /// Checks that the four warps of a warpgroup multiply the same operands.
     fn like_the_others(
         &mut self,
         at: usize,
@@ -207,7 +208,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Eight bf16 numbers of an operand, which a copy has brought that this warp knows to be over.
+    /// Eight bf16 numbers of an operand; the warp must have seen that their copy is complete.
     fn operand(&mut self, at: u64, memory: &mut Memories) -> Result<[f64; 8], String> {
         if !at.is_multiple_of(16) {
             return Err("an operand that does not begin at a multiple of 16 bytes".into());
@@ -232,7 +233,7 @@ impl Warp {
         Ok(std::array::from_fn(number))
     }
 
-    /// What stands around wgmma: a fence before, a group made, groups waited for; by all four warps of a warpgroup alike.
+    /// Fence, commit and wait of wgmma, executed equally by all four warps of a warpgroup.
     pub fn group(&mut self, ins: &Ins, memory: &mut Memories) -> Result<(), String> {
         self.like_the_others(ins.line, [0; 3], memory)?;
         match ins.op {
@@ -249,7 +250,7 @@ impl Warp {
         self.groups_under_way.push_back(group);
     }
 
-    /// Until at most so many groups are under way.
+    /// Waits until at most the given number of groups is pending.
     fn wait_groups(&mut self, args: &[Arg], memory: &mut Memories) -> Result<(), String> {
         let Some(Arg::Imm(left)) = args.first() else { return Err("a number is expected".into()) };
         let me = self.number();
@@ -266,7 +267,7 @@ impl Warp {
         Ok(())
     }
 
-    /// What is multiplied when a warp ends must have been waited for.
+    /// Checks that no product is pending when a warp ends.
     pub fn multiplies(&self) -> bool {
         !self.groups_under_way.is_empty() || !self.filling.sums.is_empty()
     }

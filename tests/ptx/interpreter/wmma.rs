@@ -1,6 +1,6 @@
-//! wmma m16n16k16 of sm_70: f16 factors, f32 sums. Which lane holds which number of a fragment is the device's business
-//! (PTX manual, section on wmma fragments); here it is in an order that no device has, another one for each matrix and
-//! each way that it lies, so that a kernel that relies on one gives wrong numbers. Factors are held twice, as Volta does.
+//! wmma m16n16k16 of sm_70: f16 factors, f32 sums. The assignment of a fragment's numbers to lanes is not specified
+//! (PTX manual, section on wmma fragments). Here it is an order that no device has, another one for each matrix and
+//! each layout, so that a kernel that relies on one gives wrong numbers. Factors are stored twice, as on Volta.
 
 use super::block::Block;
 use super::ins::{Arg, Lanes, Op};
@@ -8,10 +8,10 @@ use super::warp::{Memories, Warp};
 
 /// Rows and columns of a fragment.
 const SIDE: usize = 16;
-/// What a fragment's base and the distance of its rows are multiples of, in bytes: the size of a lane's part.
+/// The alignment of a fragment's base and of its row distance, in bytes: the size of a lane's part.
 const ALIGNED: u64 = 32;
 
-/// One instruction; `true` where a matrix lies by columns.
+/// One instruction; `true` for a matrix stored by columns.
 #[derive(Debug, Clone, Copy)]
 pub enum Wmma {
     LoadA(bool),
@@ -44,13 +44,13 @@ pub fn op(opcode: &str) -> Option<Op> {
     }))
 }
 
-/// Which number of a matrix, as row and column, lies in a place: lanes one after the other, their registers, halves.
+/// The row and column of the number in a place; places are ordered by lane, register, half.
 fn element(order: (usize, usize), place: usize) -> (usize, usize) {
     let e = (place * order.0 + order.1) % (SIDE * SIDE);
     (e / SIDE, e % SIDE)
 }
 
-/// Odd factors, so that each number has a place.
+/// Odd factors, so that each number has exactly one place.
 fn order_a(columns: bool) -> (usize, usize) {
     if columns { (93, 7) } else { (77, 31) }
 }
@@ -59,7 +59,7 @@ fn order_b(columns: bool) -> (usize, usize) {
 }
 const SUMS: (usize, usize) = (149, 59);
 
-/// The factors of a fragment; lanes hold each twice.
+/// The factors of a fragment; lanes store each twice.
 fn factors(registers: &[Lanes], order: (usize, usize)) -> Result<[[f64; SIDE]; SIDE], String> {
     if registers.len() != 8 {
         return Err("a fragment of 8 registers is expected".into());
@@ -112,7 +112,7 @@ impl Warp {
                 let mut out = [[0u64; 32]; 8];
                 for place in 0..SIDE * SIDE {
                     let (row, col) = element(SUMS, place);
-                    // Products and their sum are exact here and rounded once; a real device truncates between.
+                    // Products and their sum are exact here and rounded once; a real device truncates in between.
                     let sum: f64 = (0..SIDE).map(|k| a[row][k] * b[k][col]).sum();
                     let sum = (f64::from(c[row][col]) + sum) as f32;
                     out[place % 8][place / 8] = u64::from(sum.to_bits());
@@ -163,7 +163,7 @@ impl Warp {
         self.fragment(&args[0], &out, active)
     }
 
-    /// Where a matrix begins and the bytes from line to line, which all lanes must agree on.
+    /// The start of a matrix and the bytes from line to line, which must be equal in all lanes.
     fn place(
         &self,
         at: &Arg,
