@@ -84,15 +84,9 @@ const CIRCLES: &[(&str, &str)] = &[
         "src/backend/wgpu",
         "adapters explain their absence through Vulkan; block encodings are kernel constants",
     ),
-    ("src/cli", "verbs share the job, its options and its output, which name verbs"),
-    ("src/cli/devices", "a forecast and the opening of a device share the rule of memory"),
-    ("src/cli/options", "the groups of options name the output options, which name a group"),
-    ("src/cluster", "messages use the encoding of the link that carries them"),
     ("src/cluster/coordinator", "the events of a round name its tasks"),
     ("src/cluster/worker", "the queue of a device holds the reports of the device that reads it"),
-    ("src/data", "parquet is one of the formats of files, and yields the rows of files"),
     ("src/model", "decoder, blocks, weights and the estimate of memory name one another"),
-    ("src/net", "errors quote the parties of a greeting, which fails with errors"),
     ("src/train", "errors and checkpoints, events and the best step, evaluation and sums name each other"),
 ];
 
