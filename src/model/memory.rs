@@ -295,7 +295,7 @@ impl Limit {
     }
 
     /// Returns the fastest policy within a typed limit, and its estimate. Within free memory returns the first policy
-    /// that keeps at most [`COMFORT`] bytes, unless it costs too much time.
+    /// that keeps at most `COMFORT` bytes, unless it costs too much time.
     pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
         self.found(load).ok_or_else(|| advice::too_little(load, self.bytes()))
     }
