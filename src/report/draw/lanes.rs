@@ -6,6 +6,10 @@ use crate::report::words::clock;
 
 const ROW: f64 = 26.0;
 const TOP: f64 = 30.0;
+/// Height of a line of text above the lanes.
+const LINE: f64 = 18.0;
+/// Width of the key.
+const KEY: f64 = 222.0;
 const BOTTOM: f64 = 24.0;
 
 /// A busy interval, in seconds since the run began.
@@ -48,10 +52,13 @@ impl Lanes {
     pub fn draw(&self, width: f64) -> Svg {
         let longest = self.lanes.iter().map(|l| l.name.chars().count()).max().unwrap_or(0);
         let left = (longest as f64 * 6.5 + 10.0).clamp(40.0, width * 0.34);
-        let height = TOP + ROW * self.lanes.len().max(1) as f64 + BOTTOM;
+        // The key has a line of its own if the title leaves it no room.
+        let below = if self.title.chars().count() as f64 * 7.5 + KEY > width { LINE } else { 0.0 };
+        let top = TOP + below;
+        let height = top + ROW * self.lanes.len().max(1) as f64 + BOTTOM;
         let mut svg = Svg::new(width, height, &self.title);
         svg.text("heading", (0.0, 13.0), "start", &self.title);
-        self.key(&mut svg, width);
+        self.key(&mut svg, (width, below));
         let blocks = || self.lanes.iter().flat_map(|l| &l.blocks);
         let from = blocks().map(|b| b.from).chain(self.marks.iter().copied()).fold(f64::INFINITY, f64::min);
         let to = blocks().map(|b| b.to).chain(self.marks.iter().copied()).fold(f64::NEG_INFINITY, f64::max);
@@ -62,7 +69,7 @@ impl Lanes {
         let x = Scale::new((from, to), (left, width - 8.0));
         let bottom = height - BOTTOM;
         for (i, lane) in self.lanes.iter().enumerate() {
-            let y = TOP + ROW * i as f64 + 4.0;
+            let y = top + ROW * i as f64 + 4.0;
             svg.text("label", (left - 8.0, y + 12.5), "end", &fitting(&lane.name, left - 8.0));
             let (a, b) = lane.presence((from, to));
             if b > a {
@@ -74,7 +81,7 @@ impl Lanes {
             }
         }
         for mark in &self.marks {
-            svg.line("mark", (x.at(*mark), TOP), (x.at(*mark), bottom));
+            svg.line("mark", (x.at(*mark), top), (x.at(*mark), bottom));
         }
         svg.line("axis", (left, bottom), (width - 8.0, bottom));
         let values = ticks((from, to), ((width - left) / 90.0).max(2.0) as usize);
@@ -88,12 +95,12 @@ impl Lanes {
         svg
     }
 
-    fn key(&self, svg: &mut Svg, width: f64) {
+    fn key(&self, svg: &mut Svg, (width, below): (f64, f64)) {
         let mut at = width - 8.0;
         for kind in ["idle", "transfer", "compute"] {
-            svg.text("label", (at, 13.0), "end", kind);
+            svg.text("label", (at, below + 13.0), "end", kind);
             at -= kind.len() as f64 * 6.5 + 16.0;
-            svg.block(kind, (at, 4.0, 10.0, 10.0), "");
+            svg.block(kind, (at, below + 4.0, 10.0, 10.0), "");
             at -= 14.0;
         }
     }
@@ -135,6 +142,9 @@ mod tests {
         assert!(svg.contains(&want), "{want} in {svg}");
         let none = Lanes { title: "devices".into(), lanes: vec![], marks: vec![] };
         assert!(none.draw(300.0).inline().contains("no data yet"));
+        let long = Lanes { title: "device activity, last steps".into(), ..none };
+        let key = |width: f64| long.draw(width).inline().contains(r#"y="31.0" text-anchor="end">idle"#);
+        assert!(key(340.0) && !key(700.0), "the key is below a title that leaves it no room");
     }
 
     #[test]
