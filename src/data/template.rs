@@ -19,7 +19,7 @@ use std::ops::Range;
 
 /// Maximum number of instructions per rendering. A conversation needs a few dozen per message. An instruction that
 /// copies a long text costs as little as any other, so this limits loops, not time.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 5_000_000;
 
 /// Markers around the output of a generation block; planes 15 and 16 have no assigned characters.
 const OPEN: char = '\u{F0000}';
