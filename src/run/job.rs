@@ -166,18 +166,19 @@ impl Job {
         claim: Claim,
         team: &mut dyn Team,
     ) -> Result<(), Refusal> {
+        // Before anything is written: a signal that ends the process would leave what is there.
+        let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
+        signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let run_file = place.dir.join(RUN_FILE);
         // A folder other than the resumed run's must itself be resumable.
         let mut file = match self.from.is_some() && place.goes_on() && run_file.exists() {
             true => None,
             false => Some(RunFile::write(run_file, settings, self.facts(), team.classes())?),
         };
-        let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
         self.history = watch.history();
         let mut recorder =
             Recorder::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
-        signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
