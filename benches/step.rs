@@ -15,7 +15,7 @@ use finetune::model::flops;
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
 use finetune::model::memory::{Limit, Load};
-use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Want};
+use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Ticket, Want};
 use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::fixed;
@@ -232,12 +232,13 @@ impl Trainer {
         let (mut loss, mut targets, mut forward) = (0.0, 0, 0.0);
         for batch in batches {
             let begun = Instant::now();
-            let output = self.stage.forward(batch, None, Want::Gradient).unwrap_or_else(|e| panic!("{e}"));
+            let output =
+                self.stage.forward(batch, None, Want::Gradient(Ticket(0))).unwrap_or_else(|e| panic!("{e}"));
             forward += begun.elapsed().as_secs_f64();
             let Output::Loss(l) = output else { panic!("a loss was asked for") };
             loss += l.loss;
             targets += l.targets;
-            self.stage.backward(None, &mut self.gradient).unwrap_or_else(|e| panic!("{e}"));
+            self.stage.backward(Ticket(0), None, &mut self.gradient).unwrap_or_else(|e| panic!("{e}"));
             let cap = fixed::cap(batches.len());
             self.sums.add_gradient(&self.gradient, cap).unwrap_or_else(|e| panic!("{e:?}"));
             self.sums.add_loss(&l).unwrap_or_else(|e| panic!("{e:?}"));

@@ -11,7 +11,7 @@ use finetune::cluster::message::{
 };
 use finetune::cluster::sum_chunk;
 use finetune::model::lora::LoraSpec;
-use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Traffic, Want};
+use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Ticket, Traffic, Want};
 use finetune::numeric::{REVISION, fixed};
 use finetune::train::event::{Event, What};
 use finetune::train::stop::Stop;
@@ -179,7 +179,7 @@ impl Toy {
     fn compute(&mut self, batch: &Microbatch, want: Want) -> (LossSums, Vec<f32>) {
         let Output::Loss(loss) = self.fake.forward(batch, None, want).unwrap() else { panic!() };
         let mut gradient = vec![0.0; self.fake.layout().len()];
-        self.fake.backward(None, &mut gradient).unwrap();
+        self.fake.backward(Ticket(0), None, &mut gradient).unwrap();
         (loss, gradient)
     }
 
@@ -197,7 +197,7 @@ impl Toy {
                     let fault = Trouble::Value { tensor, value: f64::NAN };
                     return self.say(ToCoordinator::Fault { lease, fault });
                 }
-                let (loss, gradient) = self.compute(&batch, Want::Gradient);
+                let (loss, gradient) = self.compute(&batch, Want::Gradient(Ticket(0)));
                 self.waiting.insert(lease, (loss, gradient, of));
                 self.say(ToCoordinator::Announce { lease, parameters, micros: 10, memory: 0 });
             }

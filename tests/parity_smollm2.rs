@@ -8,8 +8,9 @@ use finetune::data::tokenizer::Tokenizer;
 use finetune::format::{self, rounded::Bf16};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder};
+use finetune::model::generate::generate;
 use finetune::model::lora::LoraSpec;
-use finetune::model::stage::{Generate, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{Microbatch, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::path::Path;
@@ -90,7 +91,7 @@ fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
         seen.push(id);
         true
     };
-    assert_eq!(model.generate(prompt, &sampling, each).unwrap(), want);
+    assert_eq!(generate(model, prompt, &sampling, each).unwrap(), want);
     assert_eq!(seen, want);
     let mut text = prompt.to_vec();
     for &id in &want[..4] {

@@ -18,8 +18,9 @@ use finetune::backend::{Cpu, Wgpu};
 use finetune::families;
 use finetune::format::{self, safetensors};
 use finetune::model::decoder::{Build, Decoder};
+use finetune::model::generate::generate;
 use finetune::model::quantised::{QuantiseError, Quantised, Recipe};
-use finetune::model::stage::{Generate, Microbatch, Output, Sampling, Stage, Want};
+use finetune::model::stage::{Microbatch, Output, Sampling, Stage, Ticket, Want};
 use finetune::numeric::block::{Block, Blocks, Encoding};
 use finetune::numeric::tensor::{About, Tensor, Tensors};
 use std::path::{Path, PathBuf};
@@ -62,13 +63,13 @@ fn answers(stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
 
 fn outputs(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
     stage.set_parameters(parameters).unwrap();
-    let Output::Loss(sums) = stage.forward(batch, None, Want::Gradient).unwrap() else {
+    let Output::Loss(sums) = stage.forward(batch, None, Want::Gradient(Ticket(0))).unwrap() else {
         panic!("a whole model gives a loss");
     };
     let mut gradient = vec![f32::NAN; parameters.len()];
-    stage.backward(None, &mut gradient).unwrap();
+    stage.backward(Ticket(0), None, &mut gradient).unwrap();
     let sampling = Sampling { max_new_tokens: 8, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
-    let said = stage.generate(&batch.ids[..3], &sampling, &mut |_| true).unwrap();
+    let said = generate(&mut stage, &batch.ids[..3], &sampling, &mut |_| true).unwrap();
     (sums.loss, bits(&gradient), said)
 }
 

@@ -6,6 +6,8 @@
 mod case;
 #[path = "stage/decoding.rs"]
 mod decoding;
+#[path = "stage/in_flight.rs"]
+mod in_flight;
 #[path = "stage/processors.rs"]
 mod processors;
 
@@ -14,7 +16,7 @@ use finetune::backend::{Backend, Cpu, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
-use finetune::model::stage::{Cancel, Fault, LossSums, Microbatch, Output, Stage, Targets, Want};
+use finetune::model::stage::{Cancel, Fault, LossSums, Microbatch, Output, Stage, Targets, Ticket, Want};
 
 /// Loss and gradient of one microbatch, and how they are computed.
 struct Try<'a> {
@@ -48,8 +50,8 @@ impl<'a> Try<'a> {
 fn gradient(stage: &mut Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
     stage.set_parameters(parameters).unwrap();
     let mut gradient = vec![f32::NAN; parameters.len()];
-    let sums = loss(stage.forward(batch, None, Want::Gradient).unwrap());
-    assert_eq!(stage.backward(None, &mut gradient).unwrap(), None);
+    let sums = loss(stage.forward(batch, None, Want::Gradient(Ticket(0))).unwrap());
+    assert_eq!(stage.backward(Ticket(0), None, &mut gradient).unwrap(), None);
     assert!(gradient.iter().all(|g| g.is_finite()), "every value of the gradient is written");
     (sums, gradient)
 }
@@ -84,11 +86,10 @@ fn lent_gradient_equals_the_copied_one() {
         stage.set_parameters(&parameters).unwrap();
         let mut copied = vec![f32::NAN; parameters.len()];
         let sums = stage.gradient(&batch, &mut copied).unwrap();
-        let (send, lent) = std::sync::mpsc::channel();
-        let take =
-            move |sums: &LossSums, gradient: &[f32]| send.send((sums.clone(), bits(gradient))).unwrap();
-        assert_eq!(stage.lend_gradient(&batch, Box::new(take)).unwrap(), sums);
-        assert!(lent.try_recv() == Ok((sums, bits(&copied))));
+        let mut lent = Vec::new();
+        let each = &mut |_, sums: &LossSums, gradient: &[f32]| lent.push((sums.clone(), bits(gradient)));
+        stage.gradients(&[&batch, &batch], each).unwrap();
+        assert!(lent == vec![(sums, bits(&copied)); 2]);
     });
 }
 
@@ -149,14 +150,20 @@ fn a_cancelled_pass_leaves_nothing_behind() {
             let cancel = Cancel::default();
             stage.heed(cancel.clone());
             cancel.raise();
-            assert_eq!(stage.forward(&batch, None, Want::Gradient), Err(Fault::Cancelled));
+            assert_eq!(stage.forward(&batch, None, Want::Gradient(Ticket(0))), Err(Fault::Cancelled));
             assert_eq!(stage.forward(&batch, None, Want::Loss), Err(Fault::Cancelled));
             cancel.lower();
-            stage.forward(&batch, None, Want::Gradient).unwrap();
+            stage.forward(&batch, None, Want::Gradient(Ticket(0))).unwrap();
             cancel.raise();
-            assert_eq!(stage.backward(None, &mut vec![0.0; parameters.len()]), Err(Fault::Cancelled));
+            assert_eq!(
+                stage.backward(Ticket(0), None, &mut vec![0.0; parameters.len()]),
+                Err(Fault::Cancelled)
+            );
             cancel.lower();
-            assert!(stage.backward(None, &mut vec![0.0; parameters.len()]).is_err(), "its pass is gone");
+            assert!(
+                stage.backward(Ticket(0), None, &mut vec![0.0; parameters.len()]).is_err(),
+                "its pass is gone"
+            );
             let after = gradient(&mut stage, &parameters, &batch);
             assert_eq!((before.0, bits(&before.1)), (after.0, bits(&after.1)));
         }
@@ -181,16 +188,16 @@ fn two_stages_equal_one_for_every_split() {
             low.set_parameters(&parameters[..at]).unwrap();
             high.set_parameters(&parameters[at..]).unwrap();
             let (mut g_low, mut g_high) = (vec![f32::NAN; at], vec![f32::NAN; parameters.len() - at]);
-            let Output::Hidden(hidden) = low.forward(&batch, None, Want::Gradient).unwrap() else {
+            let Output::Hidden(hidden) = low.forward(&batch, None, Want::Gradient(Ticket(0))).unwrap() else {
                 panic!("a first stage gives hidden states");
             };
             assert_eq!(
-                loss(high.forward(&batch, Some(&hidden), Want::Gradient).unwrap()),
+                loss(high.forward(&batch, Some(&hidden), Want::Gradient(Ticket(0))).unwrap()),
                 sums,
                 "split at {k}"
             );
-            let down = high.backward(None, &mut g_high).unwrap().unwrap();
-            assert_eq!(low.backward(Some(&down), &mut g_low).unwrap(), None);
+            let down = high.backward(Ticket(0), None, &mut g_high).unwrap().unwrap();
+            assert_eq!(low.backward(Ticket(0), Some(&down), &mut g_low).unwrap(), None);
             assert_eq!(bits(&[g_low, g_high].concat()), bits(&gradient), "split at {k}, {keep:?}");
         }
     });
@@ -238,7 +245,7 @@ fn gradients_match_central_differences_of_the_loss() {
             let mut at = |shift: &dyn Fn(usize) -> f32| {
                 let moved: Vec<f32> = parameters.iter().enumerate().map(|(i, x)| x + shift(i)).collect();
                 stage.set_parameters(&moved).unwrap();
-                loss(stage.forward(&batch, None, Want::Gradient).unwrap()).loss
+                loss(stage.forward(&batch, None, Want::Gradient(Ticket(0))).unwrap()).loss
             };
             for entry in case.layout.entries() {
                 let own = &exact[entry.range()];
@@ -315,7 +322,10 @@ fn dropout_is_keyed_by_step_and_row_and_off_in_evaluation() {
         assert_ne!(gradient(&mut stage, &parameters, &other_rows).0.loss, sums.loss);
         let evaluated = loss(stage.forward(&batch, None, Want::Loss).unwrap());
         assert_eq!(evaluated, Try::new(case).run(&parameters, &batch).0);
-        assert!(stage.backward(None, &mut vec![0.0; parameters.len()]).is_err(), "nothing was kept");
+        assert!(
+            stage.backward(Ticket(0), None, &mut vec![0.0; parameters.len()]).is_err(),
+            "nothing was kept"
+        );
     });
 }
 

@@ -3,9 +3,9 @@
 mod train_fake;
 
 use finetune::model::stage::Model;
-use finetune::train::OwnThread;
 use finetune::train::event::Event;
 use finetune::train::stop::{Stop, Urgency};
+use finetune::train::{Compute, Local};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use train_fake::{Fake, Outcome, Rows, Setup};
@@ -13,6 +13,11 @@ use train_fake::{Fake, Outcome, Rows, Setup};
 fn train(model: &mut dyn Model, work: Rows, stop: &Stop) -> Outcome {
     let out = tempfile::tempdir().unwrap();
     Setup { work, ..Setup::new(0, stop, out.path()) }.run(model)
+}
+
+fn train_by(compute: &mut dyn Compute, work: Rows, stop: &Stop) -> Outcome {
+    let out = tempfile::tempdir().unwrap();
+    Setup { work, ..Setup::new(0, stop, out.path()) }.run_by(compute)
 }
 
 #[test]
@@ -109,7 +114,7 @@ fn stopping_after_the_step_finishes_it() {
 fn a_model_on_its_own_thread_gives_the_same_bits() {
     let stop = Stop::new();
     let here = train(&mut Fake::new(), Rows::new(9), &stop);
-    let there = train(&mut OwnThread::new(Box::new(Fake::new()), &stop), Rows::new(9), &stop);
+    let there = train_by(&mut Local::apart(Box::new(Fake::new()), &stop), Rows::new(9), &stop);
     assert_eq!(here.bits(), there.bits());
     assert_eq!(here.kinds(), there.kinds());
 }
@@ -126,7 +131,7 @@ fn stopping_now_does_not_wait_for_a_microbatch() {
         }
     }));
     let began = Instant::now();
-    let outcome = train(&mut OwnThread::new(Box::new(model), &stop), Rows::new(9), &stop);
+    let outcome = train_by(&mut Local::apart(Box::new(model), &stop), Rows::new(9), &stop);
     let contract: serde_json::Value =
         serde_yaml::from_str(include_str!("../contracts/F-FT-004.yaml")).unwrap();
     let allowed = Duration::from_secs_f64(contract["tolerance"]["seconds"].as_f64().unwrap());
@@ -140,7 +145,7 @@ fn a_model_that_panics_is_a_fault() {
     let stop = Stop::new();
     let mut model = Fake::new();
     model.plant = Some(Box::new(|n, _, _| assert!(n < 10, "planted")));
-    let outcome = train(&mut OwnThread::new(Box::new(model), &stop), Rows::new(9), &stop);
+    let outcome = train_by(&mut Local::apart(Box::new(model), &stop), Rows::new(9), &stop);
     let error = outcome.end.unwrap_err();
     assert!(error.to_string().contains("its thread died"), "{error}");
     assert_eq!(error.exit_code(), 1);

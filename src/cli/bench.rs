@@ -14,6 +14,7 @@ use crate::devices::{self, Profiled};
 use crate::forecast::profile::{self, Measured, ModelShape, Profiles};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
+use crate::model::generate::generate;
 use crate::model::layout;
 use crate::model::lora::{LoraSpec, MODULES};
 use crate::model::memory::{InUse, Used};
@@ -147,7 +148,7 @@ fn decode(p: &mut Profiled, config: &Config) -> Result<Pass, Refusal> {
     let sampling = Sampling { max_new_tokens, temperature: 0.0, top_p: 1.0, seed: 0, stop };
     let notes = p.notes.clone();
     let mut started = None;
-    p.model.generate(prompt, &sampling, &mut |_| {
+    generate(&mut *p.model, prompt, &sampling, &mut |_| {
         if started.is_none() {
             notes.take();
             started = Some(Instant::now());

@@ -10,6 +10,7 @@ use crate::config::{Settings, yaml};
 use crate::data;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::devices::{self, Need};
+use crate::model::generate::generate;
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
@@ -206,10 +207,11 @@ impl Speaker {
         let mut text = Stream::default();
         let tokenizer = &self.tokenizer;
         let decode = |ids: &[u32]| tokenizer.decode(ids, Skip::Special).unwrap_or_default();
-        let made = self.model.generate(prompt, sampling, &mut |id| match sampling.stop.contains(&id) {
-            true => false,
-            false => piece(&text.push(id, &decode)),
-        })?;
+        let made =
+            generate(&mut *self.model, prompt, sampling, &mut |id| match sampling.stop.contains(&id) {
+                true => false,
+                false => piece(&text.push(id, &decode)),
+            })?;
         piece(&text.rest(&decode));
         let stopped = made.last().is_some_and(|id| sampling.stop.contains(id));
         let ids = &made[..made.len() - usize::from(stopped)];

@@ -6,10 +6,10 @@
 //! is lost, the coordinator leases that work again, and a worker that reconnects starts with no work.
 
 use super::codec::in_place;
-pub use super::trials::Trials;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
 use crate::train::event::Link;
+pub use crate::train::trial::Trials;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 

@@ -12,5 +12,4 @@ pub mod reduce;
 #[cfg(test)]
 mod simulator;
 pub mod sum_chunk;
-mod trials;
 pub mod worker;

@@ -5,7 +5,7 @@ use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::layout::Layout;
 use crate::model::memory::Fit;
 use crate::model::stage::{
-    Cancel, Fault, Generate, InUse, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
+    Cancel, Fault, InUse, LossSums, Microbatch, Model, Output, Session, Span, Stage, Ticket, Traffic, Want,
 };
 use crate::model::weights::ModelError;
 use std::sync::Arc;
@@ -75,8 +75,33 @@ impl Stage for Renamed {
         self.model.forward(batch, input, want)
     }
 
-    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
-        self.model.backward(grad, gradient)
+    fn span(&self) -> Span {
+        self.model.span()
+    }
+
+    fn longest_row(&self) -> usize {
+        self.model.longest_row()
+    }
+
+    fn backward(
+        &mut self,
+        ticket: Ticket,
+        grad: Option<&[f32]>,
+        gradient: &mut [f32],
+    ) -> Result<Option<Vec<f32>>, Fault> {
+        self.model.backward(ticket, grad, gradient)
+    }
+
+    fn forget(&mut self, ticket: Ticket) {
+        self.model.forget(ticket);
+    }
+
+    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.model.extend(session, ids, input)
+    }
+
+    fn end(&mut self, session: Session) {
+        self.model.end(session);
     }
 
     fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
@@ -93,16 +118,5 @@ impl Stage for Renamed {
 
     fn heed(&mut self, cancel: Cancel) {
         self.model.heed(cancel);
-    }
-}
-
-impl Generate for Renamed {
-    fn generate(
-        &mut self,
-        prompt: &[u32],
-        sampling: &Sampling,
-        each: &mut dyn FnMut(u32) -> bool,
-    ) -> Result<Vec<u32>, Fault> {
-        self.model.generate(prompt, sampling, each)
     }
 }

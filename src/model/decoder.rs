@@ -3,6 +3,7 @@
 
 mod check;
 mod passes;
+mod text;
 
 use super::block::{Below, Block, Hold, Saved};
 use super::config::Config;
@@ -11,11 +12,13 @@ use super::layout::{self, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec, MODULES};
 use super::rotation::Rotations;
-use super::stage::{Cancel, Want};
+use super::stage::{Cancel, Session, Span, Ticket, Want};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use text::Text;
 
 /// Values that blocks keep between forward and backward. All policies give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,21 +89,24 @@ impl Build {
 
 /// Layers of a model on a backend.
 pub struct Decoder<B: Backend> {
-    pub(super) backend: B,
-    pub(super) config: Config,
+    backend: B,
+    config: Config,
     lora: LoraSpec,
-    layers: Range<usize>,
+    span: Span,
     layout: Layout,
     keep: Keep,
     /// Present in the first stage, and in the last one of a tied model.
-    pub(super) embedding: Option<B::Weight>,
-    pub(super) head: Option<Head<B>>,
-    pub(super) blocks: Vec<Block<B>>,
-    pub(super) params: B::Memory,
+    embedding: Option<B::Weight>,
+    head: Option<Head<B>>,
+    blocks: Vec<Block<B>>,
+    params: B::Memory,
     grads: B::Memory,
     /// Cosines and sines of the positions used so far.
-    pub(super) rotations: Rotations<B::Memory>,
-    tape: Option<Tape<B>>,
+    rotations: Rotations<B::Memory>,
+    /// Forward passes that wait for their backward passes.
+    tapes: BTreeMap<Ticket, Tape<B>>,
+    /// Keys and values of the texts that are being generated.
+    sessions: BTreeMap<Session, Text<B::Memory>>,
     /// Checked between blocks.
     cancel: Cancel,
 }
@@ -116,6 +122,8 @@ struct Tape<B: Backend> {
     kept: Vec<(Hold, Saved<B::Memory>)>,
     /// Gradient of the last block's output, in the stage with the head.
     residual: Option<B::Memory>,
+    /// Gradient of a classifier's head.
+    score: Option<B::Memory>,
 }
 
 /// Initial values of a new adapter: [`lora::init`], except for a classifier's head that the base already has.
@@ -148,15 +156,17 @@ impl<B: Fused> Decoder<B> {
         let weights = Weights::new(tensors)?;
         let layers = build.layers;
         let layout = layout::of(config, lora, layers.clone());
-        let last = layers.end == config.layers;
-        let embedding = if layers.start == 0 || (last && config.tied && config.labels.is_none()) {
+        let (first, last) = (layers.start == 0, layers.end == config.layers);
+        let end = layout::of(config, lora, 0..layers.end).len();
+        let span = Span { layers: layers.clone(), values: end - layout.len()..end, first, last };
+        let embedding = if first || (last && config.tied && config.labels.is_none()) {
             let shape = (config.vocab, config.hidden);
             Some(weights.matrix(&mut backend, &weights.name("embed_tokens.weight"), shape)?)
         } else {
             None
         };
         let mut blocks = Vec::with_capacity(layers.len());
-        for layer in layers.clone() {
+        for layer in layers {
             let adapters = adapters(&layout, lora, layer);
             blocks.push(Block::load(&mut backend, &weights, config, layer, adapters)?);
         }
@@ -171,12 +181,12 @@ impl<B: Fused> Decoder<B> {
         backend.fill(view_mut(&mut params, 1, layout.len()), 0.0);
         let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
-        let (tape, cancel) = (None, Cancel::default());
+        let (tapes, sessions, cancel) = (BTreeMap::new(), BTreeMap::new(), Cancel::default());
         Ok(Decoder {
             backend,
             config,
             lora,
-            layers,
+            span,
             layout,
             keep,
             embedding,
@@ -185,7 +195,8 @@ impl<B: Fused> Decoder<B> {
             params,
             grads,
             rotations,
-            tape,
+            tapes,
+            sessions,
             cancel,
         })
     }
@@ -195,14 +206,13 @@ impl<B: Fused> Decoder<B> {
         &self.config
     }
 
-    pub(super) fn fault(&self, reason: impl Into<String>) -> Fault {
+    fn fault(&self, reason: impl Into<String>) -> Fault {
         Fault::Device { device: self.backend.class(), reason: reason.into() }
     }
 
-    fn release(&mut self) {
-        let Some(tape) = self.tape.take() else { return };
+    fn release(&mut self, tape: Tape<B>) {
         tape.kept.into_iter().for_each(|(_, saved)| saved.recycle(&mut self.backend));
-        tape.residual.into_iter().for_each(|m| self.backend.recycle(m));
+        tape.residual.into_iter().chain(tape.score).for_each(|m| self.backend.recycle(m));
     }
 
     /// Returns the stage's input on the device [T, C].
@@ -211,7 +221,7 @@ impl<B: Fused> Decoder<B> {
         let mut x = self.backend.memory(t * c);
         match (input, &self.embedding) {
             (Some(values), _) if values.len() == t * c => self.backend.upload(view_mut(&mut x, t, c), values),
-            (None, Some(table)) if self.layers.start == 0 => {
+            (None, Some(table)) if self.span.first => {
                 self.backend.embed(view_mut(&mut x, t, c), table, tokens);
             }
             _ => return Err(self.fault("a first stage takes ids, a later one the hidden states before it")),
@@ -222,7 +232,7 @@ impl<B: Fused> Decoder<B> {
     /// Runs all blocks and records on the tape what backward needs. A cancelled pass returns the output of the last
     /// block run.
     fn climb(&mut self, mut x: B::Memory, tape: &mut Tape<B>, want: Want) -> (B::Memory, Result<(), Fault>) {
-        let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want == Want::Gradient);
+        let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
         for (i, block) in self.blocks.iter().enumerate() {
@@ -230,7 +240,7 @@ impl<B: Fused> Decoder<B> {
                 return (x, Err(cancelled));
             }
             let (out, mut saved) = block.forward(&mut self.backend, x, &batch);
-            if want == Want::Gradient {
+            if want.ticket().is_some() {
                 let hold = self.keep.of(i, self.blocks.len());
                 saved.shed(&mut self.backend, hold);
                 tape.kept.push((hold, saved));

@@ -1,87 +1,49 @@
 //! Decoding with a key/value cache: the prompt in one pass, then token by token. The draw of the n-th new token depends
 //! only on the seed and n, so a prompt gives the same text on every machine and at every time.
 
-use super::block::Cache;
-use super::decoder::Decoder;
-use super::head::{Below, argmax};
-use super::linear::Batch;
-use super::stage::{Generate, Sampling};
-use crate::backend::{Fault, Fused, TokenRows, view, view_mut};
+use super::head::argmax;
+use super::stage::{Fault, Output, Sampling, Session, Stage};
 use crate::numeric::rng::Stream;
 
-/// Initial cache capacity in tokens after the prompt; the capacity doubles when it is full.
-const ROOM: usize = 256;
+/// Session of a text that [`generate`] begins and ends.
+const ALONE: Session = Session(u64::MAX);
 
-impl<B: Fused> Generate for Decoder<B> {
-    fn generate(
-        &mut self,
-        prompt: &[u32],
-        sampling: &Sampling,
-        each: &mut dyn FnMut(u32) -> bool,
-    ) -> Result<Vec<u32>, Fault> {
-        if prompt.is_empty() {
-            return Err(self.fault("an empty prompt has nothing to continue"));
-        }
-        self.check_ids(prompt)?;
-        // Positions beyond the model's limit are not used.
-        let room = self.config.longest_row().saturating_sub(prompt.len());
-        let most = sampling.max_new_tokens.min(room);
-        let mut capacity = prompt.len() + most.min(ROOM);
-        self.rotations.reach(&mut self.backend, capacity);
-        let mut caches: Vec<_> =
-            self.blocks.iter().map(|block| block.cache(&mut self.backend, capacity)).collect();
-        let mut new = Vec::new();
-        let mut result = Ok(());
-        while new.len() < most {
-            let ids = if new.is_empty() { prompt } else { &new[new.len() - 1..] };
-            if prompt.len() + new.len() > capacity {
-                capacity = (2 * capacity).min(prompt.len() + most);
-                self.rotations.reach(&mut self.backend, capacity);
-                for (block, cache) in self.blocks.iter().zip(&mut caches) {
-                    block.grow(&mut self.backend, cache, capacity);
-                }
-            }
-            match self.next_logits(ids, &mut caches) {
-                Ok(logits) => new.push(choose(&logits, sampling, new.len() as u64)),
-                Err(fault) => {
-                    result = Err(fault);
-                    break;
-                }
-            }
-            let token = new[new.len() - 1];
-            if !each(token) || sampling.stop.contains(&token) {
+/// Continues `prompt` by a whole model; `each` receives every new token at once and returns false to stop.
+pub fn generate(
+    model: &mut dyn Stage,
+    prompt: &[u32],
+    sampling: &Sampling,
+    each: &mut dyn FnMut(u32) -> bool,
+) -> Result<Vec<u32>, Fault> {
+    let fault =
+        |model: &dyn Stage, reason: &str| Fault::Device { device: model.class(), reason: reason.into() };
+    if prompt.is_empty() {
+        return Err(fault(model, "an empty prompt has nothing to continue"));
+    }
+    // Positions beyond the model's limit are not used.
+    let most = sampling.max_new_tokens.min(model.longest_row().saturating_sub(prompt.len()));
+    let mut new: Vec<u32> = Vec::new();
+    let mut result = Ok(());
+    while new.len() < most {
+        let ids = if new.is_empty() { prompt } else { &new[new.len() - 1..] };
+        let token = match model.extend(ALONE, ids, None) {
+            Ok(Output::Logits(logits)) => choose(&logits, sampling, new.len() as u64),
+            Ok(_) => {
+                result = Err(fault(model, "only a stage of all layers can generate alone"));
                 break;
             }
-        }
-        for cache in caches {
-            self.backend.recycle(cache.k);
-            self.backend.recycle(cache.v);
-        }
-        result.map(|()| new)
-    }
-}
-
-impl<B: Fused> Decoder<B> {
-    /// Returns the logits after `ids`, which follow the cached tokens.
-    fn next_logits(&mut self, ids: &[u32], caches: &mut [Cache<B::Memory>]) -> Result<Vec<f32>, Fault> {
-        let (t, c) = (ids.len(), self.config.hidden);
-        let (Some(table), Some(head)) = (&self.embedding, &self.head) else {
-            return Err(self.fault("only a stage of all layers can generate"));
+            Err(fault) => {
+                result = Err(fault);
+                break;
+            }
         };
-        let past = caches.first().map_or(0, |cache| cache.len) as u32;
-        let tokens = self.backend.tokens(TokenRows { ids, bounds: &[0, t as u32], past });
-        let mut x = self.backend.memory(t * c);
-        self.backend.embed(view_mut(&mut x, t, c), table, &tokens);
-        let (params, rotations) = (&self.params, &self.rotations);
-        let batch = Batch { rows: t, tokens: &tokens, params, rotations, dropout: None };
-        for (block, cache) in self.blocks.iter().zip(caches) {
-            x = block.decode(&mut self.backend, x, cache, &batch);
+        new.push(token);
+        if !each(token) || sampling.stop.contains(&token) {
+            break;
         }
-        let below = Below { hidden: view(&x, t, c), params: &self.params, embedding: Some(table) };
-        let logits = head.logits(&mut self.backend, below, &[t as u32 - 1]);
-        self.backend.recycle(x);
-        logits
     }
+    model.end(ALONE);
+    result.map(|()| new)
 }
 
 /// Returns the next token: the lowest id among the most probable at temperature 0, else a draw from the nucleus.

@@ -46,8 +46,8 @@ pub struct Below<'a, B: Backend> {
 pub struct HeadGrad<'a, M> {
     /// Gradient of the hidden states [T, C] (=).
     pub hidden: &'a mut M,
-    /// Flat gradient: the part of a trained head is overwritten.
-    pub grads: &'a mut M,
+    /// Gradient of a classifier's head [labels, C] (=).
+    pub score: Option<&'a mut M>,
 }
 
 /// Rows `[n]` of the hidden states and their targets.
@@ -143,7 +143,7 @@ impl<B: Fused> Head<B> {
         let mut dnormed = grad.is_some().then(|| backend.memory(n * c));
         let out = (view_mut(&mut losses, n, 1), dnormed.as_mut().map(|m| view_mut(m, n, c)));
         let x = view(&top.normed, n, c);
-        let (grads, dhidden) = grad.map_or((None, None), |g| (Some(g.grads), Some(g.hidden)));
+        let (score, dhidden) = grad.map_or((None, None), |g| (g.score, Some(g.hidden)));
         let logits = match &self.top {
             Top::Vocabulary(own) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
@@ -155,7 +155,7 @@ impl<B: Fused> Head<B> {
             }
             Top::Classes(offset, _) => {
                 let product = self.score(below.params, *offset, x);
-                Some(self.class_loss(backend, out, (product, asked.targets), grads))
+                Some(self.class_loss(backend, out, (product, asked.targets), score))
             }
         };
         if let (Some(dnormed), Some(dhidden)) = (&dnormed, dhidden) {
@@ -198,22 +198,22 @@ impl<B: Fused> Head<B> {
         backend: &mut B,
         (losses, dx): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>),
         (product, targets): (Product<B::Memory>, &[u32]),
-        grads: Option<&mut B::Memory>,
+        dscore: Option<&mut B::Memory>,
     ) -> B::Memory {
         let (x, score, n) = (product.a, product.b, targets.len());
         let mut logits = backend.memory(n * self.outputs);
         backend.matmul(view_mut(&mut logits, n, self.outputs), Write::Set, product);
         let mut kept = backend.memory(n * self.outputs);
         backend.copy(view_mut(&mut kept, n, self.outputs), view(&logits, n, self.outputs));
-        let Top::Classes(offset, class_weights) = &self.top else { return kept };
+        let Top::Classes(_, class_weights) = &self.top else { return kept };
         let ids = backend.ids(targets);
         let class_weights = class_weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
         backend.cross_entropy(losses, view_mut(&mut logits, n, self.outputs), &ids, class_weights);
         let dlogits = view(&logits, n, self.outputs);
-        if let (Some(dx), Some(memory)) = (dx, grads) {
+        if let (Some(dx), Some(dscore)) = (dx, dscore) {
             let of = |b, transpose| Product { a: dlogits, b, transpose, scale: 1.0 };
             backend.matmul(dx, Write::Set, of(score, Transpose::Neither));
-            let dscore = ViewMut { memory, offset: *offset, rows: self.outputs, cols: self.hidden };
+            let dscore = view_mut(dscore, self.outputs, self.hidden);
             backend.matmul(dscore, Write::Set, of(x, Transpose::Left));
         }
         backend.recycle(logits);

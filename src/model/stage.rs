@@ -1,9 +1,10 @@
 //! The interface between a run and the model: layers a..b of a model on some backend. Without pipelining, one stage is
-//! the whole model.
+//! the whole model. Several forward passes may wait for their backward passes at the same time: each has a ticket.
 
 use super::layout::Layout;
 pub use super::memory_fit::InUse;
 pub use crate::backend::{Fault, Traffic};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,15 +51,46 @@ impl Microbatch {
     }
 }
 
+/// Names a forward pass until its backward pass. The caller chooses it, for example the number of a microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Names a text that is being generated. The caller chooses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Session(pub u64);
+
+/// The part of a model that a stage computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Its range of the model's flat parameter vector.
+    pub values: Range<usize>,
+    /// Whether it embeds token ids.
+    pub first: bool,
+    /// Whether it computes losses and logits.
+    pub last: bool,
+}
+
 /// Requested result of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// Loss and the values that backward needs; dropout is on.
-    Gradient,
+    /// Loss and the values that the backward pass of this ticket needs; dropout is on.
+    Gradient(Ticket),
     /// Loss (and class predictions); dropout is off.
     Loss,
     /// The logits of the last token of every row; dropout is off.
     Logits,
+}
+
+impl Want {
+    /// The ticket of a pass that keeps values for its backward pass.
+    pub fn ticket(self) -> Option<Ticket> {
+        match self {
+            Want::Gradient(ticket) => Some(ticket),
+            Want::Loss | Want::Logits => None,
+        }
+    }
 }
 
 /// Result of a forward pass.
@@ -116,8 +148,11 @@ impl Cancel {
     }
 }
 
-/// Receives a microbatch's sums of losses and its gradient, on the thread that computed them.
-pub type Take = Box<dyn FnOnce(&LossSums, &[f32]) + Send>;
+/// The ticket of a pass that begins and ends within one call.
+pub(super) const WHOLE: Ticket = Ticket(u64::MAX);
+
+/// Receives index, sums of losses and gradient of a microbatch.
+pub type Each<'a> = &'a mut dyn FnMut(usize, &LossSums, &[f32]);
 
 /// Layers of a model with their adapters, on some device.
 pub trait Stage {
@@ -130,20 +165,32 @@ pub trait Stage {
     /// Sets the stage's own parameters: `flat.len() == layout().len()`.
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault>;
 
+    /// Its part of the model.
+    fn span(&self) -> Span;
+
     /// Runs the microbatch. A first stage has no input; a later one takes the hidden states [T, C] of the previous
-    /// stage. With [`Want::Gradient`] the activations are kept for one [`Stage::backward`].
+    /// stage. With [`Want::Gradient`] the activations are kept for one [`Stage::backward`] with the same ticket; values
+    /// that an earlier pass left under this ticket are freed.
     fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault>;
 
-    /// Runs backward of the last forward, for the *sum* of losses: `grad` [T, C] is the gradient of this stage's
-    /// output, `None` for a last stage. Overwrites `gradient` (the stage's layout). Returns the gradient of the stage's
-    /// input, `None` for a first stage.
-    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault>;
+    /// Runs backward of the forward pass with this ticket, for the *sum* of losses: `grad` [T, C] is the gradient of
+    /// this stage's output, `None` for a last stage. Overwrites `gradient` (the stage's layout). Returns the gradient of
+    /// the stage's input, `None` for a first stage.
+    fn backward(
+        &mut self,
+        ticket: Ticket,
+        grad: Option<&[f32]>,
+        gradient: &mut [f32],
+    ) -> Result<Option<Vec<f32>>, Fault>;
+
+    /// Frees the values of a forward pass that gets no backward pass.
+    fn forget(&mut self, ticket: Ticket);
 
     /// Runs forward and backward of a whole model. Returns the sums of its loss and overwrites `gradient` with their
     /// gradient. The numbers equal those of the two separate passes; the device is waited for once.
     fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
-        match self.forward(batch, None, Want::Gradient)? {
-            Output::Loss(sums) => self.backward(None, gradient).map(|_| sums),
+        match self.forward(batch, None, Want::Gradient(WHOLE))? {
+            Output::Loss(sums) => self.backward(WHOLE, None, gradient).map(|_| sums),
             _ => Err(Fault::Device {
                 device: self.class(),
                 reason: "a gradient of the loss is asked of a whole model".into(),
@@ -151,14 +198,27 @@ pub trait Stage {
         }
     }
 
-    /// Like [`Stage::gradient`], but `take` borrows the gradient, in place where the device computes in host memory.
-    /// `take` is not called after a fault.
-    fn lend_gradient(&mut self, batch: &Microbatch, take: Take) -> Result<LossSums, Fault> {
+    /// Runs forward and backward of a whole model for each microbatch. `each` borrows the sums and the gradient of the
+    /// microbatch with this index, in place where the device computes in host memory. After an error, `each` is not
+    /// called again.
+    fn gradients(&mut self, batches: &[&Microbatch], each: Each) -> Result<(), Fault> {
         let mut gradient = vec![0.0; self.layout().len()];
-        let sums = self.gradient(batch, &mut gradient)?;
-        take(&sums, &gradient);
-        Ok(sums)
+        for (index, batch) in batches.iter().enumerate() {
+            let sums = self.gradient(batch, &mut gradient)?;
+            each(index, &sums, &gradient);
+        }
+        Ok(())
     }
+
+    /// Continues the text of a session by `ids`, whose keys and values are kept until [`Stage::end`]. A first stage has
+    /// no input; a later one takes the hidden states [T, C] of `ids`. A last stage returns the logits of the last id.
+    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault>;
+
+    /// Frees the values of a session.
+    fn end(&mut self, session: Session);
+
+    /// Largest number of tokens of a row or text.
+    fn longest_row(&self) -> usize;
 
     /// Bytes moved to and from the device since it was opened.
     fn traffic(&self) -> Traffic {
@@ -190,17 +250,6 @@ pub struct Sampling {
     pub stop: Vec<u32>,
 }
 
-/// Decoding with a key/value cache.
-pub trait Generate {
-    /// Continues `prompt`; `each` receives every new token at once and returns false to stop.
-    fn generate(
-        &mut self,
-        prompt: &[u32],
-        sampling: &Sampling,
-        each: &mut dyn FnMut(u32) -> bool,
-    ) -> Result<Vec<u32>, Fault>;
-}
-
-/// A whole model on one device, for training and generation.
-pub trait Model: Stage + Generate + Send {}
-impl<T: Stage + Generate + Send> Model for T {}
+/// A stage that can be moved to the thread of its device.
+pub trait Model: Stage + Send {}
+impl<T: Stage + Send> Model for T {}

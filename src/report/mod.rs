@@ -32,5 +32,5 @@ pub use serve::Dashboard;
 pub use shift::Shift;
 pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;
-pub use words::{count, duration};
+pub use words::duration;
 pub use write::{Difference, comparison, write};

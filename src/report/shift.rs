@@ -2,7 +2,8 @@
 //! with the totals at the end.
 
 use super::console::{Look, style};
-use super::words::{count, duration};
+use super::words::duration;
+use crate::support::plural::count;
 use crate::train::event::Share;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use std::io::Write;

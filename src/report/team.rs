@@ -1,7 +1,7 @@
 //! Work of each device, summed over the steps. Shares refer to the time of the steps in which a device took part, so
 //! that a device that joins late does not count as idle before.
 
-use super::words::count;
+use crate::support::plural::count;
 use crate::train::event::{Shared, Step};
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
 //! One event as text, one line per fact. Text of a model, a prompt or an unknown peer is kept on one line.
 
+use crate::support::plural::count;
 use crate::support::stderr::inline;
 use crate::train::best::{Best, Metric};
 use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
@@ -119,12 +120,6 @@ pub fn change_line(change: &Change) -> String {
     let parts = [worker, &change.devices.join(", "), &change.reason];
     let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     inline(&format!("{what:<8} {}", parts.join(": ")))
-}
-
-/// A count with its noun: `1 microbatch`, `72 microbatches`.
-pub fn count(n: u64, what: &str) -> String {
-    let plural = if what.ends_with("ch") { "es" } else { "s" };
-    format!("{n} {what}{}", if n == 1 { "" } else { plural })
 }
 
 /// A time: `0:07`, `12:30`, `3:05:00`.

@@ -158,6 +158,18 @@ impl Writer {
     }
 }
 
+/// Refuses an adapter whose values on disk differ from those in memory in any bit.
+pub fn same_values(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
+    let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
+    match memory.len() != disk.len() || memory.iter().zip(disk).any(differs) {
+        false => Ok(()),
+        true => Err(Refusal::failure(format!(
+            "{}: the adapter as written has other values than the one in memory; keep the checkpoint and report this",
+            dir.display()
+        ))),
+    }
+}
+
 /// Refuses unless the logits from the values in memory and from those on disk have equal bits.
 pub fn same_logits(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
     let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
@@ -170,5 +182,25 @@ pub fn same_logits(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refus
                 dir.display()
             ),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_export_is_refused() {
+        let good = [1.0f32, -0.0, f32::MIN_POSITIVE];
+        let at = Path::new("out");
+        assert_eq!(same_values(&good, &good, at), Ok(()));
+        // Differences: the last bit of a value, the sign of a zero, and a missing value.
+        for (i, bit) in [(0, 0), (1, 31), (2, 0)] {
+            let mut bad = good;
+            bad[i] = f32::from_bits(bad[i].to_bits() ^ 1 << bit);
+            let refused = same_values(&good, &bad, at).unwrap_err();
+            assert!(refused.line.starts_with("out: the adapter as written has other values"), "{refused}");
+        }
+        assert!(same_values(&good, &good[..2], at).is_err());
     }
 }

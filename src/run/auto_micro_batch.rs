@@ -3,7 +3,6 @@
 //! from then on the run is as reproducible as any other.
 
 use super::folder::{self, RUN_FILE};
-use super::job::trials;
 use super::prepare::{self, Prepared};
 use super::signals;
 use crate::config::groups::{Options, Resume};
@@ -17,6 +16,7 @@ use crate::forecast::team::{Expected, team};
 use crate::forecast::time::{Participant, forecast};
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;
+use crate::train::trial::{LONGEST, trials};
 use crate::train::{Compute, Local};
 
 /// Candidate sizes in tokens.
@@ -129,24 +129,22 @@ fn choose(
 /// measurements of the first one are used.
 fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refusal> {
     let shape = p.shape(options);
-    let rows = trials(&p.train.samples, SIZES[2]);
     let known = team(options, (p.model(), Some(chosen)), &shape, (&Profiles::read(), SIZES[0]))?;
     let first = known.first().and_then(|e| e.worker.as_ref());
     if !chosen.is_one_cpu() || first.is_none_or(|w| w.pace.basis == Basis::Measured) {
         return Ok(());
     }
-    let longest = rows.iter().map(|batch| batch.ids.len()).max().unwrap_or(0);
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
     let mut model = devices::open(
         chosen,
         weights,
         options.data.class_weights.clone(),
-        Need { tokens: longest, measured: None, keep: None },
+        Need { tokens: LONGEST, measured: None, keep: None },
     )?;
     let layout = layout::of(&p.config, &p.spec, 0..p.config.layers);
     let flat = initial_parameters(&layout, &p.spec, &*p.base.files.tensors)?;
     let class = model.class();
-    let mut local = Local::new(&mut *model, &signals::STOP).measured_with(rows);
+    let mut local = Local::new(&mut *model, &signals::STOP).measured_with(trials(&p.config, LONGEST));
     local.set_parameters(0, &flat)?;
     for speed in local.speeds(0) {
         let memory = speed.memory.unwrap_or_default();

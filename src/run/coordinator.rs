@@ -4,11 +4,11 @@
 
 use super::auto_micro_batch;
 use super::folder::{self, Claim, RunFolder};
-use super::job::{Job, Steps, Team, Values};
+use super::job::{Job, Team};
 use super::prepare;
 use super::signals;
 use crate::cluster::coordinator::{
-    Company, Coordinator, Counts, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
+    Company, Coordinator, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
@@ -23,13 +23,10 @@ use crate::devices::{self, Chosen};
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
-use crate::report::count;
 use crate::support::stderr::say;
-use crate::train::Finished;
-use crate::train::event::{Change, HERE, What};
+use crate::train::event::HERE;
 use crate::train::stop::Stop;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -64,8 +61,10 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let record = RunRecord::raise(&place.dir, job.identity().values().clone())?;
     let mut hall = Hall::open(&job, (settings, options), record, files, chosen.as_ref())?;
     hall.coordinator.recall(job.classes());
-    hall.port = Some(open(&hall, options, &secured)?);
-    let outcome = job.train((settings, options), &place, claim, &mut hall);
+    let port = open(&hall, options, &secured)?;
+    hall.coordinator.counts_rejected(port.rejected());
+    hall.port = Some(port);
+    let outcome = job.train((settings, options), &place, claim, hall.team());
     hall.close(outcome)
 }
 
@@ -76,7 +75,7 @@ pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> 
     let mut hall = Hall::open(&job, (settings, options), record, ModelFiles::default(), Some(chosen))?;
     hall.coordinator.recall(job.classes());
     let claim = Claim::new(&mut place, lock)?;
-    let outcome = job.train((settings, options), &place, claim, &mut hall);
+    let outcome = job.train((settings, options), &place, claim, hall.team());
     hall.close(outcome)
 }
 
@@ -158,6 +157,12 @@ impl Hall {
         Ok(Hall { runtime, coordinator, port: None, local, hardware })
     }
 
+    /// Workers are unknown before they join; metrics.jsonl records their classes.
+    fn team(&mut self) -> Team<'_> {
+        let (classes, hardware) = (Vec::new(), self.hardware.clone());
+        Team { compute: &mut self.coordinator, classes, hardware, takes: None }
+    }
+
     /// Sends the outcome to all workers; the port stays open until workers that lost their connection have received it.
     fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
         self.coordinator.close(&bye(&outcome), LAST_WORDS, self.port);
@@ -173,19 +178,6 @@ impl Hall {
             (_, outcome) => outcome,
         }
     }
-}
-
-/// Returns a note with the rejected connections and workers, if there are any.
-fn counted(strangers: u64, counts: Counts) -> Option<Change> {
-    let Counts { expelled, refused, ignored, step } = counts;
-    let reason = format!(
-        "rejected: {}, {} (token, version, model or options differ); removed: {}; late or duplicate messages: {ignored}",
-        count(strangers, "connection"),
-        count(refused, "worker"),
-        count(expelled, "worker"),
-    );
-    let change = Change { step, what: What::Note, worker: String::new(), devices: vec![], reason };
-    (strangers + refused + expelled > 0).then_some(change)
 }
 
 /// Returns the outcome of the devices of this process, waiting up to [`MOMENT`] for it.
@@ -318,42 +310,6 @@ fn bye(outcome: &Result<(), Refusal>) -> Bye {
     }
 }
 
-impl Team for Hall {
-    /// Workers are unknown before they join; metrics.jsonl records their classes.
-    fn classes(&self) -> Vec<String> {
-        vec![]
-    }
-
-    fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
-        run(&mut self.coordinator)
-    }
-
-    fn hardware(&self) -> Vec<(String, String)> {
-        self.hardware.clone()
-    }
-
-    fn remarks(&self) -> Vec<Change> {
-        let rejected = self.port.as_ref().map_or(0, Port::refused);
-        counted(rejected, self.coordinator.counts()).into_iter().collect()
-    }
-
-    /// Compares the values themselves, because a coordinator has no model.
-    fn compare(&mut self, _: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
-        same_values(values.memory, values.disk, dir)
-    }
-}
-
-fn same_values(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
-    let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
-    match memory.len() != disk.len() || memory.iter().zip(disk).any(differs) {
-        false => Ok(()),
-        true => Err(Refusal::failure(format!(
-            "{}: the adapter as written has other values than the one in memory; keep the checkpoint and report this",
-            dir.display()
-        ))),
-    }
-}
-
 impl From<RunLockError> for Refusal {
     fn from(e: RunLockError) -> Self {
         match e {
@@ -363,25 +319,5 @@ impl From<RunLockError> for Refusal {
                 Refusal::configuration(e)
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn damaged_export_is_refused() {
-        let good = [1.0f32, -0.0, f32::MIN_POSITIVE];
-        let at = Path::new("out");
-        assert_eq!(same_values(&good, &good, at), Ok(()));
-        // Differences: the last bit of a value, the sign of a zero, and a missing value.
-        for (i, bit) in [(0, 0), (1, 31), (2, 0)] {
-            let mut bad = good;
-            bad[i] = f32::from_bits(bad[i].to_bits() ^ 1 << bit);
-            let refused = same_values(&good, &bad, at).unwrap_err();
-            assert!(refused.line.starts_with("out: the adapter as written has other values"), "{refused}");
-        }
-        assert!(same_values(&good, &good[..2], at).is_err());
     }
 }

@@ -7,8 +7,8 @@ mod expect;
 mod facts;
 mod team;
 
-pub use expect::{need, trials};
-pub use team::{Steps, Team, Values};
+pub use expect::need;
+pub use team::Team;
 
 use super::adapter::{self, Writer};
 use super::folder::{Claim, RUN_FILE, RunFolder};
@@ -34,7 +34,6 @@ use crate::support::stderr::say;
 use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
-use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -164,7 +163,7 @@ impl Job {
         (settings, options): (&Settings, &Options),
         place: &RunFolder,
         claim: Claim,
-        team: &mut dyn Team,
+        team: Team,
     ) -> Result<(), Refusal> {
         // Before anything is written: a signal that ends the process would leave what is there.
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
@@ -173,12 +172,13 @@ impl Job {
         // A folder other than the resumed run's must itself be resumable.
         let mut file = match self.from.is_some() && place.goes_on() && run_file.exists() {
             true => None,
-            false => Some(RunFile::write(run_file, settings, self.facts(), team.classes())?),
+            false => Some(RunFile::write(run_file, settings, self.facts(), team.classes)?),
         };
         let mut watch = Watch::new(options, place, &self.state, look)?;
         self.history = watch.history();
         let mut recorder =
-            Recorder::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
+            Recorder::new(self.shape(options), self.counts(options).clone(), (team.hardware, team.takes));
+        let compute = team.compute;
         let finished = {
             let mut events = |e: &Event| {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
@@ -191,10 +191,10 @@ impl Job {
                 watch.see(e);
                 recorder.after(e).iter().for_each(|said| watch.see(said));
             };
-            team.train(&mut |compute| self.steps(compute, options, (place, &claim), &mut events))
+            self.steps(compute, options, (place, &claim), &mut events)
         };
         recorder.keep();
-        team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
+        compute.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
         let finished = match finished {
             Ok(f) => f,
             Err(e) => {
@@ -203,7 +203,7 @@ impl Job {
             }
         };
         let outcome = match claim.stands() {
-            true => self.outcome(team, &finished, (place, options)),
+            true => self.outcome(&finished, (place, options)),
             false => Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into()),
         };
         let path = match (&outcome, &finished.checkpoint) {
@@ -221,18 +221,13 @@ impl Job {
     /// Ends a run: writes its adapter, or reports where it stopped.
     fn outcome(
         &mut self,
-        team: &mut dyn Team,
         finished: &Finished,
         (place, options): (&RunFolder, &Options),
     ) -> Result<(), Refusal> {
         if !finished.complete {
             return Err(saved(finished, place, options));
         }
-        self.finish(team, finished, place).map_err(|e| match signals::STOP.urgency() {
-            // A comparison interrupted by a signal is no evidence against the adapter.
-            Urgency::Now => saved(finished, place, options),
-            _ => e,
-        })
+        self.finish(finished, place)
     }
 
     fn steps(
@@ -314,11 +309,11 @@ impl Job {
     }
 
     /// Writes the adapter, reads it back, and compares the two.
-    fn finish(&mut self, team: &mut dyn Team, finished: &Finished, place: &RunFolder) -> Result<(), Refusal> {
+    fn finish(&mut self, finished: &Finished, place: &RunFolder) -> Result<(), Refusal> {
         let memory = &*self.result(&finished.state, place)?;
         self.writer.write(&place.dir, memory, &self.numbers())?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
-        team.compare(self, Values { memory, disk }, &place.dir)
+        adapter::same_values(memory, disk, &place.dir)
     }
 
     /// Notes for the user.

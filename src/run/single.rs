@@ -1,11 +1,10 @@
 //! `--role single`: trains in this process. One model on the CPU is trained here; otherwise a coordinator runs with the
 //! devices of this process. The parts common to all roles are in [`super::job`].
 
-use super::adapter;
 use super::auto_micro_batch;
 use super::coordinator;
 use super::folder::{self, Claim};
-use super::job::{self, Job, Steps, Team, Values};
+use super::job::{self, Job, Team};
 use super::prepare;
 use super::signals;
 use crate::config::Settings;
@@ -13,12 +12,10 @@ use crate::config::groups::Options;
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Need};
 use crate::forecast::profile::{self, Profiles};
-use crate::model::memory::Estimate;
-use crate::model::stage::{Microbatch, Output, Stage, Want};
 use crate::support::stderr::say;
 use crate::train::event::Takes;
-use crate::train::{self, Finished, Local, OwnThread};
-use std::path::Path;
+use crate::train::trial::trials;
+use crate::train::{Compute, Local};
 
 /// Trains.
 pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
@@ -47,60 +44,17 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let mut job = Job::new(prepared, planned, options)?;
     job.resume(&place)?;
     let weights = job.prepared.model();
-    // Microbatches for measuring may be longer than those of the training.
-    let trials = job.trials();
-    let longest = trials.iter().map(|batch| batch.ids.len()).fold(job.longest(options), usize::max);
+    let longest = job.longest(options);
     let takes = devices::takes(&chosen, weights, Need { tokens: longest, ..need })?;
+    let trials = trials(weights.0, longest);
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
-    let model = OwnThread::new(model, &signals::STOP);
     // Devices are measured again in every run, because earlier measurements may come from a busy machine.
-    let mut team = Alone { model, hardware, trials, takes };
+    let mut local = Local::apart(model, &signals::STOP).measured_with(trials);
+    let (classes, device) = (local.classes(), local.classes().concat());
+    let takes =
+        Takes { worker: String::new(), device, bytes: takes.in_use, basis: takes.basis.word().into() };
+    let hardware = vec![(String::new(), hardware)];
     let claim = Claim::new(&mut place, lock)?;
-    job.train((settings, options), &place, claim, &mut team)
-}
-
-/// Tokens of the first row that are used to compare the adapter on disk with that in memory.
-const COMPARED: usize = 32;
-
-/// One model in this process.
-struct Alone {
-    model: OwnThread<'static>,
-    hardware: String,
-    /// Microbatches for measuring before the first step.
-    trials: Vec<Microbatch>,
-    /// Estimated memory.
-    takes: Estimate,
-}
-
-impl Team for Alone {
-    fn classes(&self) -> Vec<String> {
-        vec![self.model.class()]
-    }
-
-    fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
-        let trials = std::mem::take(&mut self.trials);
-        run(&mut Local::new(&mut self.model, &signals::STOP).measured_with(trials))
-    }
-
-    fn hardware(&self) -> Vec<(String, String)> {
-        vec![(String::new(), self.hardware.clone())]
-    }
-
-    fn takes(&self) -> Option<Takes> {
-        let (worker, device) = (String::new(), self.model.class());
-        Some(Takes { worker, device, bytes: self.takes.in_use, basis: self.takes.basis.word().into() })
-    }
-
-    /// Compares the logits of both adapters at the beginning of the first row.
-    fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
-        let batch = train::microbatch(&job.prepared.train.samples, &[0], 0).beginning(COMPARED);
-        let mut logits = |flat: &[f32]| -> Result<Vec<f32>, Refusal> {
-            self.model.set_parameters(flat)?;
-            match self.model.forward(&batch, None, Want::Logits)? {
-                Output::Logits(logits) => Ok(logits),
-                _ => Err(Refusal::failure("the model gave no logits")),
-            }
-        };
-        adapter::same_logits(&logits(values.memory)?, &logits(values.disk)?, dir)
-    }
+    let team = Team { compute: &mut local, classes, hardware, takes: Some(takes) };
+    job.train((settings, options), &place, claim, team)
 }

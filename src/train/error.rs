@@ -1,6 +1,7 @@
 //! Reasons why a run did not continue, as facts. Each prints as one line with what, where and what to do.
 
 use super::checkpoint::OTHER_STEPS;
+use super::sum::THE_LOSS;
 use crate::model::stage::Fault;
 use std::path::{Path, PathBuf};
 
@@ -9,8 +10,9 @@ use std::path::{Path, PathBuf};
 pub enum TrainError {
     /// A value is not finite, or too large for exact sums. It did not change the parameters.
     #[error(
-        "step {step}: {tensor} became {} in microbatch {microbatch} (rows {}) on {finding}; the parameters of \
+        "step {step}: {} became {} in microbatch {microbatch} (rows {}) on {finding}; the parameters of \
          step {} stand: {}",
+        shown(.tensor),
         short(*.value),
         list(.rows),
         .step.saturating_sub(1),
@@ -23,7 +25,7 @@ pub enum TrainError {
         microbatch: usize,
         /// Row numbers of the microbatch.
         rows: Vec<u64>,
-        /// The tensor of the flat layout, or `the loss`.
+        /// The tensor whose gradient has the value, or [`THE_LOSS`].
         tensor: String,
         /// The bad value.
         value: f64,
@@ -209,6 +211,10 @@ impl TrainError {
             _ => 1,
         }
     }
+}
+
+fn shown(tensor: &str) -> String {
+    if tensor == THE_LOSS { tensor.into() } else { format!("the gradient of {tensor}") }
 }
 
 /// A value in a few digits, because 1e300 has 300 digits without an exponent.

@@ -4,6 +4,7 @@
 //! Loss and weight are two numbers per microbatch: they are added in 128 bits, so their only limit is the range of the
 //! fixed-point format, not a cap per microbatch.
 
+use crate::model::layout::Layout;
 use crate::model::stage::LossSums;
 use crate::numeric::fixed::CELL;
 use crate::numeric::fixed::{self, BadValue};
@@ -113,20 +114,23 @@ impl Sums {
 
     /// Adds the gradient of a microbatch, all or nothing; the error's index is that of the flat layout.
     pub fn add_gradient(&mut self, gradient: &[f32], cap: i64) -> Result<(), BadValue> {
-        assert_eq!(self.len, gradient.len(), "sum and gradient share one layout");
         check_gradient(gradient, cap)?;
-        let cells = self.cells.par_iter_mut().zip(gradient.par_chunks(CELL));
-        cells.for_each(|(sum, values)| fixed::add_checked(sum, values));
+        self.add_checked(gradient);
         Ok(())
     }
 
     /// Adds gradient and loss of a microbatch, all or nothing.
     pub fn add(&mut self, loss: &LossSums, gradient: &[f32], cap: i64) -> Result<(), Refused> {
-        // A bad loss is reported before the bad gradients that it causes.
-        let scalars = Scalars::of(loss).map_err(|bad| (bad, None))?;
-        self.add_gradient(gradient, cap).map_err(|bad| (bad, Some(bad.index)))?;
+        let scalars = check(loss, gradient, cap)?;
+        self.add_checked(gradient);
         self.add_scalars(scalars);
         Ok(())
+    }
+
+    fn add_checked(&mut self, gradient: &[f32]) {
+        assert_eq!(self.len, gradient.len(), "sum and gradient share one layout");
+        let cells = self.cells.par_iter_mut().zip(gradient.par_chunks(CELL));
+        cells.for_each(|(sum, values)| fixed::add_checked(sum, values));
     }
 
     /// The means of loss and gradient, the only division. A weight of zero (class weights may be zero) gives all zeros.
@@ -155,11 +159,35 @@ impl Sums {
     }
 }
 
-/// A value that a sum cannot hold, and its index in the flat layout; `None` for the loss.
-pub type Refused = (BadValue, Option<usize>);
+/// A value of a microbatch that a sum cannot hold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Refused {
+    /// The value, with its index in the flat layout if it is in the gradient.
+    pub value: BadValue,
+    /// Whether it is the loss.
+    pub loss: bool,
+}
+
+impl Refused {
+    /// The tensor whose gradient has the value, or [`THE_LOSS`].
+    pub fn tensor(&self, layout: &Layout) -> String {
+        if self.loss { THE_LOSS.into() } else { layout.name_at(self.value.index) }
+    }
+}
+
+/// Stands for the name of a tensor where the loss is meant.
+pub const THE_LOSS: &str = "the loss";
+
+/// Returns the scalars of a microbatch whose gradient, like its loss, may enter a sum.
+pub fn check(loss: &LossSums, gradient: &[f32], cap: i64) -> Result<Scalars, Refused> {
+    // A bad loss is reported before the bad gradients that it causes.
+    let scalars = Scalars::of(loss).map_err(|value| Refused { value, loss: true })?;
+    check_gradient(gradient, cap).map_err(|value| Refused { value, loss: false })?;
+    Ok(scalars)
+}
 
 /// Returns the first value that a sum cannot hold as an error; its index is that of the flat layout.
-pub fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
+fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
     let bad = |(i, values): (usize, &[f32])| {
         fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })
     };

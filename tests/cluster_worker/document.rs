@@ -90,7 +90,7 @@ fn declared() -> Vec<String> {
         (stage, "LossSums"),
         (stage, "Sampling"),
         (include_str!("../../src/model/lora.rs"), "LoraSpec"),
-        (include_str!("../../src/cluster/trials.rs"), "Trials"),
+        (include_str!("../../src/train/trial.rs"), "Trials"),
         (include_str!("../../src/model/memory_fit.rs"), "Used"),
         (include_str!("../../src/numeric/line.rs"), "Points"),
         (include_str!("../../src/train/event.rs"), "Link"),

@@ -13,7 +13,7 @@ use finetune::cluster::worker::{
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
 use finetune::model::memory::{self, Fit, Load};
-use finetune::model::stage::{Microbatch, Model, Output, Targets, Want};
+use finetune::model::stage::{Microbatch, Model, Output, Targets, Ticket, Want};
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::REVISION;
 use finetune::numeric::fixed::{self, CELL, FRACTION_BITS};
@@ -166,11 +166,12 @@ pub fn expected(which: &[u32]) -> Sums {
     model.set_parameters(&parameters()).unwrap();
     let mut sums = Sums::new(blueprint.layout().len());
     for &i in which {
-        let Output::Loss(loss) = model.forward(&microbatch(i), None, Want::Gradient).unwrap() else {
+        let Output::Loss(loss) = model.forward(&microbatch(i), None, Want::Gradient(Ticket(0))).unwrap()
+        else {
             panic!()
         };
         let mut gradient = vec![0.0; blueprint.layout().len()];
-        model.backward(None, &mut gradient).unwrap();
+        model.backward(Ticket(0), None, &mut gradient).unwrap();
         sums.add_loss(&loss).unwrap();
         sums.add_gradient(&gradient, fixed::cap(MICROBATCHES as usize)).unwrap();
     }

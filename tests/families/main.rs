@@ -10,9 +10,10 @@ use finetune::backend::Cpu;
 use finetune::families::{Bias, Biases, Family, LLAMA, Norms, ScoreScale};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::generate::generate;
 use finetune::model::layout::{self, Layout};
 use finetune::model::lora::{LoraSpec, MODULES};
-use finetune::model::stage::{Generate, IGNORE, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{IGNORE, Microbatch, Output, Sampling, Stage, Targets, Ticket, Want};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 use finetune::numeric::tensor::{Tensor, Tensors};
@@ -212,7 +213,7 @@ fn made_up_families_compute_their_formulas() {
         assert!(off < 2e-5, "{name}: logits differ by {off:e} of the largest");
         let sampling =
             Sampling { max_new_tokens: 6, temperature: 0.0, top_p: 1.0, seed: 0, stop: Vec::new() };
-        let new = stage.generate(ROWS[2], &sampling, &mut |_| true).unwrap();
+        let new = generate(&mut stage, ROWS[2], &sampling, &mut |_| true).unwrap();
         assert_eq!(new, formula.greedy(&flat, ROWS[2], 6), "{name}");
     }
 }
@@ -232,13 +233,13 @@ fn recomputed_blocks_and_stages_give_the_same_bits() {
             assert!(gradient(keep) == want, "{name}: {keep:?}");
         }
         let [mut first, mut last] = [0..1, 1..3].map(|layers| case.decoder(layers, Keep::Everything));
-        let Output::Hidden(hidden) = first.forward(&batch, None, Want::Gradient).unwrap() else {
+        let Output::Hidden(hidden) = first.forward(&batch, None, Want::Gradient(Ticket(0))).unwrap() else {
             panic!("a first stage gives hidden states");
         };
-        last.forward(&batch, Some(&hidden), Want::Gradient).unwrap();
+        last.forward(&batch, Some(&hidden), Want::Gradient(Ticket(0))).unwrap();
         let [mut below, mut above] = [&first, &last].map(|stage| vec![f32::NAN; stage.layout().len()]);
-        let down = last.backward(None, &mut above).unwrap();
-        first.backward(down.as_deref(), &mut below).unwrap();
+        let down = last.backward(Ticket(0), None, &mut above).unwrap();
+        first.backward(Ticket(0), down.as_deref(), &mut below).unwrap();
         assert!([below, above].concat() == want, "{name}: two stages");
     }
 }

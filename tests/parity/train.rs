@@ -1,7 +1,7 @@
 //! Training of a case: every loss, every gradient norm and the final adapter are compared with PEFT's.
 
 use super::case::Case;
-use finetune::model::stage::{Output, Stage, Want};
+use finetune::model::stage::{Output, Stage, Ticket, Want};
 use finetune::train::optim::{self, AdamW, Options};
 use finetune::train::schedule::{Decay, Schedule};
 
@@ -37,10 +37,11 @@ pub fn train(case: &Case, stage: &mut dyn Stage, bounds: &Bounds) -> (f64, f64, 
         for (from, n) in [(0, batch / 2), (batch / 2, batch - batch / 2)] {
             let mut part = vec![f32::NAN; parameters.len()];
             let microbatch = case.microbatch(step * batch + from, n);
-            let Output::Loss(sums) = stage.forward(&microbatch, None, Want::Gradient).unwrap() else {
+            let Output::Loss(sums) = stage.forward(&microbatch, None, Want::Gradient(Ticket(0))).unwrap()
+            else {
                 panic!("a whole model gives a loss");
             };
-            assert_eq!(stage.backward(None, &mut part).unwrap(), None);
+            assert_eq!(stage.backward(Ticket(0), None, &mut part).unwrap(), None);
             loss += sums.loss;
             weight += sums.weight;
             gradient.iter_mut().zip(part).for_each(|(g, p)| *g += p);

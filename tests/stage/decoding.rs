@@ -1,8 +1,9 @@
 //! Decoding with a cache.
 
 use super::{Case, Try, case, each_case};
+use finetune::model::generate::generate;
 use finetune::model::head::argmax;
-use finetune::model::stage::{Generate, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{Microbatch, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
 
 #[test]
@@ -18,7 +19,7 @@ fn cached_decoding_equals_full_passes() {
             let prompt: Vec<u32> = (0..length).map(|_| draws.below(case.config.vocab as u32)).collect();
             let sampling =
                 Sampling { max_new_tokens: 12, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
-            let new = stage.generate(&prompt, &sampling, &mut |_| true).unwrap();
+            let new = generate(&mut stage, &prompt, &sampling, &mut |_| true).unwrap();
             assert_eq!(new.len(), 12);
             let mut ids = prompt.clone();
             for &token in &new {
@@ -33,10 +34,10 @@ fn cached_decoding_equals_full_passes() {
             }
             let stop = vec![new[3]];
             let stopped =
-                stage.generate(&prompt, &Sampling { stop, ..sampling.clone() }, &mut |_| true).unwrap();
+                generate(&mut stage, &prompt, &Sampling { stop, ..sampling.clone() }, &mut |_| true).unwrap();
             assert_eq!(stopped[..], new[..=new.iter().position(|t| *t == new[3]).unwrap()]);
             let mut left = 5;
-            let cut = stage.generate(&prompt, &sampling, &mut |_| {
+            let cut = generate(&mut stage, &prompt, &sampling, &mut |_| {
                 left -= 1;
                 left > 0
             });
@@ -59,7 +60,7 @@ fn cache_grows_with_the_generated_tokens() {
         left -= 1;
         left > 0
     };
-    let mut ids = [vec![3, 1], stage.generate(&[3, 1], &sampling, &mut say).unwrap()].concat();
+    let mut ids = [vec![3, 1], generate(&mut stage, &[3, 1], &sampling, &mut say).unwrap()].concat();
     assert_eq!(ids.len(), 602);
     let token = ids.pop();
     let (bounds, targets) = (vec![0, 601], Targets::Tokens(vec![u32::MAX; 601]));

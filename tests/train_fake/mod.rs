@@ -6,7 +6,9 @@
 use finetune::backend::Fault;
 use finetune::format::peft;
 use finetune::model::layout::Layout;
-use finetune::model::stage::{Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{
+    LossSums, Microbatch, Model, Output, Session, Span, Stage, Targets, Ticket, Want,
+};
 use finetune::numeric::rng::Stream;
 use finetune::train::best::Choice;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
@@ -25,6 +27,8 @@ pub struct Fake<'a> {
     pub parameters: Vec<f32>,
     pub gradient: Vec<f32>,
     pub forwards: usize,
+    /// Tokens of the text that is being generated.
+    pub text: usize,
     pub plant: Option<Plant<'a>>,
     /// The numeric class of its results.
     pub class: &'static str,
@@ -41,7 +45,17 @@ impl Fake<'_> {
         layout.push("q.lora_B.weight", 7, 3);
         let gradient = vec![0.0; layout.len()];
         let (parameters, class) = (gradient.clone(), "fake-f32");
-        Fake { parameters, gradient, layout, forwards: 0, plant: None, class, score: None, refuse: None }
+        Fake {
+            parameters,
+            gradient,
+            layout,
+            forwards: 0,
+            text: 0,
+            plant: None,
+            class,
+            score: None,
+            refuse: None,
+        }
     }
 
     pub fn start(&self) -> Vec<f32> {
@@ -77,33 +91,49 @@ impl Stage for Fake<'_> {
                 loss += f64::from(d * d / 2.0);
             }
         }
-        if want == Want::Gradient {
+        if want.ticket().is_some() {
             self.forwards += 1;
             if let Some(plant) = &mut self.plant {
                 plant(self.forwards, batch, &mut self.gradient);
             }
         }
         let rows = batch.rows.len();
-        if let Some(score) = self.score.filter(|_| want != Want::Gradient) {
+        if let Some(score) = self.score.filter(|_| want.ticket().is_none()) {
             loss = score(batch.step) * rows as f64;
         }
         Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, predictions: vec![] }))
     }
 
-    fn backward(&mut self, _: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
+    fn backward(
+        &mut self,
+        _: Ticket,
+        _: Option<&[f32]>,
+        gradient: &mut [f32],
+    ) -> Result<Option<Vec<f32>>, Fault> {
         gradient.copy_from_slice(&self.gradient);
         Ok(None)
     }
-}
 
-impl Generate for Fake<'_> {
-    fn generate(
-        &mut self,
-        prompt: &[u32],
-        _: &Sampling,
-        each: &mut dyn FnMut(u32) -> bool,
-    ) -> Result<Vec<u32>, Fault> {
-        Ok((1..4).map(|i| prompt.len() as u32 + i).take_while(|&token| each(token)).collect())
+    fn forget(&mut self, _: Ticket) {}
+
+    fn span(&self) -> Span {
+        Span { layers: 0..1, values: 0..self.layout.len(), first: true, last: true }
+    }
+
+    fn longest_row(&self) -> usize {
+        64
+    }
+
+    /// Every answer is one more than the number of tokens so far.
+    fn extend(&mut self, _: Session, ids: &[u32], _: Option<&[f32]>) -> Result<Output, Fault> {
+        self.text += ids.len();
+        let mut logits = vec![0.0; 64];
+        logits[self.text + 1] = 1.0;
+        Ok(Output::Logits(logits))
+    }
+
+    fn end(&mut self, _: Session) {
+        self.text = 0;
     }
 }
 

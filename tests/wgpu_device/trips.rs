@@ -5,7 +5,7 @@ use crate::devices;
 use finetune::backend::wgpu::Options;
 use finetune::backend::{Backend, Frozen, Traffic, Wgpu, Write, view, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
-use finetune::model::stage::{Output, Stage, Want};
+use finetune::model::stage::{Output, Stage, Ticket, Want};
 use finetune::numeric::dtype::Dtype;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,10 +52,10 @@ fn microbatch_takes_at_most_two_submissions_and_one_read() {
                 let result = (sums, gradient.clone());
                 assert!(last.replace(result.clone()).is_none_or(|l| l == result), "{class}: the same bits");
             }
-            let Output::Loss(sums) = stage.forward(&batch, None, Want::Gradient).unwrap() else {
+            let Output::Loss(sums) = stage.forward(&batch, None, Want::Gradient(Ticket(0))).unwrap() else {
                 panic!("a whole model gives a loss");
             };
-            stage.backward(None, &mut gradient).unwrap();
+            stage.backward(Ticket(0), None, &mut gradient).unwrap();
             assert_eq!(last, Some((sums, gradient)), "{class} {name}: two passes give the bits of one");
         }
     }

@@ -6,9 +6,9 @@ use crate::config::groups::{whole, within};
 use crate::config::refusal::Refusal;
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
-use crate::report;
 use crate::run::base_model;
 use crate::run::row_warnings;
+use crate::support::plural::count;
 use crate::support::stderr::printable;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -69,11 +69,8 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
     ];
     if let Some(labels) = &corpus.labels {
         let rows = |i: usize| corpus.samples.iter().filter(|s| s.label == Some(i as u32)).count() as u64;
-        let named = labels
-            .names
-            .iter()
-            .enumerate()
-            .map(|(i, name)| format!("{name} ({})", report::count(rows(i), "row")));
+        let named =
+            labels.names.iter().enumerate().map(|(i, name)| format!("{name} ({})", count(rows(i), "row")));
         facts.push(("labels", json!(named.collect::<Vec<_>>())));
     }
     if let Some(first) = &c.first_dropped {
@@ -86,7 +83,7 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
 fn longest(corpus: &Corpus) -> Vec<String> {
     let mut order: Vec<usize> = (0..corpus.samples.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(corpus.samples.tokens(i)), i));
-    let tokens = |i: usize| report::count(corpus.samples.tokens(i) as u64, "token");
+    let tokens = |i: usize| count(corpus.samples.tokens(i) as u64, "token");
     let say = |&i: &usize| format!("row {} ({})", corpus.samples.get(i).row, tokens(i));
     order.iter().take(LONGEST).map(say).collect()
 }
@@ -97,7 +94,7 @@ fn headline(sample: &Sample, corpus: &Corpus) -> String {
         Some(l) => format!("label {}", name(l).unwrap_or_else(|| l.to_string())),
         None => format!("{} supervised", sample.supervised_targets()),
     };
-    format!("--- row {}: {}, {learnt}", sample.row, report::count(sample.ids.len() as u64, "token"))
+    format!("--- row {}: {}, {learnt}", sample.row, count(sample.ids.len() as u64, "token"))
 }
 
 fn rows_as_json(corpus: &Corpus, tokenizer: &Tokenizer, shown: usize) -> Result<Value, Refusal> {

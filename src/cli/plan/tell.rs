@@ -6,7 +6,8 @@ use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, size};
-use crate::report::{count, duration};
+use crate::report::duration;
+use crate::support::plural::count;
 use serde_json::{Value, json};
 
 /// The plan as lines of text.

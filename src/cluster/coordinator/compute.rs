@@ -7,10 +7,11 @@ use super::round::Task;
 use super::{Coordinator, events};
 use crate::model::layout::Layout;
 use crate::model::stage::{Microbatch, Sampling, Traffic};
-use crate::train::event::Speed;
+use crate::train::event::{Change, Speed};
 use crate::train::sum::Sums;
 use crate::train::{Compute, Effort, Say, Scoring, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 impl Coordinator<'_> {
     fn task<'t>(
@@ -32,6 +33,11 @@ impl Compute for Coordinator<'_> {
 
     fn classes(&self) -> Vec<String> {
         self.classes.iter().cloned().collect()
+    }
+
+    fn remarks(&self) -> Vec<Change> {
+        let rejected = self.rejected.as_ref().map_or(0, |counter| counter.load(Ordering::Relaxed));
+        events::rejections(rejected, self.counts).into_iter().collect()
     }
 
     fn parameters_ahead(&mut self, step: u64, from: usize, stretch: &[f32]) {

@@ -2,7 +2,9 @@
 
 use super::super::machine::{self, Bad, DeviceReport, Kind, Note, Place, Tally};
 use super::super::message::{Device, Packed, Work};
+use super::Counts;
 use super::round::Task;
+use crate::support::plural::count;
 use crate::train::event::{Change, Part, Shared, Speed, What};
 use crate::train::{Again, Finding, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,13 +48,13 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
             let to_come = want.saturating_sub(have);
             run(
                 What::Waiting,
-                format!("waiting for {}: {have} here, {to_come} to come", count(want, "device")),
+                format!("waiting for {}: {have} here, {to_come} to come", count(want as u64, "device")),
             )
         }
         Note::Paused { have, want } => {
-            run(What::Paused, format!("{} left, at least {want} needed", count(have, "device")))
+            run(What::Paused, format!("{} left, at least {want} needed", count(have as u64, "device")))
         }
-        Note::Running { have } => run(What::Resumed, count(have, "device")),
+        Note::Running { have } => run(What::Resumed, count(have as u64, "device")),
         Note::Joined { member, devices, refused } => {
             let what = if devices.is_empty() { What::Refused } else { What::Joined };
             of(what, member, devices.iter().map(named).collect(), refused.join("; "))
@@ -60,7 +62,7 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
         Note::Left { member, reason, reopened } => {
             let again = match reopened {
                 0 => String::new(),
-                n => format!("; {} given out again", count(n, "microbatch")),
+                n => format!("; {} given out again", count(n as u64, "microbatch")),
             };
             of(gone, member, vec![], format!("{reason}{again}"))
         }
@@ -102,15 +104,9 @@ fn few(microbatches: usize, devices: usize, hint: Hint) -> String {
     let rows = hint.batch_size * factor;
     format!(
         "each step has {} for {}, so {wait}; try --batch-size {rows} or --micro-batch-tokens {tokens}",
-        count(microbatches, "microbatch"),
-        count(devices, "device"),
+        count(microbatches as u64, "microbatch"),
+        count(devices as u64, "device"),
     )
-}
-
-/// A count with its noun: `1 device`, `2 microbatches`.
-fn count(n: usize, what: &str) -> String {
-    let plural = if what.ends_with("ch") { "es" } else { "s" };
-    format!("{n} {what}{}", if n == 1 { "" } else { plural })
 }
 
 fn named(device: &Device) -> String {
@@ -123,6 +119,19 @@ fn shown(place: &Place) -> String {
 
 fn at(place: &Place) -> String {
     format!("worker {}, {}", place.member, place.device)
+}
+
+/// Returns a note with the rejected connections and workers, if there are any.
+pub(super) fn rejections(connections: u64, counts: Counts) -> Option<Change> {
+    let Counts { expelled, refused, ignored, step } = counts;
+    let reason = format!(
+        "rejected: {}, {} (token, version, model or options differ); removed: {}; late or duplicate messages: {ignored}",
+        count(connections, "connection"),
+        count(refused, "worker"),
+        count(expelled, "worker"),
+    );
+    let change = Change { step, what: What::Note, worker: String::new(), devices: vec![], reason };
+    (connections + refused + expelled > 0).then_some(change)
 }
 
 /// The error that ends a run on a bad value.
@@ -143,7 +152,7 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
             step: after + 1,
             microbatch: found.item,
             rows,
-            tensor: if tensor == "the loss" { tensor.clone() } else { format!("the gradient of {tensor}") },
+            tensor: tensor.clone(),
             value,
             finding,
         },

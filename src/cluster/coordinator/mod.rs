@@ -26,7 +26,7 @@ pub use events::Hint;
 pub use files::{FilesError, ModelFiles};
 pub use frame_limits::{Longest, Misfit, prompt_fits};
 pub use gate::Gate;
-pub use port::{Port, call};
+pub use port::{Counter, Port, call};
 pub use run_lock::{Lock, RunLockError, RunRecord};
 
 use super::machine::{Machine, MemberId};
@@ -128,6 +128,8 @@ pub struct Coordinator<'a> {
     /// Name and address of the members that came over the network.
     peers: BTreeMap<MemberId, (String, String)>,
     counts: Counts,
+    /// Connections that the port rejected.
+    rejected: Option<Counter>,
     /// The current parameters.
     parameters: Option<Broadcast>,
     /// The next parameters, partly computed.
@@ -175,6 +177,7 @@ impl<'a> Coordinator<'a> {
             members: BTreeMap::new(),
             peers: BTreeMap::new(),
             counts: Counts::default(),
+            rejected: None,
             parameters: None,
             coming: None,
             served: BTreeSet::new(),
@@ -204,6 +207,11 @@ impl<'a> Coordinator<'a> {
     /// Announces devices of this process, which join as a member of this name: they count as present until they do.
     pub fn opens_here(&mut self, name: &str, devices: usize) {
         self.waiting.opens(name, devices);
+    }
+
+    /// Counts the connections that a port rejects among the irregular events.
+    pub fn counts_rejected(&mut self, rejected: Counter) {
+        self.rejected = Some(rejected);
     }
 
     /// The counts of irregular events so far.

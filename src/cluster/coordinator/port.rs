@@ -16,7 +16,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause if a person has to fix the cause there first; the pause doubles up to this.
 const LONGEST: Duration = Duration::from_secs(30);
 
-type Counter = Arc<AtomicU64>;
+/// A number that another thread raises.
+pub type Counter = Arc<AtomicU64>;
 
 /// An open port. Dropping it closes the port; open connections continue.
 pub struct Port {
@@ -69,9 +70,9 @@ impl Port {
         let _ = runtime.block_on(async { tokio::time::timeout(patience, task).await });
     }
 
-    /// Number of connections that were rejected before they proved the token.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(std::sync::atomic::Ordering::Relaxed)
+    /// The live number of connections that were rejected before they proved the token.
+    pub fn rejected(&self) -> Counter {
+        self.refused.clone()
     }
 }
 

@@ -3,7 +3,6 @@
 //! device error: it is reported with its tensor, and the device does not fall back.
 
 mod chain;
-mod trial;
 use super::blueprint::{Blueprint, Candidate};
 use super::device_queue::{DeviceQueue, QueuedLease};
 use super::parameters::Parameters;
@@ -11,11 +10,13 @@ use super::selftest::Reference;
 use super::sum::Finished;
 use crate::cluster::inject::{Inject, What};
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
+use crate::model::generate::generate;
 use crate::model::layout::Layout;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
-use crate::train::sum::{Scalars, check_gradient};
+use crate::train::sum::{Refused, Scalars, check};
+use crate::train::trial::{Trials, at_rest, trials};
 pub(super) use chain::Settled;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -227,8 +228,7 @@ impl DeviceWorker {
             }
             // A microbatch whose step equals that of the parameters belongs to an evaluation.
             Work::Recheck(batch) if batch.step == after => {
-                let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
-                Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
+                self.losses(batch)?;
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
             Work::Recheck(batch) => {
@@ -237,14 +237,14 @@ impl DeviceWorker {
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
             Work::Eval(batch) => {
-                let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
-                Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
+                let sums = self.losses(batch)?;
                 self.throttle(began)?;
                 Ok(Report::Scored { lease, sums, parameters, micros: micros(began) })
             }
             Work::Prompt { ids, sampling } => {
                 let flag = self.queue.flag();
-                let ids = self.model()?.generate(ids, sampling, &mut |_| flag.check().is_ok())?;
+                let go_on = &mut |_| flag.check().is_ok();
+                let ids = generate(&mut **self.model()?, ids, sampling, go_on)?;
                 flag.check()?;
                 self.throttle(began)?;
                 Ok(Report::Answered { lease, ids, parameters })
@@ -292,11 +292,9 @@ impl DeviceWorker {
         if let (true, Some(value)) = (inject.strikes(What::Huge, batch.step), gradient.last_mut()) {
             *value = (fixed::to_f64(cap) * 1.01) as f32;
         }
-        let computed = computed.map_err(Failed::from).and_then(|sums| {
-            // A bad loss is reported before the bad gradient that it causes.
-            let scalars = Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
-            self.check(&gradient, cap).map(|()| scalars)
-        });
+        let computed = computed
+            .map_err(Failed::from)
+            .and_then(|sums| check(&sums, &gradient, cap).map_err(|bad| self.bad_value(&bad)));
         match computed.and_then(|scalars| self.throttle(began).map(|()| scalars)) {
             Ok(scalars) => Ok(Finished { gradient, scalars, traffic }),
             Err(failed) => {
@@ -306,10 +304,35 @@ impl DeviceWorker {
         }
     }
 
-    fn check(&self, gradient: &[f32], cap: i64) -> Result<(), Failed> {
-        check_gradient(gradient, cap).map_err(|bad| {
-            Failed::Value(Trouble::Value { tensor: self.layout.name_at(bad.index), value: bad.value })
-        })
+    fn losses(&mut self, batch: &Microbatch) -> Result<LossSums, Failed> {
+        let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
+        match Scalars::of(&sums) {
+            Ok(_) => Ok(sums),
+            Err(value) => Err(self.bad_value(&Refused { value, loss: true })),
+        }
+    }
+
+    fn bad_value(&self, bad: &Refused) -> Failed {
+        Failed::Value(Trouble::Value { tensor: bad.tensor(&self.layout), value: bad.value.value })
+    }
+
+    /// Measures trial microbatches of a few sizes, the small ones first.
+    pub fn measure(&mut self) -> Trials {
+        let trials = trials(&self.shared.blueprint.config, self.shared.blueprint.shape.tokens);
+        let mut gradient = self.shared.buffers.take(self.layout.len());
+        gradient.fill(0.0);
+        let mut taken = Trials::default();
+        let rest = self.model.as_mut().and_then(|model| at_rest(&mut **model));
+        rest.into_iter().for_each(|seen| taken.memory.rest(seen));
+        // The adapter keeps its initial values: time does not depend on them. An error occurs again in the first lease.
+        let _ = taken.run(&trials, &mut |batch| -> Result<_, Failed> {
+            let began = Instant::now();
+            self.model()?.gradient(batch, &mut gradient)?;
+            self.throttle(began)?;
+            Ok(Some(self.model()?.in_use()))
+        });
+        self.shared.buffers.give_back(gradient);
+        taken
     }
 
     /// Multiplies the compute time by the injected factor, if there is one.
@@ -331,8 +354,4 @@ fn say(job: &QueuedLease, report: Report) -> bool {
 
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
-}
-
-fn bad_loss(value: f64) -> Failed {
-    Failed::Value(Trouble::Value { tensor: "the loss".into(), value })
 }

@@ -2,12 +2,15 @@
 //! device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
 use super::{Decoder, Tape, dropout};
-use crate::backend::{Fault, Fused, TokenRows, Traffic, view, view_mut};
+use crate::backend::{Fault, Fused, TokenRows, Traffic, ViewMut, view, view_mut};
 use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
-use crate::model::layout::Layout;
+use crate::model::layout::{Layout, SCORE};
 use crate::model::linear::Batch;
-use crate::model::stage::{Cancel, IGNORE, InUse, LossSums, Microbatch, Output, Stage, Take, Targets, Want};
+use crate::model::stage::{
+    Cancel, Each, IGNORE, InUse, LossSums, Microbatch, Output, Session, Span, Stage, Targets, Ticket, WHOLE,
+    Want,
+};
 
 /// Result of a forward pass.
 enum Top<M> {
@@ -18,14 +21,14 @@ enum Top<M> {
 }
 
 impl<B: Fused> Decoder<B> {
-    /// Runs the forward pass; with [`Want::Gradient`] the tape then holds what [`Self::descend`] needs.
+    /// Runs the forward pass; with [`Want::Gradient`] a tape then holds what [`Self::descend`] needs.
     fn ascend(
         &mut self,
         batch: &Microbatch,
         input: Option<&[f32]>,
         want: Want,
     ) -> Result<Top<B::Memory>, Fault> {
-        self.release();
+        want.ticket().into_iter().for_each(|ticket| self.forget(ticket));
         self.check(batch)?;
         let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
         self.rotations.reach(&mut self.backend, longest as usize);
@@ -34,13 +37,13 @@ impl<B: Fused> Decoder<B> {
         let x = self.enter(&tokens, t, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
         let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
-        let mut tape = Tape { tokens, step, rows, t, below, kept, residual: None };
+        let mut tape = Tape { tokens, step, rows, t, below, kept, residual: None, score: None };
         let (x, climbed) = self.climb(x, &mut tape, want);
         let top = climbed.and_then(|()| self.conclude(&x, &mut tape, batch, want));
         self.backend.recycle(x);
-        self.tape = Some(tape);
-        if want != Want::Gradient || top.is_err() {
-            self.release();
+        match want.ticket().filter(|_| top.is_ok()) {
+            Some(ticket) => drop(self.tapes.insert(ticket, tape)),
+            None => self.release(tape),
         }
         top
     }
@@ -72,27 +75,27 @@ impl<B: Fused> Decoder<B> {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
             }
         };
-        let mut residual = (want == Want::Gradient).then(|| self.backend.memory(t * c));
+        let trained = self.config.labels.as_ref().map(|labels| labels.len() * c);
+        if want.ticket().is_some() {
+            tape.residual = Some(self.backend.memory(t * c));
+            tape.score = trained.map(|n| self.backend.memory(n));
+        }
         if rows.is_empty() {
-            if let Some(m) = residual.as_mut() {
-                self.backend.fill(view_mut(m, t, c), 0.0);
-                self.backend.fill(view_mut(&mut self.grads, 1, self.layout.len()), 0.0);
-            }
-            tape.residual = residual;
+            tape.residual.iter_mut().for_each(|m| self.backend.fill(view_mut(m, t, c), 0.0));
+            let score = tape.score.iter_mut().zip(trained);
+            score.for_each(|(m, n)| self.backend.fill(view_mut(m, 1, n), 0.0));
             let (loss, weight) = (0.0, 0.0);
             let sums = LossSums { loss, weight, targets: 0, predictions: Vec::new() };
             return Ok(Top::Output(Output::Loss(sums)));
         }
-        let grad = residual.as_mut().map(|hidden| HeadGrad { hidden, grads: &mut self.grads });
+        let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
         let asked = Asked { rows: &rows, targets: &targets };
-        let pending = head.loss(&mut self.backend, below, asked, grad);
-        tape.residual = residual;
-        Ok(Top::Losses(pending))
+        Ok(Top::Losses(head.loss(&mut self.backend, below, asked, grad)))
     }
 
     /// Runs the backward pass and returns the gradient of the stage's input; the flat gradient is complete.
-    fn descend(&mut self, grad: Option<&[f32]>) -> Result<(B::Memory, Below), Fault> {
-        let Some(mut tape) = self.tape.take() else {
+    fn descend(&mut self, ticket: Ticket, grad: Option<&[f32]>) -> Result<(B::Memory, Below), Fault> {
+        let Some(mut tape) = self.tapes.remove(&ticket) else {
             return Err(self.fault("backward without a forward pass that asked for it"));
         };
         let (t, c) = (tape.t, self.config.hidden);
@@ -103,8 +106,18 @@ impl<B: Fused> Decoder<B> {
                 self.backend.upload(view_mut(&mut memory, t, c), values);
                 memory
             }
-            _ => return Err(self.fault("a last stage has its own gradient, another is given one [T, C]")),
+            (own, _) => {
+                tape.residual = own;
+                self.release(tape);
+                return Err(self.fault("a last stage has its own gradient, another is given one [T, C]"));
+            }
         };
+        if let (Some(score), Some(entry)) = (tape.score.take(), self.layout.find(SCORE)) {
+            let (offset, rows, cols) = (entry.offset, entry.rows, entry.cols);
+            let out = ViewMut { memory: &mut self.grads, offset, rows, cols };
+            self.backend.copy(out, view(&score, rows, cols));
+            self.backend.recycle(score);
+        }
         let key = dropout(&self.lora, (tape.step, &tape.rows));
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: t, tokens: &tape.tokens, params, rotations, dropout: key };
@@ -116,8 +129,7 @@ impl<B: Fused> Decoder<B> {
             if let Err(cancelled) = self.cancel.check() {
                 tape.kept.push(kept);
                 self.backend.recycle(residual);
-                self.tape = Some(tape);
-                self.release();
+                self.release(tape);
                 return Err(cancelled);
             }
             let (hold, saved) = kept;
@@ -132,8 +144,8 @@ impl<B: Fused> Decoder<B> {
 
     /// Runs forward and backward of a whole model and leaves the gradient on the device.
     fn both_passes(&mut self, batch: &Microbatch) -> Result<Top<B::Memory>, Fault> {
-        let top = self.ascend(batch, None, Want::Gradient)?;
-        match self.descend(None) {
+        let top = self.ascend(batch, None, Want::Gradient(WHOLE))?;
+        match self.descend(WHOLE, None) {
             Ok((residual, _)) => {
                 self.backend.recycle(residual);
                 Ok(top)
@@ -163,6 +175,14 @@ impl<B: Fused> Decoder<B> {
 impl<B: Fused> Stage for Decoder<B> {
     fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    fn longest_row(&self) -> usize {
+        self.config.longest_row()
     }
 
     fn class(&self) -> String {
@@ -199,17 +219,22 @@ impl<B: Fused> Stage for Decoder<B> {
             Top::Output(output) => Ok(output),
             Top::Losses(pending) => {
                 let sums = pending.read(&mut self.backend, None);
-                if sums.is_err() {
-                    self.release();
+                if let (Err(_), Some(ticket)) = (&sums, want.ticket()) {
+                    self.forget(ticket);
                 }
                 sums.map(Output::Loss)
             }
         }
     }
 
-    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
-        let t = self.tape.as_ref().map_or(0, |tape| tape.t);
-        let (residual, below) = self.descend(grad)?;
+    fn backward(
+        &mut self,
+        ticket: Ticket,
+        grad: Option<&[f32]>,
+        gradient: &mut [f32],
+    ) -> Result<Option<Vec<f32>>, Fault> {
+        let t = self.tapes.get(&ticket).map_or(0, |tape| tape.t);
+        let (residual, below) = self.descend(ticket, grad)?;
         let mut input = (below == Below::Wanted).then(|| vec![0.0; t * self.config.hidden]);
         let mut parts = vec![(view(&self.grads, 1, gradient.len()), gradient)];
         if let Some(values) = input.as_mut() {
@@ -225,12 +250,26 @@ impl<B: Fused> Stage for Decoder<B> {
         self.sums(top, Some(gradient))
     }
 
-    fn lend_gradient(&mut self, batch: &Microbatch, take: Take) -> Result<LossSums, Fault> {
-        let top = self.both_passes(batch)?;
-        let lent = self.backend.lend(&self.grads).is_some();
-        let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
-        let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
-        take(&sums, self.backend.lend(&self.grads).unwrap_or(&copy));
-        Ok(sums)
+    fn gradients(&mut self, batches: &[&Microbatch], each: Each) -> Result<(), Fault> {
+        for (index, batch) in batches.iter().enumerate() {
+            let top = self.both_passes(batch)?;
+            let lent = self.backend.lend(&self.grads).is_some();
+            let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
+            let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
+            each(index, &sums, self.backend.lend(&self.grads).unwrap_or(&copy));
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, ticket: Ticket) {
+        self.tapes.remove(&ticket).into_iter().for_each(|tape| self.release(tape));
+    }
+
+    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.next_output(session, ids, input)
+    }
+
+    fn end(&mut self, session: Session) {
+        self.sessions.remove(&session).into_iter().for_each(|text| text.recycle(&mut self.backend));
     }
 }

@@ -3,14 +3,11 @@
 use super::Job;
 use crate::config::groups::Options;
 use crate::data::plan::Plan;
-use crate::data::samples::Samples;
 use crate::devices::Need;
 use crate::forecast::counts::{Ahead, Counts, SOME, count};
 use crate::forecast::profile::ModelShape;
 use crate::forecast::time::Load;
-use crate::model::stage::Microbatch;
 use crate::run::prepare::Prepared;
-use crate::train;
 
 impl Job {
     /// The model's properties that determine its speed.
@@ -33,11 +30,6 @@ impl Job {
         load.steps.iter().flatten().max().map_or(counts.longest, |tokens| *tokens as usize)
     }
 
-    /// Microbatches of a few sizes, small ones first, for measuring a device.
-    pub fn trials(&self) -> Vec<Microbatch> {
-        trials(&self.prepared.train.samples, self.plan.micro_batch_tokens())
-    }
-
     /// Memory that every device needs.
     pub fn need(&self) -> Need {
         need(&self.prepared, &self.plan)
@@ -49,22 +41,4 @@ pub fn need(p: &Prepared, plan: &Plan) -> Need {
     let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
     let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
     Need { tokens: plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None, keep: None }
-}
-
-/// Microbatches of the first rows, from an eighth of `most` tokens up to `most`, or of one longer row.
-pub fn trials(rows: &Samples, most: usize) -> Vec<Microbatch> {
-    let (mut taken, mut tokens, mut trials) = (Vec::new(), 0, Vec::new());
-    let mut next = most / 8;
-    for row in 0..rows.len() {
-        tokens += rows.tokens(row);
-        if tokens > most && !taken.is_empty() {
-            break;
-        }
-        taken.push(row);
-        if tokens >= next {
-            trials.push(train::microbatch(rows, &taken, 0));
-            next = 2 * tokens;
-        }
-    }
-    trials
 }

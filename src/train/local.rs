@@ -1,0 +1,261 @@
+//! One complete model in this process, as a [`Compute`].
+
+use super::compute::{Compute, Effort, Say, Scoring};
+use super::error::{Again, Finding, TrainError};
+use super::event::Speed;
+use super::own_thread::OwnThread;
+use super::stop::{Stop, Urgency};
+use super::sum::{Refused, Sums};
+use super::trial::{Trials, at_rest};
+use crate::model::generate::generate;
+use crate::model::layout::Layout;
+use crate::model::stage::{Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
+use crate::numeric::fixed;
+use std::time::Instant;
+
+/// One complete model in this process.
+pub struct Local<'a> {
+    place: Place<'a>,
+    stop: &'a Stop,
+    layout: Layout,
+    class: String,
+    /// Transfers after the last gradient.
+    traffic: Traffic,
+    /// Tokens, seconds and bytes of each microbatch.
+    measured: Trials,
+    /// Trial microbatches before the first step, and the number of measured ones.
+    trials: (Vec<Microbatch>, u64),
+}
+
+/// The thread of the model.
+enum Place<'a> {
+    /// That of the caller.
+    Here(&'a mut dyn Model),
+    /// Its own, which an immediate stop does not wait for.
+    Apart(OwnThread),
+}
+
+impl Place<'_> {
+    fn ask<T: Send + 'static>(
+        &mut self,
+        stop: &Stop,
+        work: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
+    ) -> Result<T, Fault> {
+        match self {
+            Place::Here(model) => Ok(work(*model)),
+            Place::Apart(thread) => thread.ask(stop, work),
+        }
+    }
+
+    fn here<T>(&mut self, work: impl FnOnce(&mut dyn Model) -> T) -> Result<T, Fault> {
+        match self {
+            Place::Here(model) => Ok(work(*model)),
+            Place::Apart(thread) => thread.here(work),
+        }
+    }
+}
+
+/// Results of a microbatch besides its sums.
+struct Added {
+    /// The error is a value that the sums cannot hold. `None` if the model gave no gradient.
+    sum: Option<Result<(), Refused>>,
+    traffic: Traffic,
+    in_use: Option<InUse>,
+}
+
+impl<'a> Local<'a> {
+    /// A model on the thread of the caller, which checks `stop` between microbatches.
+    pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
+        let (layout, class) = (model.layout().clone(), model.class());
+        Self::at(Place::Here(model), stop, layout, class)
+    }
+
+    /// A model on its own thread: an immediate stop waits for no microbatch.
+    pub fn apart(model: Box<dyn Model>, stop: &'a Stop) -> Self {
+        let (layout, class) = (model.layout().clone(), model.class());
+        Self::at(Place::Apart(OwnThread::new(model)), stop, layout, class)
+    }
+
+    fn at(place: Place<'a>, stop: &'a Stop, layout: Layout, class: String) -> Self {
+        let (measured, trials) = (Trials::default(), (Vec::new(), 0));
+        Local { place, stop, layout, class, traffic: Traffic::default(), measured, trials }
+    }
+
+    /// Measures the model with `trials`, small ones first, once its parameters are set. The gradients are dropped.
+    pub fn measured_with(mut self, trials: Vec<Microbatch>) -> Self {
+        self.trials.0 = trials;
+        self
+    }
+
+    fn measure(&mut self) -> Result<(), Fault> {
+        if self.measured.memory.points.n == 0.0 {
+            let rest = self.place.ask(self.stop, at_rest)?;
+            rest.into_iter().for_each(|seen| self.measured.memory.rest(seen));
+        }
+        let (trials, before) = (std::mem::take(&mut self.trials.0), self.measured.time.n);
+        let (place, stop) = (&mut self.place, self.stop);
+        let measured = self.measured.run(&trials, &mut |batch| {
+            if stop.urgency() == Urgency::Now {
+                return Ok(None);
+            }
+            let batch = batch.clone();
+            place.ask(stop, move |model| {
+                model.gradients(&[&batch], &mut |_, _, _| ()).map(|()| Some(model.in_use()))
+            })?
+        });
+        self.trials.1 += (self.measured.time.n - before) as u64;
+        measured
+    }
+
+    /// Adds one microbatch to `sums`, all or nothing; the inner error is a value that the sums cannot hold. If no
+    /// result arrives, for example after a signal, `sums` is empty.
+    fn add(
+        &mut self,
+        batch: &Microbatch,
+        cap: i64,
+        sums: &mut Sums,
+    ) -> Result<Result<(), Refused>, TrainError> {
+        let (step, tokens, own) = (batch.step, batch.ids.len() as f64, batch.clone());
+        // The sums move to the thread that has the gradient, so the gradient is never copied.
+        let mut taken = std::mem::take(sums);
+        let computed = self.place.ask(self.stop, move |model| {
+            // Resets the peak memory of earlier work.
+            model.in_use();
+            let mut sum = None;
+            let each = &mut |_, loss: &_, gradient: &[f32]| sum = Some(taken.add(loss, gradient, cap));
+            model.gradients(&[&own], each)?;
+            Ok((taken, Added { sum, traffic: model.traffic(), in_use: model.in_use() }))
+        });
+        let nothing = || Fault::Device { device: self.class.clone(), reason: "it gave no gradient".into() };
+        let computed = computed.and_then(|computed| computed);
+        let (taken, added) = computed.map_err(|fault| TrainError::Device { step, fault })?;
+        (*sums, self.traffic) = (taken, added.traffic);
+        added.in_use.into_iter().for_each(|seen| self.measured.memory.add(tokens, seen));
+        added.sum.ok_or_else(|| TrainError::Device { step, fault: nothing() })
+    }
+
+    /// Reports a bad value with its location, after a second computation of the microbatch: if the two results differ,
+    /// the device is at fault, not the rows. `sums` is not valid afterwards.
+    fn address(
+        &mut self,
+        bad: Refused,
+        (index, batch): (usize, &Microbatch),
+        cap: i64,
+        sums: &mut Sums,
+    ) -> TrainError {
+        let place = self.class.clone();
+        let again = self.add(batch, cap, sums).ok();
+        let again = again.map(|again| Again { place: place.clone(), bad: again.is_err() });
+        TrainError::NonFinite {
+            step: batch.step,
+            microbatch: index,
+            rows: batch.rows.clone(),
+            tensor: bad.tensor(&self.layout),
+            value: bad.value.value,
+            finding: Box::new(Finding { class: place.clone(), place, again }),
+        }
+    }
+
+    /// Treats a fault during an immediate stop as an early return: only partial sums were lost.
+    fn unless_stopped<T>(&self, taken: Result<T, TrainError>) -> Result<Option<T>, TrainError> {
+        match taken {
+            Err(TrainError::Device { .. }) if self.stopped() => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.urgency() == Urgency::Now
+    }
+}
+
+impl Compute for Local<'_> {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn classes(&self) -> Vec<String> {
+        vec![self.class.clone()]
+    }
+
+    fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
+        let set = self.place.here(|model| model.set_parameters(flat)).and_then(|set| set);
+        let set = set.and_then(|()| self.measure());
+        self.unless_stopped(set.map_err(|fault| TrainError::Device { step, fault }))
+    }
+
+    fn gradients(
+        &mut self,
+        _: u64,
+        work: &[Microbatch],
+        sums: &mut Sums,
+        _: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        let (cap, before) = (fixed::cap(work.len()), self.traffic);
+        sums.reset(self.layout.len());
+        let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));
+        let since = |at: Instant| at.duration_since(given).as_millis() as f64 / 1e3;
+        for (index, batch) in work.iter().enumerate() {
+            if self.stopped() {
+                return Ok(None);
+            }
+            let began = Instant::now();
+            let added = self.add(batch, cap, sums);
+            let ended = Instant::now();
+            spans.push((since(began), since(ended)));
+            self.measured.time.add(batch.ids.len() as f64, (ended - began).as_secs_f64());
+            match self.unless_stopped(added)? {
+                None => return Ok(None),
+                Some(Ok(())) => {}
+                Some(Err(bad)) => return Err(self.address(bad, (index, batch), cap, sums)),
+            }
+        }
+        let traffic = Some(self.traffic.since(&before)).filter(|t| t.submissions > 0);
+        Ok(Some(Effort { shared: None, spans, traffic }))
+    }
+
+    fn losses(&mut self, step: u64, scoring: Scoring, _: Say) -> Result<Option<()>, TrainError> {
+        for index in 0..scoring.count {
+            if self.stopped() {
+                return Ok(None);
+            }
+            let batch = (scoring.batch)(index);
+            let own = batch.clone();
+            let out = self.place.ask(self.stop, move |model| model.forward(&own, None, Want::Loss));
+            let out = out.and_then(|out| out).and_then(Output::loss);
+            let out = out.map_err(|fault| TrainError::Device { step, fault });
+            let Some(out) = self.unless_stopped(out)? else { return Ok(None) };
+            (scoring.each)(&batch, &out)?;
+        }
+        Ok(Some(()))
+    }
+
+    fn answer(
+        &mut self,
+        step: u64,
+        prompt: &[u32],
+        sampling: &Sampling,
+        _: Say,
+    ) -> Result<Option<Vec<u32>>, TrainError> {
+        let stop = self.stop;
+        let made = match &mut self.place {
+            Place::Here(model) => generate(*model, prompt, sampling, &mut |_| stop.urgency() != Urgency::Now),
+            Place::Apart(thread) => {
+                let (prompt, sampling, cancel) = (prompt.to_vec(), sampling.clone(), thread.cancel());
+                let go_on = move |_| cancel.check().is_ok();
+                let work = move |model: &mut dyn Model| generate(model, &prompt, &sampling, &mut { go_on });
+                thread.ask(stop, work).and_then(|made| made)
+            }
+        };
+        let made = self.unless_stopped(made.map_err(|fault: Fault| TrainError::Device { step, fault }))?;
+        Ok(made.filter(|_| !self.stopped()))
+    }
+
+    fn speeds(&self, step: u64) -> Vec<Speed> {
+        let Trials { time: points, memory } = self.measured;
+        let Some(line) = points.line() else { return Vec::new() };
+        let (class, device, trials) = (self.class.clone(), self.class.clone(), self.trials.1);
+        let memory = Some(memory).filter(|used| used.fit().is_some());
+        vec![Speed { step, worker: String::new(), device, class, line, points, trials, link: None, memory }]
+    }
+}
