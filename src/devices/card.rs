@@ -3,8 +3,8 @@
 
 use super::building::{self, Whole};
 use super::{cpu, gpu, nvidia, speed};
+use crate::backend::wgpu;
 use crate::backend::wgpu::adapters::{self, Facts, Kind};
-use crate::backend::wgpu::{self, Breaker};
 use crate::backend::{Backend, Fault, cuda};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
@@ -15,7 +15,8 @@ use crate::model::memory::{self, Beside, Fit, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::block::Encoding;
-use std::sync::{Mutex, PoisonError};
+#[cfg(feature = "faults")]
+use std::sync::PoisonError;
 
 /// Percentage of a card's free memory that is left to its driver and to other processes.
 const LEFT_ALONE: u64 = 5;
@@ -186,13 +187,20 @@ pub struct Card {
     /// Type of products where the run does not set one.
     dtype: ComputeDtype,
     /// Breaker of the device opened last; tests use it to make the device disappear.
-    breaker: Mutex<Option<Breaker>>,
+    #[cfg(feature = "faults")]
+    breaker: std::sync::Mutex<Option<wgpu::Breaker>>,
 }
 
 impl Card {
     /// A card with a budget of `budget` bytes.
     pub fn new(found: FoundCard, budget: u64, dtype: ComputeDtype) -> Self {
-        Card { found, budget, dtype, breaker: Mutex::default() }
+        Card {
+            found,
+            budget,
+            dtype,
+            #[cfg(feature = "faults")]
+            breaker: Default::default(),
+        }
     }
 
     /// A type that the run's user typed is used on every device.
@@ -230,7 +238,8 @@ impl Card {
         match self.found {
             FoundCard::Wgpu(found) => {
                 let device = gpu::device(found, dtype, Some(self.budget))?;
-                *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
+                #[cfg(feature = "faults")]
+                self.breaker.lock().unwrap_or_else(PoisonError::into_inner).replace(device.breaker());
                 building::built(device, whole, keep)
             }
             FoundCard::Cuda(found) => {
@@ -261,9 +270,10 @@ impl Opener for Card {
         self.whole(&Whole::of(blueprint), self.dtype(blueprint)?)
     }
 
+    #[cfg(feature = "faults")]
     fn lose(&self) {
         let opened = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.iter().for_each(Breaker::strike);
+        opened.iter().for_each(wgpu::Breaker::strike);
     }
 
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {

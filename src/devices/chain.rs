@@ -4,7 +4,6 @@
 use super::card::{Card, FoundCard, Room};
 use super::choose::{Chosen, DeviceId, Picked};
 use super::cpu::{self, Processor, Twin, cores};
-use super::pretend::{NotBuilt, Pretended};
 use crate::backend::wgpu::adapters;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Begin, Candidate, Equipment, Opener};
@@ -16,23 +15,17 @@ use std::sync::Arc;
 /// adapter's own memory is divided among the devices on it, host memory among all devices.
 pub fn equipment(chosen: &Chosen, inject: Inject) -> Equipment {
     let machine = cpu::free_memory();
-    Equipment {
-        candidates: (0..chosen.picks.len()).map(|at| candidate(chosen, at, machine, &inject)).collect(),
-        reference: Arc::new(Twin),
-        inject,
-    }
+    let candidates = (0..chosen.picks.len()).map(|at| candidate(chosen, at, machine)).collect();
+    let equipment = Equipment { candidates, reference: Arc::new(Twin), inject };
+    #[cfg(feature = "faults")]
+    let equipment = super::pretend::ahead(equipment);
+    equipment
 }
 
-fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candidate {
+fn candidate(chosen: &Chosen, at: usize, machine: u64) -> Candidate {
     let Picked { name, device, .. } = &chosen.picks[at];
     let cpu: Arc<dyn Opener> = Arc::new(processor(chosen, at, machine));
-    let mut chain = Vec::new();
-    if let Some(name) = inject.pretend() {
-        chain.push(Arc::new(Pretended { name: name.into(), cpu: cpu.clone() }) as Arc<dyn Opener>);
-    }
-    if inject.pretend() == Some("cuda") {
-        chain.push(Arc::new(NotBuilt("wgpu")));
-    }
+    let mut chain: Vec<Arc<dyn Opener>> = Vec::new();
     let card = found(*device);
     // The same card through Vulkan is the next choice.
     let next = match card {

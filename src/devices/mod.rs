@@ -12,6 +12,7 @@ mod gpu;
 mod list;
 mod nvidia;
 mod open;
+#[cfg(feature = "faults")]
 mod pretend;
 mod prospect;
 mod speed;
