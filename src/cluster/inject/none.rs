@@ -2,12 +2,12 @@
 
 /// No faults: no variable is read, and every hook is empty.
 #[derive(Debug, Clone, Default)]
-pub struct Inject;
+pub struct Inject {}
 
 #[allow(missing_docs, reason = "faults.rs describes the hooks")]
 impl Inject {
     pub fn from_environment() -> Result<Self, String> {
-        Ok(Inject)
+        Ok(Inject {})
     }
 
     pub fn opening(&self, _: usize) -> Result<(), String> {
