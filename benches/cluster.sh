@@ -17,7 +17,8 @@ shift
 [ $# -gt 0 ] || set -- step slow gigabit join
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${FINETUNE_BINARY:-$here/target/release/finetune}
-[ -x "$binary" ] || cargo build --release --locked --manifest-path "$here/Cargo.toml"
+# The slow worker is slow by an injected fault, which only a build with the feature `faults` has.
+[ -n "${FINETUNE_BINARY:-}" ] || cargo build --release --locked --features faults --manifest-path "$here/Cargo.toml"
 work=$(mktemp -d)
 cd "$work"
 net=ftb

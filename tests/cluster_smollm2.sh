@@ -24,7 +24,8 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do parts+=("$1"); shift; done
 [ ${#parts[@]} -gt 0 ] || parts=(workers kills frozen thaws joins resumes)
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${FINETUNE_BINARY:-$here/target/release/finetune}
-[ -x "$binary" ] || cargo build --release --locked --manifest-path "$here/Cargo.toml"
+# A worker is slow by an injected fault, which only a build with the feature `faults` has.
+[ -n "${FINETUNE_BINARY:-}" ] || cargo build --release --locked --features faults --manifest-path "$here/Cargo.toml"
 work=$(mktemp -d)
 cd "$work"
 trap 'kill -9 $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT

@@ -6,15 +6,16 @@ var<workgroup> left_tile: array<vec4<f32>, 256>;
 var<workgroup> right_tile: array<vec4<f32>, 256>;
 var<workgroup> cross_tile: array<vec4<f32>, 256>;
 
-// Four rows of left times four columns of right, over the channels that are staged.
-fn dots(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
+// Four rows of LEFT times four columns of right, over the 32 rows of either that are staged.
+#piece product NAME LEFT
+fn NAME(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
 #for i in 0..4
     var s$i = sum[$i];
 #end
 #if LANES
     // Lanes of a subgroup share ty: each loads another channel, and hands it to all.
     for (var c = 0u; c < 32u; c += ${LANES}u) {
-        let mine = left_tile[(c + tx % ${LANES}u) * 8u + ty];
+        let mine = LEFT[(c + tx % ${LANES}u) * 8u + ty];
 #for q in 0..LANES
         {
             let l = subgroupBroadcast(mine, ${q}u);
@@ -27,7 +28,7 @@ fn dots(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
     }
 #else
     for (var c = 0u; c < 32u; c++) {
-        let l = left_tile[c * 8u + ty];
+        let l = LEFT[c * 8u + ty];
         let r = right_tile[c * 8u + tx];
 #for i in 0..4
         s$i = fma(vec4<f32>(l[$i]), r, s$i);
@@ -36,6 +37,10 @@ fn dots(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
 #end
     return array<vec4<f32>, 4>(s0, s1, s2, s3);
 }
+#end
+
+// Scores: over the channels that are staged.
+#use product dots left_tile
 
 // Keeps 4 x 4 numbers for all lanes: column by column, four rows in a vector.
 fn share(s: array<vec4<f32>, 4>, ty: u32, tx: u32) {
@@ -45,35 +50,7 @@ fn share(s: array<vec4<f32>, 4>, ty: u32, tx: u32) {
 }
 
 // Four rows of what is shared times 32 staged rows of four channels.
-fn spread(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
-#for i in 0..4
-    var s$i = sum[$i];
-#end
-#if LANES
-    // Lanes of a subgroup share ty: each loads another channel, and hands it to all.
-    for (var c = 0u; c < 32u; c += ${LANES}u) {
-        let mine = cross_tile[(c + tx % ${LANES}u) * 8u + ty];
-#for q in 0..LANES
-        {
-            let l = subgroupBroadcast(mine, ${q}u);
-            let r = right_tile[(c + ${q}u) * 8u + tx];
-#for i in 0..4
-            s$i = fma(vec4<f32>(l[$i]), r, s$i);
-#end
-        }
-#end
-    }
-#else
-    for (var c = 0u; c < 32u; c++) {
-        let l = cross_tile[c * 8u + ty];
-        let r = right_tile[c * 8u + tx];
-#for i in 0..4
-        s$i = fma(vec4<f32>(l[$i]), r, s$i);
-#end
-    }
-#end
-    return array<vec4<f32>, 4>(s0, s1, s2, s3);
-}
+#use product spread cross_tile
 
 // 32 rows (queries, or keys) of 32 channels of a buffer, channel by channel, four rows in a vector.
 #piece by_channel BUFFER HEADS

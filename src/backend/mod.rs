@@ -15,6 +15,7 @@ mod arguments;
 mod check;
 pub mod cpu;
 pub mod cuda;
+pub mod facts;
 mod fault;
 mod fused;
 mod ops;

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 /// Runs the command line; the last line on stderr is the error.
 pub fn main() -> ExitCode {
     crate::run::signals::ignore();
-    crate::devices::drivers::prepare();
+    crate::devices::prepare();
     std::panic::set_hook(Box::new(one_line_panic));
     let args: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|a| a.into_string()).collect();
     let outcome = std::panic::catch_unwind(|| match args {

@@ -16,8 +16,9 @@ pub struct DeviceOptions {
     pub dtype: ComputeDtype,
     /// Devices that compute.
     pub gpus: Gpus,
-    /// Backend of the devices.
-    pub backend: Driver,
+    /// Backend of the devices: one of [`BACKENDS`], or an error. `None`: the best available one; a device that fails
+    /// falls back.
+    pub backend: Option<&'static str>,
 }
 
 /// `--gpus`
@@ -44,30 +45,10 @@ pub enum Wanted {
     Cpu,
 }
 
-/// `--gpu-backend`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Driver {
-    /// The best available one; a device that fails falls back.
-    Auto,
-    /// NVIDIA's own driver, or an error.
-    Cuda,
-    /// Vulkan, Metal or DX12, or an error.
-    Wgpu,
-    /// The CPU; several devices are parts of it.
-    Cpu,
-}
-
-impl Driver {
-    /// The name as typed.
-    pub fn name(self) -> &'static str {
-        match self {
-            Driver::Auto => "auto",
-            Driver::Cuda => "cuda",
-            Driver::Wgpu => "wgpu",
-            Driver::Cpu => "cpu",
-        }
-    }
-}
+/// Backends of `--gpu-backend`, best first.
+pub const BACKENDS: [&str; 3] = ["cuda", "wgpu", CPU];
+/// The backend that needs no card: several devices are parts of it.
+pub const CPU: &str = "cpu";
 
 /// Maximum threads of a process, above the number of cores of any machine.
 const MOST_THREADS: usize = 512;
@@ -102,17 +83,13 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     Ok(DeviceOptions { threads, memory_limit: memory(s, "memory-limit")?, dtype, gpus, backend })
 }
 
-fn backend(s: &Settings) -> Result<Driver, Refusal> {
-    let name = "gpu-backend";
-    Ok(match choice(s, name, &["auto", "cuda", "wgpu", "cpu"], "expected auto, cuda, wgpu or cpu")? {
-        "cuda" => Driver::Cuda,
-        "wgpu" => Driver::Wgpu,
-        "cpu" => Driver::Cpu,
-        _ => Driver::Auto,
-    })
+fn backend(s: &Settings) -> Result<Option<&'static str>, Refusal> {
+    let known = ["auto", "cuda", "wgpu", CPU];
+    let typed = choice(s, "gpu-backend", &known, "expected auto, cuda, wgpu or cpu")?;
+    Ok(BACKENDS.into_iter().find(|name| *name == typed))
 }
 
-fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
+fn gpus(s: &Settings, backend: Option<&str>) -> Result<Gpus, Refusal> {
     let refuse = |why: String| Err(s.refuse("gpus", why));
     let list = s.list("gpus");
     if list.len() > MOST_DEVICES {
@@ -126,16 +103,15 @@ fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
         [] => return Ok(Gpus::Auto),
         [one] if one == "auto" => return Ok(Gpus::Auto),
         [one] if one == "none" => return Ok(Gpus::None),
-        [one] if one == "cpu" && !matches!(backend, Driver::Wgpu | Driver::Cuda) => return Ok(Gpus::Cpu),
+        [one] if one == "cpu" && backend.is_none_or(|name| name == CPU) => return Ok(Gpus::Cpu),
         list => list.iter().map(|v| wanted(v)).collect::<Vec<_>>(),
     };
     for wanted in &wanted {
         match (backend, wanted) {
-            (Driver::Wgpu | Driver::Cuda, Wanted::Cpu) => {
-                let name = backend.name();
+            (Some(name), Wanted::Cpu) if name != CPU => {
                 return refuse(format!("cpu is no device of --gpu-backend {name}: leave --gpu-backend out"));
             }
-            (Driver::Cpu, Wanted::Part(part)) => {
+            (Some(CPU), Wanted::Part(part)) => {
                 return refuse(format!(
                     "{part:?}: devices of --gpu-backend cpu have indices below {MOST_DEVICES}, as 0,1"
                 ));

@@ -4,7 +4,7 @@
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 use super::demo;
-pub use super::devices::{ComputeDtype, DeviceOptions, Driver, Gpus, Wanted, devices};
+pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Wanted, devices};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
 use super::refusal::Refusal;

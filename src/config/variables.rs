@@ -14,6 +14,7 @@ const PREFIX: &str = "FINETUNE_";
 pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_TOKEN", "the token that the machines of a run share"),
     ("FINETUNE_CPU", "the best instructions that the CPU backend may use: avx512, avx2, generic; neon"),
+    #[cfg(feature = "faults")]
     ("FINETUNE_INJECT", "faults of a worker, for tests"),
     ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),
     ("FINETUNE_GPU_PARTS", "tests"), ("FINETUNE_GPU_PEER", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),

@@ -1,6 +1,7 @@
 //! A whole model on any backend: its memory from shapes alone, and its construction.
 
-use crate::backend::{Backend, Fused};
+use super::speed::{self, Speed};
+use crate::backend::{Backend, Fault, Fused};
 use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
@@ -65,13 +66,34 @@ impl<'a> Whole<'a> {
     }
 }
 
-/// Reads and packs the weights and builds the model.
-pub fn built<B>(backend: B, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError>
+/// An opened device, whatever its backend.
+pub trait Opened {
+    /// Numeric class.
+    fn class(&self) -> String;
+
+    /// Measured speed.
+    fn speed(self: Box<Self>) -> Result<Speed, Fault>;
+
+    /// Reads and packs the weights and builds the model.
+    fn build(self: Box<Self>, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError>;
+}
+
+impl<B> Opened for B
 where
     B: Fused + Send + 'static,
     Decoder<B>: Model,
 {
-    let class_weights = whole.class_weights.map(<[f32]>::to_vec);
-    let build = Build { keep, class_weights, ..Build::whole(whole.config) };
-    Ok(Box::new(Decoder::load(backend, whole.config, whole.tensors, whole.lora, build)?))
+    fn class(&self) -> String {
+        Backend::class(self)
+    }
+
+    fn speed(self: Box<Self>) -> Result<Speed, Fault> {
+        speed::of(*self)
+    }
+
+    fn build(self: Box<Self>, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
+        let class_weights = whole.class_weights.map(<[f32]>::to_vec);
+        let build = Build { keep, class_weights, ..Build::whole(whole.config) };
+        Ok(Box::new(Decoder::load(*self, whole.config, whole.tensors, whole.lora, build)?))
+    }
 }

@@ -2,9 +2,9 @@
 //! without the hardware. A software adapter is used only where it was named, because the CPU backend is faster; `auto`
 //! falls back and reports this, a missing backend that was given by name is an error.
 
-use super::nvidia;
-use crate::backend::wgpu::adapters::{self, Facts, Kind};
-use crate::config::groups::{ComputeDtype, DeviceOptions, Driver, Gpus, Wanted};
+use super::drivers::{self, DRIVERS};
+use crate::backend::facts::{Facts, Kind};
+use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Wanted};
 use crate::config::refusal::Refusal;
 
 /// A chosen device.
@@ -20,13 +20,16 @@ pub struct Picked {
 
 /// Identity of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceId {
+pub struct DeviceId {
+    /// Name of its driver.
+    pub driver: &'static str,
+    /// Its index among the driver's devices.
+    pub index: usize,
+}
+
+impl DeviceId {
     /// This processor.
-    Cpu,
-    /// An adapter, by its index.
-    Gpu(usize),
-    /// A card of NVIDIA's own driver, by its index.
-    Cuda(usize),
+    const PROCESSOR: DeviceId = DeviceId { driver: CPU, index: 0 };
 }
 
 /// The chosen devices.
@@ -43,126 +46,137 @@ pub struct Chosen {
 impl Chosen {
     /// Whether a single CPU is the only device.
     pub fn is_one_cpu(&self) -> bool {
-        matches!(&self.picks[..], [Picked { device: DeviceId::Cpu, .. }])
+        matches!(&self.picks[..], [Picked { device: DeviceId::PROCESSOR, .. }])
     }
 }
 
 /// Chooses among the devices of this machine. If only the CPU was named, no driver is loaded.
 pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
-    if options.backend == Driver::Cuda && !matches!(options.gpus, Gpus::None | Gpus::Cpu) {
-        let facts: Vec<&Facts> = nvidia::all().unwrap_or_default().iter().map(|found| &found.facts).collect();
-        return among(options, &facts, &|| nvidia::all().err().unwrap_or("none is left").to_string());
-    }
-    let cpu = options.backend == Driver::Cpu || matches!(options.gpus, Gpus::None | Gpus::Cpu);
-    let found = if cpu { &[] } else { adapters::all() };
-    let facts: Vec<&Facts> = found.iter().map(|found| &found.facts).collect();
-    among(options, &facts, &|| adapters::why_none().to_string())
+    let cpu = matches!(options.gpus, Gpus::None | Gpus::Cpu);
+    let automatic = || DRIVERS.into_iter().find(|driver| driver.is_automatic()).map_or(CPU, |d| d.name());
+    let name = if cpu { CPU } else { options.backend.unwrap_or_else(automatic) };
+    let driver = drivers::named(name);
+    let devices = if name == CPU { &[] } else { driver.devices() };
+    let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
+    among(options, &Cards { driver: driver.name(), facts: &facts, why: &|| driver.absence() })
 }
 
-/// Chooses among `facts`; `why` gives the reason why there are none, or no real ones.
-fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<Chosen, Refusal> {
+/// The cards of a driver.
+struct Cards<'a> {
+    driver: &'static str,
+    facts: &'a [&'a Facts],
+    /// Why there are none, or no real ones.
+    why: &'a dyn Fn() -> String,
+}
+
+/// Chooses among `cards`.
+fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     let mut notes = Vec::new();
     let devices = match (&options.gpus, options.backend) {
-        (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto, Driver::Cpu) => vec![(DeviceId::Cpu, "cpu".to_string())],
-        (Gpus::Named(wanted), Driver::Cpu) => wanted.iter().map(part_of_the_cpu).collect(),
-        (Gpus::Auto, backend) => match (cards(facts), backend) {
-            (cards, _) if !cards.is_empty() => cards.into_iter().map(|i| named(facts, i)).collect(),
-            (_, Driver::Wgpu | Driver::Cuda) => {
-                return Err(refuse(format!("--gpu-backend {}: {}", backend.name(), no_card(facts, why))));
+        (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto, Some(CPU)) => vec![processor("cpu")],
+        (Gpus::Named(wanted), Some(CPU)) => wanted.iter().map(part_of_the_cpu).collect(),
+        (Gpus::Auto, backend) => match (cards.physical(), backend) {
+            (found, _) if !found.is_empty() => found.into_iter().map(|i| cards.named(i)).collect(),
+            (_, Some(backend)) => {
+                return Err(refuse(format!("--gpu-backend {backend}: {}", cards.absence())));
             }
-            _ => {
+            (_, None) => {
                 notes.push("note: computes on the CPU: no GPU found (finetune devices says why)".into());
-                vec![(DeviceId::Cpu, "cpu".into())]
+                vec![processor("cpu")]
             }
         },
         (Gpus::Named(wanted), _) => {
-            let found: Result<Vec<_>, _> = wanted.iter().map(|w| find(w, facts, why)).collect();
+            let found: Result<Vec<_>, _> = wanted.iter().map(|w| cards.find(w)).collect();
             found.map_err(refuse)?
         }
     };
+    let facts = |id: DeviceId| cards.facts.get(id.index).filter(|_| id != DeviceId::PROCESSOR);
     if options.dtype == ComputeDtype::Bf16
-        && let Some((_, name)) = devices.iter().find(|(device, _)| !has_bf16(*device, facts))
+        && let Some((_, name)) =
+            devices.iter().find(|(id, _)| facts(*id).is_some_and(|facts| !facts.has_bf16()))
     {
         let why =
             format!("--dtype bf16: {name} has no bf16 arithmetic: leave --dtype out, or use --gpus cpu");
         return Err(refuse(why));
     }
-    notes.extend(slow(&devices, facts));
-    Ok(Chosen { picks: twins(devices), notes, options: options.clone() })
-}
-
-fn has_bf16(device: DeviceId, facts: &[&Facts]) -> bool {
-    match device {
-        DeviceId::Cpu => true,
-        DeviceId::Gpu(_) => false,
-        DeviceId::Cuda(index) => facts.get(index).is_some_and(|facts| nvidia::has_bf16(facts)),
+    // A user may name a software adapter.
+    let software = |id| facts(id).filter(|facts| facts.kind == Kind::Software);
+    if let Some(Facts { name, .. }) = devices.iter().find_map(|(id, _)| software(*id)) {
+        notes.push(format!("note: {name} is a software driver: --gpus cpu is faster"));
     }
+    Ok(Chosen { picks: twins(devices), notes, options: options.clone() })
 }
 
 fn refuse(line: String) -> Refusal {
     Refusal::configuration(line)
 }
 
-/// Every physical card once, under its first driver; without software adapters.
-fn cards(facts: &[&Facts]) -> Vec<usize> {
-    let first = |i: &usize| facts.iter().position(|f| f.card == facts[*i].card) == Some(*i);
-    (0..facts.len()).filter(|i| facts[*i].kind != Kind::Software).filter(first).collect()
+fn processor(name: &str) -> (DeviceId, String) {
+    (DeviceId::PROCESSOR, name.into())
 }
 
 fn part_of_the_cpu(wanted: &Wanted) -> (DeviceId, String) {
     match wanted {
-        Wanted::Index(index) => (DeviceId::Cpu, format!("cpu {index}")),
-        Wanted::Cpu | Wanted::Part(_) => (DeviceId::Cpu, "cpu".into()),
+        Wanted::Index(index) => processor(&format!("cpu {index}")),
+        Wanted::Cpu | Wanted::Part(_) => processor("cpu"),
     }
 }
 
-fn named(facts: &[&Facts], index: usize) -> (DeviceId, String) {
-    // Without additions of drivers: `llvmpipe (LLVM 15.0.6, 256 bits)`.
-    let name = facts[index].name.split(" (").next().unwrap_or_default();
-    match facts[index].api.as_str() {
-        "cuda" => (DeviceId::Cuda(index), format!("cuda {index} {name}")),
-        _ => (DeviceId::Gpu(index), format!("wgpu {index} {name}")),
+impl Cards<'_> {
+    /// Every physical card once, under its first driver; without software adapters.
+    fn physical(&self) -> Vec<usize> {
+        let Cards { facts, .. } = self;
+        let first = |i: &usize| facts.iter().position(|f| f.card == facts[*i].card) == Some(*i);
+        (0..facts.len()).filter(|i| facts[*i].kind != Kind::Software).filter(first).collect()
     }
-}
 
-/// Why there is no card, with a solution.
-fn no_card(facts: &[&Facts], why: &dyn Fn() -> String) -> String {
-    match facts {
-        [] => format!("no GPU: {}", why()),
-        [software, ..] => format!(
-            "no GPU but {}, a software driver, which is slower than the CPU backend and used only if --gpus names \
-             it: {}",
-            software.name,
-            why()
-        ),
+    fn named(&self, index: usize) -> (DeviceId, String) {
+        let Cards { driver, facts, .. } = *self;
+        // Without additions of drivers: `llvmpipe (LLVM 15.0.6, 256 bits)`.
+        let name = facts[index].name.split(" (").next().unwrap_or_default();
+        (DeviceId { driver, index }, format!("{driver} {index} {name}"))
     }
-}
 
-fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(DeviceId, String), String> {
-    let list = || {
-        let names = (0..facts.len()).map(|i| format!("device {i} {}", facts[i].name));
-        names.collect::<Vec<_>>().join(", ")
-    };
-    match wanted {
-        Wanted::Cpu => Ok((DeviceId::Cpu, "cpu".into())),
-        Wanted::Index(index) if *index < facts.len() => Ok(named(facts, *index)),
-        _ if facts.is_empty() => Err(format!("--gpus: no GPU: {} (the CPU is --gpus cpu)", why())),
-        Wanted::Index(index) => Err(format!("--gpus: there is no device {index}; what there is: {}", list())),
-        Wanted::Part(part) => {
-            let has = |text: &str| text.to_lowercase().contains(&part.to_lowercase());
-            let mut matching: Vec<usize> =
-                (0..facts.len()).filter(|i| has(&facts[*i].name) || has(&facts[*i].driver)).collect();
-            // A card with two drivers counts once.
-            if matching.iter().all(|i| facts[*i].card == facts[matching[0]].card) {
-                matching.truncate(1);
-            }
-            match matching[..] {
-                [] => Err(format!("--gpus: no device has {part:?} in its name; what there is: {}", list())),
-                [one] => Ok(named(facts, one)),
-                _ => {
-                    let names = matching.iter().map(|i| format!("{i} {}", facts[*i].name));
-                    let names = names.collect::<Vec<_>>().join(" and ");
-                    Err(format!("--gpus: {part:?} matches {names}: give the index"))
+    /// Why there is no card, with a solution.
+    fn absence(&self) -> String {
+        let why = (self.why)();
+        match self.facts {
+            [] => format!("no GPU: {why}"),
+            [software, ..] => format!(
+                "no GPU but {}, a software driver, which is slower than the CPU backend and used only if --gpus names \
+                 it: {why}",
+                software.name,
+            ),
+        }
+    }
+
+    fn find(&self, wanted: &Wanted) -> Result<(DeviceId, String), String> {
+        let Cards { facts, why, .. } = self;
+        let unknown = |what: String| {
+            let names = (0..facts.len()).map(|i| format!("device {i} {}", facts[i].name));
+            Err(format!("--gpus: {what}; what there is: {}", names.collect::<Vec<_>>().join(", ")))
+        };
+        match wanted {
+            Wanted::Cpu => Ok(processor("cpu")),
+            Wanted::Index(index) if *index < facts.len() => Ok(self.named(*index)),
+            _ if facts.is_empty() => Err(format!("--gpus: no GPU: {} (the CPU is --gpus cpu)", why())),
+            Wanted::Index(index) => unknown(format!("there is no device {index}")),
+            Wanted::Part(part) => {
+                let has = |text: &str| text.to_lowercase().contains(&part.to_lowercase());
+                let mut matching: Vec<usize> =
+                    (0..facts.len()).filter(|i| has(&facts[*i].name) || has(&facts[*i].driver)).collect();
+                // A card with two drivers counts once.
+                if matching.iter().all(|i| facts[*i].card == facts[matching[0]].card) {
+                    matching.truncate(1);
+                }
+                match matching[..] {
+                    [] => unknown(format!("no device has {part:?} in its name")),
+                    [one] => Ok(self.named(one)),
+                    _ => {
+                        let names = matching.iter().map(|i| format!("{i} {}", facts[*i].name));
+                        let names = names.collect::<Vec<_>>().join(" and ");
+                        Err(format!("--gpus: {part:?} matches {names}: give the index"))
+                    }
                 }
             }
         }
@@ -178,15 +192,6 @@ fn twins(devices: Vec<(DeviceId, String)>) -> Vec<Picked> {
         Picked { name, device: *device, sharing }
     };
     devices.iter().enumerate().map(picked).collect()
-}
-
-/// A note for a user who names a software adapter.
-fn slow(devices: &[(DeviceId, String)], facts: &[&Facts]) -> Option<String> {
-    let software = devices.iter().find_map(|(device, _)| match device {
-        DeviceId::Gpu(i) if facts[*i].kind == Kind::Software => Some(&facts[*i].name),
-        _ => None,
-    })?;
-    Some(format!("note: {software} is a software driver: --gpus cpu is faster"))
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! List of devices for users: every adapter in the order of its indices, then the CPU; on request with the result of
 //! each self-test.
 
-use super::card::{Card, FoundCard};
-use super::{cpu, nvidia, speed};
-use crate::backend::Backend;
+use super::drivers::{self, DRIVERS, Device, Driver, cpu};
+use super::seat::Seat;
+use super::speed;
+use crate::backend::facts::{Facts, Kind};
 use crate::backend::wgpu::absence::{self, Absence};
-use crate::backend::wgpu::adapters::{self, Kind};
+use crate::backend::wgpu::adapters;
 use crate::cluster::inject::Inject;
-use crate::cluster::worker::{Deviation, Opener, Reference};
-use crate::config::groups::ComputeDtype;
+use crate::cluster::worker::{Deviation, Reference};
+use crate::config::groups::{CPU, ComputeDtype};
 use crate::config::refusal::Refusal;
-use crate::model::memory::Limit;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -70,85 +70,52 @@ pub struct Checked {
 
 /// All devices of this machine.
 pub fn list() -> Vec<Listed> {
-    let cards = nvidia::all().unwrap_or_default().iter().map(FoundCard::Cuda).enumerate();
-    let gpus = adapters::all().iter().map(FoundCard::Wgpu).enumerate();
-    let cards = cards.map(|(index, found)| card("cuda", index, found));
-    let gpus = gpus.map(|(index, found)| card("wgpu", index, found));
-    cards.chain(nvidia::broken().iter().map(broken)).chain(gpus).chain([processor()]).collect()
+    let of = |driver: &'static dyn Driver| {
+        let devices = driver.devices().iter().enumerate().map(|(index, device)| opened(index, &**device));
+        let broken = driver
+            .broken()
+            .iter()
+            .map(|(facts, why)| Listed { error: Some(why.clone()), ..described(driver.name(), None, facts) });
+        devices.chain(broken)
+    };
+    DRIVERS.into_iter().flat_map(of).collect()
 }
 
-fn card(backend: &'static str, index: usize, found: FoundCard) -> Listed {
-    let facts = found.facts();
-    let class = found.class(ComputeDtype::Auto).map_err(|e| e.to_string());
-    let total = found.total();
+fn opened(index: usize, device: &dyn Device) -> Listed {
+    let facts = device.facts();
+    let index = (facts.kind != Kind::Cpu).then_some(index);
+    let class = device.class(ComputeDtype::Auto).map_err(|e| e.to_string());
+    let (memory_total, free) = device.memory();
+    let host = if device.is_shared() { cpu::free_memory() } else { u64::MAX };
+    Listed {
+        cores: index.is_none().then(cpu::cores),
+        memory_total,
+        memory_free: free.map(|own| own.min(host)),
+        class: class.as_ref().ok().cloned(),
+        error: class.err(),
+        ..described(device.driver().name(), index, facts)
+    }
+}
+
+/// A device that is not opened. `--gpus` cannot name it without an index.
+fn described(backend: &'static str, index: Option<usize>, facts: &Facts) -> Listed {
     let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     Listed {
-        name: format!("{backend} {index}"),
+        name: index.map_or(backend.into(), |index| format!("{backend} {index}")),
         backend,
-        index: Some(index),
+        index,
         model: facts.name.clone(),
-        kind: match facts.kind {
-            Kind::Discrete => "discrete",
-            Kind::Integrated => "integrated",
-            Kind::Virtual => "virtual",
-            Kind::Unknown => "unknown",
-            Kind::Software => "software",
-        },
+        kind: facts.kind.word(),
         api: filled(&facts.api),
         driver: filled(&facts.driver),
         pci: filled(&facts.pci),
         card: filled(&facts.card),
         cores: None,
-        memory_total: total,
-        memory_free: total.and_then(|_| found.free(cpu::free_memory())),
-        features: facts.features.clone(),
-        limits: facts.limits.clone(),
-        class: class.as_ref().ok().cloned(),
-        error: class.err(),
-        check: None,
-    }
-}
-
-/// A card without an index: `--gpus` cannot name it.
-fn broken(card: &nvidia::Broken) -> Listed {
-    Listed {
-        name: "cuda".into(),
-        backend: "cuda",
-        index: None,
-        model: format!("device {} of NVIDIA's driver, which cannot describe it", card.ordinal),
-        kind: "discrete",
-        api: Some("cuda".into()),
-        driver: None,
-        pci: None,
-        card: None,
-        cores: None,
         memory_total: None,
         memory_free: None,
-        features: vec![],
-        limits: BTreeMap::new(),
+        features: facts.features.clone(),
+        limits: facts.limits.clone(),
         class: None,
-        error: Some(card.why.clone()),
-        check: None,
-    }
-}
-
-fn processor() -> Listed {
-    Listed {
-        name: "cpu".into(),
-        backend: "cpu",
-        index: None,
-        model: cpu::processor(),
-        kind: "cpu",
-        api: None,
-        driver: None,
-        pci: None,
-        card: None,
-        cores: Some(cpu::cores()),
-        memory_total: None,
-        memory_free: Some(cpu::free_memory()),
-        features: cpu::features().into_iter().map(String::from).collect(),
-        limits: BTreeMap::new(),
-        class: Some(cpu::cpu(ComputeDtype::Auto, 1).class()),
         error: None,
         check: None,
     }
@@ -158,11 +125,6 @@ fn processor() -> Listed {
 pub fn no_gpu(found: &[Listed]) -> Option<Absence> {
     let real = |d: &Listed| d.backend != "cpu" && d.kind != "software";
     (!found.iter().any(real)).then(adapters::why_none)
-}
-
-/// Why NVIDIA's installed driver lists no card.
-pub fn no_cuda() -> Option<&'static str> {
-    nvidia::silent()
 }
 
 /// Vulkan drivers known to the system, for a report.
@@ -179,47 +141,28 @@ pub fn drivers() -> Value {
 /// Runs the self-test of each device in turn, and measures its speed.
 pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<(), Refusal> {
     let reference = Reference::new(&cpu::Twin)?;
-    for device in found {
-        let card = match (device.backend, device.index) {
-            ("cuda", Some(index)) => FoundCard::cuda(index),
-            (_, Some(index)) => FoundCard::adapter(index),
+    for listed in found {
+        let index = match listed.index {
+            Some(index) => index,
+            None if listed.backend == CPU => 0,
             // A card without a description already has its error.
-            ("cuda", None) => continue,
-            (_, None) => None,
+            None => continue,
         };
-        device.check = Some(match card {
-            Some(found) => {
-                let budget = found.room().within(cpu::free_memory());
-                let card = Card::new(found, budget, ComputeDtype::Auto);
-                checked(&reference, &card, inject, || found.speed())
-            }
-            None => {
-                let processor = cpu::Processor {
-                    dtype: ComputeDtype::Auto,
-                    threads,
-                    limit: Limit::Free(cpu::free_memory()),
-                };
-                let cpu = || speed::of(cpu::cpu(ComputeDtype::Auto, threads));
-                checked(&reference, &processor, inject, cpu)
-            }
-        });
+        let Some(device) = drivers::named(listed.backend).devices().get(index) else { continue };
+        let seat = Seat::alone(&**device, ComputeDtype::Auto, threads, None);
+        listed.check = Some(checked(&reference, &seat, inject));
     }
     Ok(())
 }
 
-fn checked(
-    reference: &Reference,
-    opener: &dyn Opener,
-    inject: &Inject,
-    speed: impl FnOnce() -> Result<speed::Speed, crate::backend::Fault>,
-) -> Checked {
+fn checked(reference: &Reference, seat: &Seat, inject: &Inject) -> Checked {
     let began = Instant::now();
-    let measured = reference.measure(opener, inject);
+    let measured = reference.measure(seat, inject);
     let seconds = began.elapsed().as_secs_f64();
     let failed = |why: String, deviation| Checked { failed: Some(why), deviation, seconds, speed: None };
     match measured {
         Err(e) => failed(e.to_string(), None),
-        Ok(deviation) => match (deviation.verdict(), speed()) {
+        Ok(deviation) => match (deviation.verdict(), seat.speed()) {
             (Err(wrong), _) => failed(wrong, Some(deviation)),
             (Ok(()), Err(fault)) => failed(fault.to_string(), Some(deviation)),
             (Ok(()), Ok(speed)) => {

@@ -2,24 +2,25 @@
 //! loading of a whole model. Code outside uses `Model`, `Opener` and strings.
 
 mod building;
-mod card;
 mod chain;
 pub mod choose;
 mod compiled;
-mod cpu;
-pub mod drivers;
-mod gpu;
+mod drivers;
+mod environment;
 mod list;
-mod nvidia;
 mod open;
+#[cfg(feature = "faults")]
 mod pretend;
 mod prospect;
+mod seat;
 mod speed;
 
 pub use crate::backend::cpu::refused_limit;
 pub use chain::{equipment, hardware};
 pub use choose::{Chosen, choose};
-pub use cpu::{cores, free_memory};
-pub use list::{Listed, check, drivers, list, no_cuda, no_gpu};
+pub use drivers::cpu::{cores, free_memory};
+pub use drivers::cuda::silent as no_cuda;
+pub use environment::prepare;
+pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
 pub use prospect::{Opens, Prospect, assumed, prospects};

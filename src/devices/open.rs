@@ -1,14 +1,14 @@
 //! A whole model on the only device of a verb: the first chosen one.
 
-use super::building::{self, Whole};
-use super::card::Card;
+use super::building::{Opened, Whole};
 use super::chain::{self, hardware};
-use super::choose::Chosen;
-use super::cpu::{self, cores};
+use super::choose::{Chosen, Picked};
+use super::drivers::{Device, cpu};
+use super::seat::Seat;
 use crate::backend::cpu::Peaks;
 use crate::backend::{Backend, Cpu, Notes};
 use crate::config::cache;
-use crate::config::groups::{ComputeDtype, Driver};
+use crate::config::groups::{CPU, ComputeDtype};
 use crate::config::refusal::Refusal;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
@@ -45,25 +45,19 @@ pub fn open(
     let (config, tensors, lora) = model;
     let Need { tokens, measured, keep } = need;
     let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens, measured };
-    if let Some(pick) = chosen.picks.first()
-        && let Some(found) = chain::found(pick.device)
-    {
-        let free = || found.room().within(cpu::free_memory());
+    if let Some((pick, card)) = first_card(chosen) {
         // Generation on one device uses full precision unless a lower one was typed.
         let dtype = match chosen.options.dtype {
             ComputeDtype::Auto => ComputeDtype::F32,
             typed => typed,
         };
-        let card = Card::new(found, chosen.options.memory_limit.unwrap_or_else(free), dtype);
-        match card.proved(&whole) {
+        let seat = Seat::alone(card, dtype, threads(chosen), chosen.options.memory_limit);
+        match seat.proved(&whole) {
             Ok(model) => return Ok(model),
-            Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {
+            Err(e) if chosen.options.backend.is_none() && !matches!(e, ModelError::Memory { .. }) => {
                 say!("warning: {}: {e}; computes on the CPU", pick.name);
             }
-            Err(e) => {
-                let refusal: Refusal = e.into();
-                return Err(Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal });
-            }
+            Err(e) => return Err(named(pick, e)),
         }
     }
     let cpu = processor(chosen);
@@ -72,7 +66,18 @@ pub fn open(
         (None, 0) => Keep::Inputs,
         (None, _) => within(limit(chosen), whole.load(&cpu)?)?.0,
     };
-    Ok(building::built(cpu, &whole, keep)?)
+    Ok(Box::new(cpu).build(&whole, keep)?)
+}
+
+/// The first chosen device, if it is a card.
+fn first_card(chosen: &Chosen) -> Option<(&Picked, &'static dyn Device)> {
+    let card = chosen.picks.first().filter(|pick| pick.device.driver != CPU)?;
+    Some((card, chain::found(card.device)))
+}
+
+fn named(pick: &Picked, e: ModelError) -> Refusal {
+    let refusal: Refusal = e.into();
+    Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
 }
 
 /// Chooses the policy for kept values on the CPU, by the memory that is free now.
@@ -119,7 +124,7 @@ pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), Model
 
 /// The numeric class of the CPU, as opened by [`open`].
 pub fn cpu_class(chosen: &Chosen) -> String {
-    cpu::cpu(chosen.options.dtype, 1).class()
+    Backend::class(&cpu::cpu(chosen.options.dtype, 1))
 }
 
 /// One layer on the CPU; the first one with the embedding, the last one with the head.
@@ -159,7 +164,7 @@ fn processor(chosen: &Chosen) -> Cpu {
 }
 
 fn threads(chosen: &Chosen) -> usize {
-    chosen.options.threads.unwrap_or_else(cores)
+    chosen.options.threads.unwrap_or_else(cpu::cores)
 }
 
 fn limit(chosen: &Chosen) -> Limit {
@@ -187,15 +192,9 @@ pub fn profile(
 ) -> Result<Profiled, Refusal> {
     let hardware = hardware(chosen, 0);
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
-    if let Some(pick) = chosen.picks.first()
-        && let Some(found) = chain::found(pick.device)
-    {
-        let budget = chain::budget(chosen, 0, found, cpu::free_memory());
-        let opened = Card::new(found, budget, chosen.options.dtype).proved(&whole);
-        let model = opened.map_err(|e| {
-            let refusal: Refusal = e.into();
-            Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
-        })?;
+    if let Some((pick, card)) = first_card(chosen) {
+        let opened = chain::seat(chosen, 0, card, cpu::free_memory()).proved(&whole);
+        let model = opened.map_err(|e| named(pick, e))?;
         return Ok(Profiled { model, notes: Notes::default(), peaks: None, hardware });
     }
     let (cpu, threads) = (processor(chosen), threads(chosen));

@@ -1,7 +1,7 @@
 //! Simulated devices for tests of real processes: a missing backend, and a CPU under another backend's name, for tests
 //! of the fallback.
 
-use crate::cluster::worker::{Blueprint, Opener};
+use crate::cluster::worker::{Blueprint, Equipment, Opener};
 use crate::model::layout::Layout;
 use crate::model::memory::Fit;
 use crate::model::stage::{
@@ -10,8 +10,20 @@ use crate::model::stage::{
 use crate::model::weights::ModelError;
 use std::sync::Arc;
 
+/// Puts the pretended backends before the real ones of every device, whose last one is the CPU.
+pub fn ahead(mut equipment: Equipment) -> Equipment {
+    let Some(name) = equipment.inject.pretend().map(String::from) else { return equipment };
+    for chain in equipment.candidates.iter_mut().map(|candidate| &mut candidate.chain) {
+        let Some(cpu) = chain.last().cloned() else { continue };
+        let first: Arc<dyn Opener> = Arc::new(Pretended { name: name.clone(), cpu });
+        let next = (name == "cuda").then(|| Arc::new(NotBuilt("wgpu")) as Arc<dyn Opener>);
+        chain.splice(..0, [first].into_iter().chain(next));
+    }
+    equipment
+}
+
 /// A backend that is not part of this build.
-pub struct NotBuilt(pub &'static str);
+struct NotBuilt(&'static str);
 
 impl Opener for NotBuilt {
     fn backend(&self) -> &str {
@@ -24,11 +36,11 @@ impl Opener for NotBuilt {
 }
 
 /// A CPU under another backend's name, for tests of its fallback.
-pub struct Pretended {
+struct Pretended {
     /// The other backend's name.
-    pub name: String,
+    name: String,
     /// The actual device.
-    pub cpu: Arc<dyn Opener>,
+    cpu: Arc<dyn Opener>,
 }
 
 impl Opener for Pretended {

@@ -2,14 +2,12 @@
 //! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
 use super::building::Whole;
-use super::card::{Through, usable};
-use super::chain::{budget, found, hardware, threads};
+use super::chain::{found, hardware, seat};
 use super::choose::Chosen;
+use super::drivers::{self, DRIVERS, cpu};
 use super::open::within;
-use super::{cpu, cpu::cores};
-use crate::backend::Backend;
-use crate::backend::wgpu::adapters::Kind;
-use crate::config::groups::{ComputeDtype, DeviceOptions, Driver};
+use crate::backend::facts::Kind;
+use crate::config::groups::{CPU, DeviceOptions};
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
@@ -58,44 +56,35 @@ pub fn prospects(
     let one = |at: usize| -> Result<Prospect, ModelError> {
         let pick = &chosen.picks[at];
         let (name, hardware) = (pick.name.clone(), hardware(chosen, at));
-        let whole = |class: &str| {
-            let measured = measured(class, &hardware);
-            Whole { config, tensors, lora, class_weights: None, tokens, measured }
+        let device = found(pick.device);
+        let share = seat(chosen, at, device, cpu::free_memory()).share;
+        let class = device.class(share.dtype);
+        let (takes, unfit) = match &class {
+            Ok(class) => {
+                let measured = measured(class, &hardware);
+                let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
+                let load = device.load(&whole, share.dtype)?;
+                let load = match opens {
+                    Opens::Measured => Load { home: Home::Host, ..load },
+                    Opens::Shapes => load,
+                };
+                fits((load, opens), share.limit)
+            }
+            Err(fault) => (None, Some(fault.clone().into())),
         };
-        let limit = |bytes: u64| (bytes < u64::MAX / 2).then_some(bytes);
-        if let Some(found) = found(pick.device) {
-            let budget = budget(chosen, at, found, cpu::free_memory());
-            let guess = guess(found.facts().kind) / pick.sharing as f64;
-            let class = found.class(chosen.options.dtype);
-            let (takes, unfit) = match &class {
-                Ok(class) => {
-                    let load = found.load(&whole(class), chosen.options.dtype)?;
-                    fits((load, opens), Limit::Typed(budget))
-                }
-                Err(fault) => (None, Some(fault.clone().into())),
-            };
-            let class = class.map_err(|fault| fault.to_string());
-            return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
-        }
-        let threads = threads(chosen, at);
-        let cpu = cpu::cpu(chosen.options.dtype, threads);
-        let budget =
-            Limit::of(chosen.options.memory_limit, cpu::free_memory).among(chosen.picks.len() as u64);
-        let class = cpu.class();
-        let guess = per_thread(&class) * threads as f64;
-        let load = match opens {
-            Opens::Measured => whole(&class).load(&cpu)?,
-            Opens::Shapes => cpu::in_team(&whole(&class), &cpu)?,
+        let class = class.map_err(|fault| fault.to_string());
+        let guess = match (device.facts().kind, &class) {
+            (Kind::Cpu, Ok(class)) => per_thread(class) * share.threads as f64,
+            (kind, _) => guess(kind) / pick.sharing as f64,
         };
-        let (takes, unfit) = fits((load, opens), budget);
-        let limit = limit(budget.bytes());
-        Ok(Prospect { name, class: Ok(class), hardware, limit, takes, unfit, guess })
+        let limit = Some(share.limit.bytes()).filter(|bytes| *bytes < u64::MAX / 2);
+        Ok(Prospect { name, class, hardware, limit, takes, unfit, guess })
     };
     (0..chosen.picks.len()).map(one).collect()
 }
 
-/// Forecast for an absent card with `bytes` of memory, used by the run alone: through NVIDIA's own driver, in bf16
-/// unless another type was typed, or through wgpu where that was typed.
+/// Forecast for an absent card with `bytes` of memory, used by the run alone: through the best driver, unless another
+/// one was typed.
 pub fn assumed(
     bytes: u64,
     options: &DeviceOptions,
@@ -103,13 +92,14 @@ pub fn assumed(
     tokens: usize,
 ) -> Result<Prospect, ModelError> {
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
-    let (through, class) = match (options.backend, options.dtype) {
-        (Driver::Wgpu, _) => (Through::Wgpu, "wgpu"),
-        (_, ComputeDtype::F32) => (Through::Cuda(ComputeDtype::F32), "cuda, f32"),
-        _ => (Through::Cuda(ComputeDtype::Bf16), "cuda, bf16"),
+    let driver = match options.backend {
+        None | Some(CPU) => DRIVERS[0],
+        Some(name) => drivers::named(name),
     };
-    let budget = options.memory_limit.unwrap_or_else(|| usable(bytes));
-    let (takes, unfit) = fits((through.load(&whole, Home::Own)?, Opens::Shapes), Limit::Typed(budget));
+    let (dtype, class) = driver.assumed(options.dtype);
+    let budget = options.memory_limit.unwrap_or_else(|| drivers::usable(bytes));
+    let load = driver.load(&whole, dtype, Home::Own)?;
+    let (takes, unfit) = fits((load, Opens::Shapes), Limit::Typed(budget));
     Ok(Prospect {
         name: "assumed".into(),
         class: Ok(class.into()),
@@ -147,6 +137,6 @@ fn guess(kind: Kind) -> f64 {
     match kind {
         Kind::Discrete | Kind::Virtual => 3e12,
         Kind::Integrated | Kind::Unknown => 0.3e12,
-        Kind::Software => 3e9 * cores() as f64,
+        Kind::Software | Kind::Cpu => 3e9 * cpu::cores() as f64,
     }
 }

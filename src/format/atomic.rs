@@ -76,13 +76,7 @@ pub fn write_checked<T, E: From<FormatError>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<T, E>,
 ) -> Result<T, E> {
-    let parent = parent_of(path);
-    fs::create_dir_all(&parent).map_err(|e| FormatError::io(&parent, e))?;
-    let temporary = tempfile::Builder::new()
-        .prefix(&hidden(path))
-        .suffix(".tmp")
-        .tempfile_in(&parent)
-        .map_err(|e| FormatError::io(path, e))?;
+    let (parent, temporary) = beside(path, |builder, parent| builder.tempfile_in(parent))?;
     let value = fill(temporary.path())?;
     let fail = |cause| FormatError::io(path, cause);
     open_to_others(temporary.as_file()).map_err(fail)?;
@@ -98,13 +92,7 @@ pub fn write_dir<T, E: From<FormatError>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<T, E>,
 ) -> Result<T, E> {
-    let parent = parent_of(path);
-    fs::create_dir_all(&parent).map_err(|e| FormatError::io(&parent, e))?;
-    let temporary = tempfile::Builder::new()
-        .prefix(&hidden(path))
-        .suffix(".tmp")
-        .tempdir_in(&parent)
-        .map_err(|e| FormatError::io(path, e))?;
+    let (parent, temporary) = beside(path, |builder, parent| builder.tempdir_in(parent))?;
     let value = fill(temporary.path())?;
     sync_tree(temporary.path())?;
     let made = temporary.keep();
@@ -115,6 +103,19 @@ pub fn write_dir<T, E: From<FormatError>>(
     }
     sync_dir(&parent)?;
     Ok(value)
+}
+
+/// Creates the folder of `path`, and in it what `make` gives: the temporary file or directory that replaces `path`.
+fn beside<T>(
+    path: &Path,
+    make: impl FnOnce(&tempfile::Builder, &Path) -> io::Result<T>,
+) -> Result<(PathBuf, T), FormatError> {
+    let parent = parent_of(path);
+    fs::create_dir_all(&parent).map_err(|e| FormatError::io(&parent, e))?;
+    let prefix = hidden(path);
+    let mut builder = tempfile::Builder::new();
+    let made = make(builder.prefix(&prefix).suffix(".tmp"), &parent).map_err(|e| FormatError::io(path, e))?;
+    Ok((parent, made))
 }
 
 /// Moves `made` to `path`. A directory cannot be renamed over a non-empty one, so the old directory is moved aside

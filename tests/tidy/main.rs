@@ -64,7 +64,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/wgpu/cache.rs", "drivers believe the bytes of their cache; they are checked before"),
     ("src/backend/wgpu/glibc.rs", "exports two functions under their C names"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
-    ("src/devices/drivers.rs", "sets an environment variable while there is one thread"),
+    ("src/devices/environment.rs", "sets an environment variable while there is one thread"),
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
     ("src/backend/cuda/graphs.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),

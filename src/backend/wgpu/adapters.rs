@@ -4,6 +4,7 @@
 
 use super::absence::{self, Absence};
 use super::instance::{self, Adapter};
+use crate::backend::facts::{Facts, Kind};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use wgpu::{DeviceType, Features};
@@ -17,22 +18,6 @@ pub struct Memory {
     pub free: u64,
 }
 
-/// Kinds of adapters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// A card with its own memory.
-    Discrete,
-    /// A part of the processor that uses the machine's memory.
-    Integrated,
-    /// A part of a card, given to a virtual machine.
-    Virtual,
-    /// The driver does not say.
-    Unknown,
-    /// A driver that computes on the processor: slower than the CPU backend.
-    Software,
-}
-
 /// An adapter with its facts.
 #[derive(Debug)]
 pub struct Found {
@@ -40,27 +25,6 @@ pub struct Found {
     pub facts: Facts,
     /// The handle for opening it.
     pub adapter: Adapter,
-}
-
-/// Facts about an adapter.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Facts {
-    /// The driver's spelling.
-    pub name: String,
-    /// The kind of adapter.
-    pub kind: Kind,
-    /// `vulkan`, `metal`, `dx12`.
-    pub api: String,
-    /// Driver and its version.
-    pub driver: String,
-    /// PCI address; empty if unknown.
-    pub pci: String,
-    /// The key of the physical card, equal for all its drivers.
-    pub card: String,
-    /// Features that kernels may use.
-    pub features: Vec<String>,
-    /// Limits for kernels.
-    pub limits: BTreeMap<&'static str, u64>,
 }
 
 /// All adapters, software last.

@@ -15,7 +15,7 @@ use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
 use crate::support::panics::caught;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wgpu::{BufferUsages, PollError, PollStatus, PollType, SubmissionIndex};
 
@@ -102,8 +102,9 @@ pub struct Gpu {
     pending: usize,
     /// Number of kernels compiled before the last submission.
     known: usize,
-    /// Makes every poll report the loss of the device: for tests.
-    pub(super) gone: Arc<AtomicBool>,
+    /// Makes every poll report the loss of the device.
+    #[cfg(feature = "faults")]
+    pub(super) gone: Arc<std::sync::atomic::AtomicBool>,
 }
 
 /// A submission that is not yet awaited.
@@ -162,6 +163,7 @@ impl Gpu {
             in_flight: None,
             pending: 0,
             known: 0,
+            #[cfg(feature = "faults")]
             gone: Arc::default(),
         }
     }
@@ -353,9 +355,10 @@ impl Gpu {
 
     /// Polls the device. Returns `None` if the driver has lost it: wgpu reports this only by a panic.
     fn poll(&self, kind: PollType) -> Option<Result<PollStatus, PollError>> {
-        let polled = caught(|| match self.gone.load(Ordering::Relaxed) {
-            true => panic!("Error in Device::poll: Parent device is lost"),
-            false => self.device.poll(kind),
+        let polled = caught(|| {
+            #[cfg(feature = "faults")]
+            assert!(!self.gone.load(Ordering::Relaxed), "Error in Device::poll: Parent device is lost");
+            self.device.poll(kind)
         });
         polled.map_err(|text| self.faults.lost(&text)).ok()
     }

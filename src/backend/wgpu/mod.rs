@@ -7,6 +7,7 @@
 pub mod absence;
 pub mod adapters;
 mod attention;
+#[cfg(feature = "faults")]
 mod breaker;
 mod cache;
 mod catalogue;
@@ -36,6 +37,7 @@ mod vulkan;
 mod weight;
 
 use crate::numeric::block::Encoding;
+#[cfg(feature = "faults")]
 pub use breaker::Breaker;
 pub use cache::{Cache, Keep};
 pub use catalogue::{Entry, catalogue};

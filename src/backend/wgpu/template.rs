@@ -4,7 +4,7 @@
 //!
 //! `#for i in A..B` ... `#end` repeats lines; `#if E` ... `#else` ... `#end` chooses them; `$name` and `${E}` insert a
 //! number. E: integers, names, + - * / %, == != < > <= >=, && ||, parentheses. `#piece NAME A B` ... `#end` defines
-//! lines without directives, and each later `#use NAME a b` inserts them with `a` for `A` and `b` for `B`.
+//! lines, and each later `#use NAME a b` inserts them with `a` for `A` and `b` for `B`.
 
 /// Names and their numbers, innermost last.
 pub type Numbers<'a> = Vec<(&'a str, i64)>;
@@ -47,7 +47,15 @@ fn with_pieces(text: &str) -> Result<String, TemplateError> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["#piece", names @ ..] => {
-                let body = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "#end");
+                let mut open = 1;
+                let body = lines.by_ref().map(|(_, line)| line).take_while(|line| {
+                    match line.split_whitespace().next() {
+                        Some("#for" | "#if") => open += 1,
+                        Some("#end") => open -= 1,
+                        _ => {}
+                    }
+                    open > 0
+                });
                 pieces.push((names.to_vec(), body.flat_map(|line| [line, "\n"]).collect()));
             }
             ["#use", values @ ..] => {

@@ -4,8 +4,7 @@
 
 mod read_back;
 
-use super::logits::{self, Compared, logits, plain_logits};
-use super::{Exported, Outtype};
+use super::{Exported, Outtype, logits};
 use crate::config::refusal::Refusal;
 use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
@@ -19,7 +18,7 @@ use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
 use crate::run::base_model::{self, BaseModel};
 use read_back::{Rounded, same, same_ids};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -48,7 +47,7 @@ enum From {
 
 /// Writes the file and compares it with the merged model in memory.
 pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
-    let (base, loaded, devices) = (&source.base, &source.loaded, &source.devices);
+    let (base, loaded) = (&source.base, &source.loaded);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let merged = Merged {
         base: &*base.files.tensors,
@@ -78,21 +77,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         same(&again, &rounded, out)?;
         same_ids(source, again, out)?;
         let again = base_model::open(&path.display().to_string())?;
-        let probe = logits::probe(&loaded.config);
-        let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
-        let compared = Compared {
-            adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
-            unrounded: plain_logits(devices, (&loaded.config, &merged), &probe)?,
-            // The file holds the numbers of `rounded`; here they run with the configuration in memory.
-            source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
-            read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
-        };
-        let text = compared
-            .verdict()
-            .map_err(|why| Refusal::failure(format!("{}: not written: {why}; report this", out.display())))?;
-        let moved = logits::apart(&compared.adapted, &compared.read);
-        let kind = &again.files.kind;
-        Ok(json!({ "kind": "merged-gguf", "weights": kind, "largest_difference": moved, "compared": text }))
+        logits::compare(source, &merged, &again, (out, "merged-gguf"))
     })
 }
 

@@ -10,20 +10,23 @@ use crate::model::lora::LoraSpec;
 use crate::model::merge::Merged;
 use crate::model::stage::{Microbatch, Output, Targets, Want};
 use crate::numeric::tensor::Tensors;
+use crate::run::base_model::BaseModel;
+use serde_json::{Value, json};
+use std::path::Path;
 
 /// Tokens of the compared forward pass.
 const PROBE: u32 = 32;
 
 /// Logits of the same row, computed in four ways.
-pub struct Compared {
+struct Compared {
     /// Base and adapter, not merged.
-    pub adapted: Vec<f32>,
+    adapted: Vec<f32>,
     /// The merged weights in f32.
-    pub unrounded: Vec<f32>,
+    unrounded: Vec<f32>,
     /// The merged weights in memory, rounded to the written types.
-    pub source: Vec<f32>,
+    source: Vec<f32>,
     /// The written files.
-    pub read: Vec<f32>,
+    read: Vec<f32>,
 }
 
 impl Compared {
@@ -31,7 +34,7 @@ impl Compared {
     ///
     /// The effect of rounding the weights to bf16 or f16 on logits has no useful bound, because it depends on the
     /// model. So rounding is excluded: the merge is compared in f32, the files are compared with the rounded weights.
-    pub fn verdict(&self) -> Result<String, String> {
+    fn verdict(&self) -> Result<String, String> {
         let scale = self.adapted.iter().fold(0f32, |m, v| m.max(v.abs()));
         let bound = bound(&self.adapted);
         for (what, one, two) in [
@@ -51,6 +54,32 @@ impl Compared {
         let apart = apart(&self.adapted, &self.unrounded);
         Ok(format!("read back: logits within {apart:.1e} of base + adapter (largest {scale:.1}){rounding}"))
     }
+}
+
+/// Compares the written model `again` with base and adapter, and with the merge in f32. `out` and `kind` are those of
+/// the export, whose report is returned.
+pub fn compare(
+    from: &Exported,
+    unrounded: &Merged,
+    again: &BaseModel,
+    (out, kind): (&Path, &str),
+) -> Result<Value, Refusal> {
+    let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
+    let probe = probe(&loaded.config);
+    let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
+    let compared = Compared {
+        adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
+        unrounded: plain_logits(devices, (&loaded.config, unrounded), &probe)?,
+        // The files hold the numbers of the rounded merge; here they run with the configuration in memory.
+        source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
+        read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
+    };
+    let text = compared
+        .verdict()
+        .map_err(|why| Refusal::failure(format!("{}: not written: {why}; report this", out.display())))?;
+    let moved = apart(&compared.adapted, &compared.read);
+    let weights = &again.files.kind;
+    Ok(json!({ "kind": kind, "weights": weights, "largest_difference": moved, "compared": text }))
 }
 
 /// Largest allowed difference between logits computed from the same numbers in different ways.

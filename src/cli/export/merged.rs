@@ -1,7 +1,6 @@
 //! `--to merged`: base and adapter as one Hugging Face directory.
 
-use super::Exported;
-use super::logits::{self, Compared, logits, plain_logits};
+use super::{Exported, logits};
 use crate::config::refusal::Refusal;
 use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic};
@@ -20,7 +19,7 @@ const SHARD: usize = 5_000_000_000;
 
 /// Writes the folder and compares it with the merged model in memory.
 pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
-    let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
+    let (base, loaded) = (&from.base, &from.loaded);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let merged = |dtype| Merged {
         base: &*base.files.tensors,
@@ -36,21 +35,7 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
         files(dir, base, loaded, &source)?;
         same_bytes(dir, &source)?;
         let again = base_model::open(&dir.display().to_string())?;
-        let probe = logits::probe(&loaded.config);
-        let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
-        let compared = Compared {
-            adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
-            unrounded: plain_logits(devices, (&loaded.config, &merged(Some(Dtype::F32))), &probe)?,
-            // The files hold the numbers of `source`, byte for byte; here they run with the configuration in memory.
-            source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
-            read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
-        };
-        let text = compared
-            .verdict()
-            .map_err(|why| Refusal::failure(format!("{}: not written: {why}; report this", out.display())))?;
-        let moved = logits::apart(&compared.adapted, &compared.read);
-        let kind = &again.files.kind;
-        Ok(json!({ "kind": "merged", "weights": kind, "largest_difference": moved, "compared": text }))
+        logits::compare(from, &merged(Some(Dtype::F32)), &again, (out, "merged"))
     })
 }
 

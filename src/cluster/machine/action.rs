@@ -280,3 +280,17 @@ pub struct DeviceReport {
     /// Its network link, if the worker measured one.
     pub link: Option<Link>,
 }
+
+impl DeviceReport {
+    /// Adds the work of `other` under the same name. Speed and link are taken from `other` only where they are unknown.
+    pub(super) fn join(&mut self, other: &DeviceReport) {
+        self.microbatches += other.microbatches;
+        self.tokens += other.tokens;
+        self.busy += other.busy;
+        self.micros_per_token = self.micros_per_token.or(other.micros_per_token);
+        self.points.join(&other.points);
+        self.trials += other.trials;
+        self.memory.join(&other.memory);
+        self.link = self.link.or(other.link);
+    }
+}

@@ -266,13 +266,9 @@ impl Fleet {
         }
         match self.past.get_mut(&report.place) {
             Some(past) => {
-                past.microbatches += report.microbatches;
-                past.tokens += report.tokens;
-                past.busy += report.busy;
+                past.join(&report);
                 past.micros_per_token = report.micros_per_token.or(past.micros_per_token);
-                past.points.join(&report.points);
-                past.memory.join(&report.memory);
-                (past.trials, past.link) = (past.trials + report.trials, report.link.or(past.link));
+                past.link = report.link.or(past.link);
             }
             None => drop(self.past.insert(report.place.clone(), report)),
         }
@@ -284,13 +280,7 @@ impl Fleet {
         for (id, m, d) in self.devices() {
             let mut now = report(Some(id), m, d);
             if let Some(past) = all.remove(&now.place) {
-                now.microbatches += past.microbatches;
-                now.tokens += past.tokens;
-                now.busy += past.busy;
-                now.micros_per_token = now.micros_per_token.or(past.micros_per_token);
-                now.points.join(&past.points);
-                now.memory.join(&past.memory);
-                (now.trials, now.link) = (now.trials + past.trials, now.link.or(past.link));
+                now.join(&past);
             }
             here.push(now);
         }

@@ -120,6 +120,7 @@ pub trait Opener: Send + Sync {
     }
 
     /// Simulates the loss of the device, for tests.
+    #[cfg(feature = "faults")]
     fn lose(&self) {}
 }
 

@@ -8,7 +8,7 @@ use super::device_queue::{DeviceQueue, QueuedLease};
 use super::parameters::Parameters;
 use super::selftest::Reference;
 use super::sum::Finished;
-use crate::cluster::inject::{Inject, What};
+use crate::cluster::inject::Inject;
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
 use crate::model::generate::generate;
 use crate::model::layout::Layout;
@@ -268,30 +268,18 @@ impl DeviceWorker {
     /// Computes one microbatch and checks it: the result may enter a sum.
     fn gradient(&mut self, batch: &Microbatch, of: u32, began: Instant) -> Result<Finished, Failed> {
         let inject = self.shared.inject.clone();
-        if inject.strikes(What::Die, batch.step) {
-            std::process::abort();
-        }
-        if inject.strikes(What::Lost, batch.step) {
+        #[cfg(feature = "faults")]
+        if inject.loses_device(batch.step) {
             self.candidate.chain[self.at].lose();
         }
-        if inject.strikes(What::Panic, batch.step) {
-            panic!("an injected panic");
-        }
-        if inject.strikes(What::Error, batch.step) {
-            return Err(Failed::Device("an injected error".into()));
-        }
+        inject.before(batch.step).map_err(Failed::Device)?;
         // Resets the peak: earlier memory use is not part of this microbatch.
         self.model()?.in_use();
         let mut gradient = self.shared.buffers.take(self.layout.len());
         let (cap, before) = (fixed::cap(of as usize), self.model()?.traffic());
         let computed = self.model()?.gradient(batch, &mut gradient);
         let traffic = self.model()?.traffic().since(&before);
-        if let (true, Some(value)) = (inject.strikes(What::Nan, batch.step), gradient.first_mut()) {
-            *value = f32::NAN;
-        }
-        if let (true, Some(value)) = (inject.strikes(What::Huge, batch.step), gradient.last_mut()) {
-            *value = (fixed::to_f64(cap) * 1.01) as f32;
-        }
+        inject.after(batch.step, &mut gradient, cap);
         let computed = computed
             .map_err(Failed::from)
             .and_then(|sums| check(&sums, &gradient, cap).map_err(|bad| self.bad_value(&bad)));

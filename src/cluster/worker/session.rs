@@ -9,7 +9,7 @@ use super::outbox::Outbox;
 use super::parameters::{Arriving, Parameters};
 use super::sum::{Finished, Running};
 use super::{Outcome, Sight};
-use crate::cluster::inject::{Inject, What};
+use crate::cluster::inject::Inject;
 use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use crate::train::event::Share;
 use std::cell::Cell;
@@ -171,7 +171,7 @@ impl<'a, 'w> Session<'a, 'w> {
             return Err(lost(format!("the parameters after step {step} did not arrive as they were sent")));
         }
         // The fault is named by the step that it affects, one after the steps of these parameters.
-        if self.inject.strikes(What::Hash, step + 1) {
+        if self.inject.damages_parameters(step + 1) {
             parameters.values.first_mut().into_iter().for_each(|value| *value += 1.0);
             parameters = Parameters::new(step, parameters.values);
         }

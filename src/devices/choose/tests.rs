@@ -55,7 +55,11 @@ fn chosen(machine: &[&str], typed: &str) -> String {
     let facts: Vec<Facts> = machine.iter().map(|text| facts(text)).collect();
     let facts: Vec<&Facts> = facts.iter().collect();
     let options = crate::config::groups::devices(&settings);
-    match options.and_then(|o| among(&o, &facts, &|| "install a driver".into())) {
+    let among = |o: DeviceOptions| {
+        let driver = o.backend.unwrap_or("wgpu");
+        among(&o, &Cards { driver, facts: &facts, why: &|| "install a driver".into() })
+    };
+    match options.and_then(among) {
         Ok(chosen) => {
             let name = |p: &Picked| format!("{} /{}", p.name, p.sharing);
             let mut said: Vec<String> = chosen.picks.iter().map(name).collect();

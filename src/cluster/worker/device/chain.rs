@@ -2,7 +2,6 @@
 //! causes end the chain: wrong numbers always, and too little memory at the start of a run.
 
 use super::DeviceWorker;
-use crate::cluster::inject::What;
 use crate::cluster::worker::blueprint::Begin;
 use crate::model::memory::{Used, size};
 use crate::model::stage::Model;
@@ -90,9 +89,9 @@ impl DeviceWorker {
     fn tested(&self, at: usize) -> Result<Result<Box<dyn Model>, ModelError>, String> {
         let opener = &self.candidate.chain[at];
         let tested = self.shared.reference.check(&**opener, &self.shared.inject)?;
-        let open = || match at == 0 && self.shared.inject.strikes(What::Error, 0) {
-            true => Err(ModelError::Source("an injected error".into())),
-            false => opener.open(&self.shared.blueprint),
+        let open = || {
+            self.shared.inject.opening(at).map_err(ModelError::Source)?;
+            opener.open(&self.shared.blueprint)
         };
         Ok(match tested {
             Ok(()) => open(),

@@ -1,69 +1,55 @@
-//! The CPU as a device: opening, usable memory, and the slow reference implementation that every device is compared
-//! with.
+//! The CPU as a device: its usable memory, and the slow reference implementation that every device is compared with.
 
-use super::building::{self, Whole};
-use crate::backend::Cpu;
+use super::{Device, Driver, Share};
+use crate::backend::facts::{Facts, Kind};
+use crate::backend::{Cpu, Fault};
 use crate::cluster::worker::{Blueprint, Opener};
-use crate::config::groups::ComputeDtype;
+use crate::config::groups::{CPU, ComputeDtype};
+use crate::devices::building::{Opened, Whole};
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Fit, Home, Limit, Load};
+use crate::model::memory::{Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
+use std::sync::{LazyLock, OnceLock};
 
-/// The CPU, or a part of it.
-pub struct Processor {
-    /// Type typed on this machine.
-    pub dtype: ComputeDtype,
-    /// Number of threads.
-    pub threads: usize,
-    /// Limit of memory.
-    pub limit: Limit,
-}
+/// The CPU: its own driver, with one device.
+pub struct Processor;
 
-impl Processor {
-    /// A type that the run's user typed is used on every device.
-    fn cpu(&self, blueprint: &Blueprint) -> Result<Cpu, ModelError> {
-        let dtype = match blueprint.shape.dtype.as_deref() {
-            None => self.dtype,
-            Some("f32") => ComputeDtype::F32,
-            Some("bf16") => ComputeDtype::Bf16,
-            Some(other) => {
-                return Err(ModelError::Source(format!("the run computes in {other}, this device cannot")));
-            }
-        };
-        Ok(cpu(dtype, self.threads))
+impl Driver for Processor {
+    fn name(&self) -> &'static str {
+        CPU
     }
 
-    fn whole(&self, blueprint: &Blueprint, measured: Option<Fit>) -> Result<Box<dyn Model>, ModelError> {
-        let cpu = self.cpu(blueprint)?;
-        let whole = Whole { measured, ..Whole::of(blueprint) };
-        let keep = self.limit.choose(in_team(&whole, &cpu)?)?.0;
-        building::built(cpu, &whole, keep)
+    fn devices(&self) -> &'static [Box<dyn Device>] {
+        static ALL: OnceLock<[Box<dyn Device>; 1]> = OnceLock::new();
+        ALL.get_or_init(|| [Box::new(Processor)])
+    }
+
+    fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
+        Ok(Load { home, ..whole.load(&cpu(dtype, 1))? })
     }
 }
 
-impl Opener for Processor {
-    fn backend(&self) -> &str {
-        "cpu"
+impl Device for Processor {
+    fn driver(&self) -> &'static dyn Driver {
+        &Processor
     }
 
-    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        self.whole(blueprint, None)
+    fn facts(&self) -> &Facts {
+        static FACTS: LazyLock<Facts> = LazyLock::new(|| {
+            let features = features().into_iter().map(String::from).collect();
+            Facts { name: processor(), kind: Kind::Cpu, features, ..Facts::default() }
+        });
+        &FACTS
     }
 
-    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
-        memory::stands(in_team(&whole, &self.cpu(blueprint)?)?, self.limit)
+    fn memory(&self) -> (Option<u64>, Option<u64>) {
+        (None, Some(free_memory()))
     }
 
-    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
-        self.whole(blueprint, Some(fit))
+    fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
+        Ok(Box::new(cpu(share.dtype, share.threads)))
     }
-}
-
-/// Input of the memory estimate in a process that coordinates or works for a coordinator.
-pub fn in_team<'a>(whole: &Whole<'a>, cpu: &Cpu) -> Result<Load<'a>, ModelError> {
-    Ok(Load { home: Home::HostInTeam, ..whole.load(cpu)? })
 }
 
 /// The slow reference implementation that every device is compared with.
@@ -75,7 +61,7 @@ impl Opener for Twin {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        building::built(Cpu::twin(1), &Whole::of(blueprint), Keep::Everything)
+        Box::new(Cpu::twin(1)).build(&Whole::of(blueprint), Keep::Everything)
     }
 }
 
@@ -129,7 +115,7 @@ fn allowed() -> Vec<u64> {
 }
 
 /// Name of the processor.
-pub fn processor() -> String {
+fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
     name.map_or(std::env::consts::ARCH.into(), |(_, n)| n.trim().into())
@@ -137,7 +123,7 @@ pub fn processor() -> String {
 
 /// Relevant instruction sets of the processor.
 #[cfg(target_arch = "x86_64")]
-pub fn features() -> Vec<&'static str> {
+fn features() -> Vec<&'static str> {
     let known = [
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
@@ -149,6 +135,6 @@ pub fn features() -> Vec<&'static str> {
 
 /// Relevant instruction sets of the processor.
 #[cfg(not(target_arch = "x86_64"))]
-pub fn features() -> Vec<&'static str> {
+fn features() -> Vec<&'static str> {
     Vec::new()
 }

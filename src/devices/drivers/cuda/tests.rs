@@ -1,10 +1,13 @@
 //! Memory of a model in blocks on an NVIDIA card, without the card.
 
 use super::*;
-use crate::cluster::worker::Shape;
+use crate::cluster::worker::{Blueprint, Opener, Shape};
+use crate::devices::seat::Seat;
 use crate::model::config::Config;
+use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::numeric::block::Block;
+use crate::model::memory::{self, Fit, Limit};
+use crate::numeric::block::{Block, Encoding};
 use crate::numeric::line::Line;
 use crate::numeric::tensor::{About, Tensor, Tensors};
 use std::collections::BTreeMap;
@@ -47,7 +50,7 @@ fn blueprint() -> Blueprint {
     Blueprint { tensors: Arc::new(InBlocks(config.clone())), config, shape }
 }
 
-fn card(features: &[&str]) -> FoundCard {
+fn card(features: &[&str]) -> &'static dyn Device {
     let device = cuda::Device {
         ordinal: 0,
         name: "a card".into(),
@@ -66,7 +69,7 @@ fn card(features: &[&str]) -> FoundCard {
         features: features.iter().map(|f| f.to_string()).collect(),
         limits: BTreeMap::new(),
     };
-    FoundCard::Cuda(Box::leak(Box::new(nvidia::FoundNvidia { device, facts })))
+    Box::leak(Box::new(Card { device, facts }))
 }
 
 #[test]
@@ -95,7 +98,8 @@ fn the_slab_is_counted_once() {
         assert_eq!(with - token, gradient, "and of the gradient of logits");
 
         // A model with measured memory fits in a budget of exactly that size.
-        let card = Card::new(found, memory::estimate(load(Some(fit)), Keep::Inputs).total(), dtype);
-        assert!(card.stands(&blueprint, fit).unwrap(), "{dtype:?}");
+        let limit = Limit::Typed(memory::estimate(load(Some(fit)), Keep::Inputs).total());
+        let seat = Seat { device: found, share: Share { dtype, threads: 1, limit } };
+        assert!(seat.stands(&blueprint, fit).unwrap(), "{dtype:?}");
     }
 }

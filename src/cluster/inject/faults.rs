@@ -1,0 +1,181 @@
+//! Fault injection, for tests that show what a broken machine does to a run. Faults come from one environment
+//! variable, are reported when they are set, and each happens once per process.
+
+use crate::numeric::fixed;
+use crate::support::stderr::say;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The environment variable that names the faults.
+const VARIABLE: &str = "FINETUNE_INJECT";
+
+/// The faults to inject.
+#[derive(Debug, Clone, Default)]
+pub struct Inject(Arc<Faults>);
+
+#[derive(Debug, Default)]
+struct Faults {
+    at: Vec<(What, u64, AtomicBool)>,
+    selftest: bool,
+    slow: Option<f64>,
+    pretend: Option<String>,
+}
+
+/// A fault in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// A gradient holds a NaN.
+    Nan,
+    /// A gradient holds a finite value above what exact sums can hold.
+    Huge,
+    /// The device gives an error; in step 0 it cannot even be opened.
+    Error,
+    /// The device's thread panics, as a library may do when a device is lost.
+    Panic,
+    /// The device is lost, as after a driver reset. Only a device apart from the CPU can be.
+    Lost,
+    /// The parameters are damaged before they are used.
+    Hash,
+    /// The process aborts.
+    Die,
+}
+
+const STEPS: [(&str, What); 7] = [
+    ("nan", What::Nan),
+    ("huge", What::Huge),
+    ("error", What::Error),
+    ("panic", What::Panic),
+    ("lost", What::Lost),
+    ("hash", What::Hash),
+    ("die", What::Die),
+];
+
+impl Inject {
+    /// The faults that the environment variable names. The error is one line.
+    pub fn from_environment() -> Result<Self, String> {
+        match std::env::var(VARIABLE) {
+            Ok(text) if !text.trim().is_empty() => {
+                say!("warning: {VARIABLE}={text}: faults are injected on purpose");
+                text.parse().map_err(|e| format!("{VARIABLE}: {e}"))
+            }
+            _ => Ok(Inject::default()),
+        }
+    }
+
+    /// Called before the backend `at` of a chain is opened: fails where the first one is to fail.
+    pub fn opening(&self, at: usize) -> Result<(), String> {
+        match at == 0 && self.strikes(What::Error, 0) {
+            true => Err("an injected error".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the device is lost before this step.
+    pub fn loses_device(&self, step: u64) -> bool {
+        self.strikes(What::Lost, step)
+    }
+
+    /// Called before a microbatch of this step is computed: ends the process, panics, or fails.
+    pub fn before(&self, step: u64) -> Result<(), String> {
+        if self.strikes(What::Die, step) {
+            std::process::abort();
+        }
+        if self.strikes(What::Panic, step) {
+            panic!("an injected panic");
+        }
+        match self.strikes(What::Error, step) {
+            true => Err("an injected error".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Called after a microbatch of this step is computed: damages its gradient, whose values may reach `cap`.
+    pub fn after(&self, step: u64, gradient: &mut [f32], cap: i64) {
+        if let (true, Some(value)) = (self.strikes(What::Nan, step), gradient.first_mut()) {
+            *value = f32::NAN;
+        }
+        if let (true, Some(value)) = (self.strikes(What::Huge, step), gradient.last_mut()) {
+            *value = (fixed::to_f64(cap) * 1.01) as f32;
+        }
+    }
+
+    /// Whether the parameters of this step are damaged before they are used.
+    pub fn damages_parameters(&self, step: u64) -> bool {
+        self.strikes(What::Hash, step)
+    }
+
+    /// Whether this fault happens now: true once, in the step that was asked for.
+    fn strikes(&self, what: What, step: u64) -> bool {
+        let meant = |(w, s, _): &&(What, u64, AtomicBool)| (*w, *s) == (what, step);
+        self.0.at.iter().filter(meant).any(|(_, _, done)| !done.swap(true, Ordering::Relaxed))
+    }
+
+    /// Whether self-tests fail.
+    pub fn fails_selftest(&self) -> bool {
+        self.0.selftest
+    }
+
+    /// Factor by which all work takes longer; `None` for no change.
+    pub fn slow(&self) -> Option<f64> {
+        self.0.slow
+    }
+
+    /// The backend whose name a CPU model takes before it may fall back to the CPU's own.
+    pub fn pretend(&self) -> Option<&str> {
+        self.0.pretend.as_deref()
+    }
+}
+
+impl std::str::FromStr for Inject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut faults = Faults::default();
+        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let step = |(name, what)| Some((what, part.strip_prefix(name)?.strip_prefix('@')?.parse().ok()?));
+            let slow = part.strip_prefix("slow=").and_then(|f| f.parse().ok());
+            match (part, STEPS.into_iter().find_map(step), slow) {
+                ("selftest", ..) => faults.selftest = true,
+                ("pretend=wgpu" | "pretend=cuda", ..) => {
+                    faults.pretend = Some(part["pretend=".len()..].into())
+                }
+                (_, Some((what, step)), _) => faults.at.push((what, step, AtomicBool::new(false))),
+                (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
+                _ => {
+                    return Err(format!(
+                        "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, panic@STEP, lost@STEP, \
+                         hash@STEP, die@STEP, selftest, slow=FACTOR, pretend=wgpu and pretend=cuda"
+                    ));
+                }
+            }
+        }
+        Ok(Inject(Arc::new(faults)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fault_is_injected_once_in_its_step() {
+        let inject: Inject = "nan@3, slow=4,pretend=wgpu,error@0,selftest".parse().unwrap();
+        assert!(!inject.strikes(What::Nan, 2));
+        assert!(inject.strikes(What::Nan, 3) && !inject.strikes(What::Nan, 3));
+        assert!(inject.clone().strikes(What::Error, 0) && !inject.strikes(What::Error, 0));
+        assert_eq!(
+            (inject.slow(), inject.pretend(), inject.fails_selftest()),
+            (Some(4.0), Some("wgpu"), true)
+        );
+        assert!(!Inject::default().strikes(What::Nan, 3));
+    }
+
+    #[test]
+    fn unknown_fault_is_refused() {
+        for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep"] {
+            let refused = text.parse::<Inject>().unwrap_err();
+            assert!(refused.contains(text), "{refused}");
+        }
+        assert!("".parse::<Inject>().is_ok());
+    }
+}
