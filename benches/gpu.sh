@@ -19,7 +19,7 @@ if [ -z "$program" ]; then
     sed -n 's/.*"executable":"\([^"]*\/ptx-[^"]*\)".*/\1/p' | tail -1)
 fi
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
-verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen:: sm70:: sm90a::"
+verbs="cases:: attention_sm80:: tensor:: fused:: widen:: sm70:: sm90a::"
 # Without the tests that need only the interpreter.
 verbs="$verbs --skip mutations --skip opcodes --skip graphs --skip attention_grad_sm90a --skip sm70::it_is --skip sm70::one_that --skip sm70::a_trial"
 

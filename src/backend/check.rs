@@ -1,7 +1,7 @@
 //! The wrapper that every backend is used through. It asserts the shapes of each op, names the op to the backend, whose
 //! faults say it, and where asked measures times. What holds for which op stands in the table, `ops.rs`.
 
-use super::{Backend, Heads};
+use super::{Backend, Heads, Op};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,12 +43,8 @@ impl<B: Backend> Checked<B> {
 
     /// Runs an op; one without [`Work`] is not timed.
     #[inline]
-    pub(super) fn run<R>(
-        &mut self,
-        op: &'static str,
-        work: Option<Work>,
-        run: impl FnOnce(&mut B) -> R,
-    ) -> R {
+    pub(super) fn run<R>(&mut self, op: Op, work: Option<Work>, run: impl FnOnce(&mut B) -> R) -> R {
+        let op = op.name();
         self.inner.doing(op);
         let (Some(times), Some(work)) = (&self.times, work) else { return run(&mut self.inner) };
         let started = Instant::now();
@@ -149,20 +145,18 @@ impl Work {
 }
 
 /// Methods of [`Checked`]. A row is an op with its arguments, a block that asserts their shapes, and its [`Work`] if it
-/// is timed. An op has the name of its method, or the one after `as`.
+/// is timed.
 macro_rules! table {
-    (@name $op:ident) => { stringify!($op) };
-    (@name $op:ident $name:literal) => { $name };
     (@work) => { None };
     (@work $work:expr) => { Some($work) };
     ($(
-        $op:ident $(as $name:literal)? ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $shapes:block $(=> $work:expr)?;
+        $op:ident ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $shapes:block $(=> $work:expr)?;
     )*) => {$(
         #[inline]
         fn $op(&mut self, $($arg: $type),*) $(-> $result)? {
             $shapes
             let work = table!(@work $($work)?);
-            self.run(table!(@name $op $($name)?), work, |inner| inner.$op($($arg),*))
+            self.run(Op::$op, work, |inner| inner.$op($($arg),*))
         }
     )*};
 }

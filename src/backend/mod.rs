@@ -18,6 +18,7 @@ pub mod cuda;
 pub mod facts;
 mod fault;
 mod fused;
+mod op_names;
 mod ops;
 mod shapes;
 mod traffic;
@@ -32,6 +33,7 @@ pub use arguments::{
 pub use check::{Checked, Notes, Taken};
 pub use fault::Fault;
 pub use fused::{Fused, LmHeadLoss, LoraGrad, LoraPart};
+pub use op_names::Op;
 pub use shapes::Shaped;
 pub use traffic::Traffic;
 pub use view::{View, ViewMut, view, view_mut};

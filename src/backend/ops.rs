@@ -1,5 +1,6 @@
 //! The table of ops: name, arguments, shapes that must agree, arithmetic and memory traffic. Each method of [`Backend`]
-//! and [`Fused`] is here once: without it the compiler, or where there is a default clippy, refuses the code.
+//! and [`Fused`] is here once: without it the compiler, or where there is a default clippy, refuses the code. A row needs
+//! its name in [`Op`], and each name there needs its cases in `tests/op_cases`: the compiler refuses both.
 
 use super::check::{Checked, Work, table};
 use super::shapes::{
@@ -28,7 +29,7 @@ impl<B: Backend> Backend for Checked<B> {
         ids(values: &[u32]) -> B::Ids {};
         upload(out: Out<B>, values: &[f32]) { is_whole(&out, values) } => Work::moved(2 * values.len());
         read(x: In<B>, out: &mut [f32]) -> Result<(), Fault> { is_whole(&x, out) } => Work::moved(2 * x.len());
-        read_all as "read" (parts: &mut [(In<B>, &mut [f32])]) -> Result<(), Fault> {
+        read_all(parts: &mut [(In<B>, &mut [f32])]) -> Result<(), Fault> {
             parts.iter().for_each(|(x, out)| is_whole(x, out));
         } => Work::moved(2 * parts.iter().map(|(x, _)| x.len()).sum::<usize>());
 
@@ -104,17 +105,17 @@ impl<B: Backend> Backend for Checked<B> {
         let bytes = (4 + self.inner.short_bytes()) * rows * cols;
         let work = Work { bytes: bytes as f64, ..Work::default() };
         let work = (self.inner.short_bytes() != 4).then_some(work);
-        self.run("settle", work, |inner| inner.settle(x, rows, cols))
+        self.run(Op::settle, work, |inner| inner.settle(x, rows, cols))
     }
 
     fn weight(&mut self, source: Frozen) -> Result<B::Weight, Fault> {
         self.count(Encoding::Plain(source.dtype), source.rows * source.cols);
-        self.run("weight", None, |inner| inner.weight(source))
+        self.run(Op::weight, None, |inner| inner.weight(source))
     }
 
     fn weight_of_blocks(&mut self, source: &Blocks) -> Result<B::Weight, Fault> {
         self.count(Encoding::Blocks(source.block), source.rows * source.cols);
-        self.run("weight", None, |inner| inner.weight_of_blocks(source))
+        self.run(Op::weight_of_blocks, None, |inner| inner.weight_of_blocks(source))
     }
 
     fn tokens(&mut self, rows: TokenRows) -> B::Tokens {
@@ -123,7 +124,7 @@ impl<B: Backend> Backend for Checked<B> {
             let pairs = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;
             times.pairs = rows.bounds.windows(2).map(pairs).sum();
         }
-        self.run("tokens", None, |inner| inner.tokens(rows))
+        self.run(Op::tokens, None, |inner| inner.tokens(rows))
     }
 
     /// Nothing while ops are timed, so that what is read is timed too.
@@ -202,13 +203,13 @@ impl<B: Fused> Fused for Checked<B> {
             is_product(&lora.h, Transpose::Right, &x, &lora.ab.0);
             is_product(&y.0, Transpose::Right, &lora.h, &lora.ab.1);
         } => Work::frozen(x.rows, w.shape(), lora.h.cols);
-        rmsnorm_for_linear as "rmsnorm" (out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
+        rmsnorm_for_linear(out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
             same(&out, &x); is_normed(gain, &inv_rms, &x);
         } => Work::moved(2 * x.len());
-        swiglu_for_linear as "swiglu" (out: Out<B>, gate: In<B>, up: In<B>) {
+        swiglu_for_linear(out: Out<B>, gate: In<B>, up: In<B>) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());
-        rope_for_attention as "rope" (x: Out<B>, table: In<B>, tokens: &B::Tokens) {
+        rope_for_attention(x: Out<B>, table: In<B>, tokens: &B::Tokens) {
             is_rotated(&x, &table, tokens);
         } => Work::moved(2 * x.len());
         lora_linear_grad(dx: (Out<B>, Write), w: &B::Weight, args: LoraGrad<B::Memory>) {

@@ -1,11 +1,8 @@
-//! Products in bf16, frozen ones and those of adapters: against the f64 formula of the rounded factors (the only errors
-//! are f32 sums), against the formula of the exact factors (each is off by 2^-8 at most), and the two kernels against
-//! each other, bit for bit.
+//! bf16 beside the cases of tests/op_cases: an adapter's factors against the f64 formula of the rounded ones, the two
+//! kernels against each other, bit for bit, a head, settled memory, numbers that are not finite.
 
-use crate::bench::{Mat, close};
 use crate::fused::{headed, projected};
-use crate::products::weight;
-use crate::rows::{bounds, tokens};
+use crate::op_cases::{Mat, bounds, close, tokens, weight};
 use finetune::backend::{AttentionSaved, Backend, Cpu, Heads, Qkv, QkvGrad, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
@@ -37,53 +34,6 @@ fn products(mut cpu: Cpu, [x, dy, w]: [&Mat; 3], write: Write, dtype: Dtype) -> 
             out
         })
         .to_vec()
-}
-
-const SIZES: [(usize, usize, usize); 10] = [
-    (1, 1, 1),
-    (1, 5, 3),
-    (3, 7, 33),
-    (17, 65, 129),
-    (129, 31, 515),
-    (17, 577, 100),
-    (130, 100, 1100),
-    (300, 192, 48),
-    (1, 576, 1537),
-    (2, 1537, 576),
-];
-
-#[test]
-fn products_match_rounded_factors_on_every_kernel() {
-    for (t, n, k) in SIZES {
-        for (write, dtype) in [(Write::Set, Dtype::Bf16), (Write::Add, Dtype::F32)] {
-            let name = format!("bf16 {t}x{n}x{k} {write:?} {dtype:?}");
-            let (x, dy, w) = (Mat::random(t, k, 1), Mat::random(t, n, 2), Mat::random(n, k, 3));
-            let go = |cpu: Cpu| products(cpu.poisoning(), [&x, &dy, &w], write, dtype);
-            let got = go(Cpu::bf16(2));
-            for threads in [1, 3, 7] {
-                assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
-            }
-            if let Some(twin) = Cpu::bf16_twin(2) {
-                assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
-            }
-            let old = |m: &Mat| if write == Write::Add { m.v.clone() } else { vec![0.0; m.v.len()] };
-            let sum = |a: Vec<f64>, b: Mat| -> Vec<f64> { a.iter().zip(&b.v).map(|(a, b)| a + b).collect() };
-            let (rx, rdy, rw) = (rounded(&x), rounded(&dy), rounded(&w));
-            let (y, dx) = (sum(old(&dy), rx.mul(&rw.t())), sum(old(&x), rdy.mul(&rw)));
-            close(&format!("{name} forward"), &got[0], &y, 2e-6);
-            close(&format!("{name} backward"), &got[1], &dx, 2e-6);
-            let slow = go(Cpu::bf16(1).spelled());
-            close(&format!("{name} forward, crate"), &slow[0], &y, 2e-6);
-            close(&format!("{name} backward, crate"), &slow[1], &dx, 2e-6);
-            // Each factor is off by at most 2^-8 of itself, 2^-9 on average, in k terms of size one: 2^-8 of their sum.
-            let (y, dx) = (sum(old(&dy), x.mul(&w.t())), sum(old(&x), dy.mul(&w)));
-            for (what, got, want, terms) in [("forward", &got[0], y, k), ("backward", &got[1], dx, n)] {
-                let bound = (terms as f64 + 4.0) / 256.0;
-                let off = got.iter().zip(&want).map(|(&g, w)| (f64::from(g) - w).abs()).fold(0.0, f64::max);
-                assert!(off <= bound, "{name} {what}: {off} of {bound}");
-            }
-        }
-    }
 }
 
 #[test]
@@ -223,142 +173,48 @@ fn bf16_head_is_near_f32_and_equal_on_every_kernel() {
     }
 }
 
-/// out, logsumexp, dq, dk, dv of attention by the formula, and the sums of the absolute values of the terms of out, dq,
-/// dk and dv: the error from rounding one factor of each term is proportional to them.
-fn attended([q, k, v, dout]: [&Mat; 4], heads: Heads, bounds: &[u32]) -> ([Mat; 5], [Mat; 4]) {
-    let (d, group, scale) = (heads.size, heads.query / heads.kv, 1.0 / (heads.size as f64).sqrt());
-    let like = |x: &Mat| Mat::zeros(x.rows, x.cols);
-    let (mut out, mut lse) = (like(q), Mat::zeros(q.rows, heads.query));
-    let (mut dq, mut dk, mut dv) = (like(q), like(k), like(v));
-    let mut sizes = [like(q), like(q), like(k), like(v)];
-    for (h, w) in (0..heads.query).flat_map(|h| bounds.windows(2).map(move |w| (h, w))) {
-        let (qo, ko) = (h * d, h / group * d);
-        let dot = |a: &Mat, i: usize, ao: usize, b: &Mat, j: usize, bo: usize| -> f64 {
-            (0..d).map(|c| a.at(i, ao + c) * b.at(j, bo + c)).sum()
-        };
-        for i in w[0] as usize..w[1] as usize {
-            let keys = w[0] as usize..=i;
-            let scores: Vec<f64> = keys.clone().map(|j| scale * dot(q, i, qo, k, j, ko)).collect();
-            let most = scores.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
-            let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
-            *lse.at_mut(i, h) = most + sum.ln();
-            let p: Vec<f64> = scores.iter().map(|s| (s - most).exp() / sum).collect();
-            let dp: Vec<f64> = keys.clone().map(|j| dot(dout, i, qo, v, j, ko)).collect();
-            let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
-            for ((j, p), dp) in keys.zip(p).zip(dp) {
-                let ds = scale * p * (dp - delta);
-                for c in 0..d {
-                    let terms = [
-                        (&mut out, 0, (i, qo + c), p * v.at(j, ko + c)),
-                        (&mut dq, 1, (i, qo + c), ds * k.at(j, ko + c)),
-                        (&mut dk, 2, (j, ko + c), ds * q.at(i, qo + c)),
-                        (&mut dv, 3, (j, ko + c), p * dout.at(i, qo + c)),
-                    ];
-                    for (to, which, (row, col), term) in terms {
-                        *to.at_mut(row, col) += term;
-                        *sizes[which].at_mut(row, col) += term.abs();
-                    }
-                }
-            }
-        }
-    }
-    ([out, lse, dq, dk, dv], sizes)
-}
-
-/// out, logsumexp, and the gradients for the given out and logsumexp. With `settled`, q, k, v and out are settled
-/// first.
-fn attention(
-    mut cpu: Cpu,
-    x: [&Mat; 4],
-    saved: [&Mat; 2],
-    (heads, settled): (Heads, bool),
-    bounds: &[u32],
-) -> Vec<Vec<f32>> {
+/// dq, dk, dv with q, k, v and out in 32 bits, or settled.
+fn attention_grad(x: [&Mat; 5], lse: &Mat, heads: Heads, settled: bool) -> Vec<Vec<f32>> {
+    let mut cpu = Cpu::bf16(2).poisoning();
+    let (t, wide, narrow) = (x[0].rows, x[0].cols, x[1].cols);
     let mut up = |m: &Mat| {
         let mut memory = cpu.memory(m.v.len());
         cpu.upload(view_mut(&mut memory, m.rows, m.cols), &m.f32s());
         memory
     };
-    let [q, k, v, dout] = x.map(&mut up);
-    let [mut out, lse] = saved.map(&mut up);
-    let (t, wide, narrow) = (x[0].rows, x[0].cols, x[1].cols);
-    let [mut o, mut dq] = [t * wide; 2].map(|len| cpu.memory(len));
-    let [mut l, mut dk, mut dv] = [t * heads.query, t * narrow, t * narrow].map(|len| cpu.memory(len));
-    let tokens = tokens(&mut cpu, bounds);
-    let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
-    cpu.attention(view_mut(&mut o, t, wide), view_mut(&mut l, t, heads.query), qkv, heads, &tokens);
-    let (mut q, mut k, mut v) = (q, k, v);
+    let ([mut q, mut k, mut v, mut out, dout], lse) = (x.map(&mut up), up(lse));
     if settled {
         [q, k, v, out] = [(q, wide), (k, narrow), (v, narrow), (out, wide)].map(|(m, n)| cpu.settle(m, t, n));
     }
+    let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| cpu.memory(t * n));
+    let tokens = tokens(&mut cpu, &bounds(t));
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
+    let saved = AttentionSaved { qkv, out: view(&out, t, wide), logsumexp: view(&lse, t, heads.query) };
     let grad = QkvGrad {
         dq: view_mut(&mut dq, t, wide),
         dk: view_mut(&mut dk, t, narrow),
         dv: view_mut(&mut dv, t, narrow),
     };
-    let saved = AttentionSaved { qkv, out: view(&out, t, wide), logsumexp: view(&lse, t, heads.query) };
     cpu.attention_grad(grad, view(&dout, t, wide), saved, heads, &tokens);
-    [(o, t * wide), (l, t * heads.query), (dq, t * wide), (dk, t * narrow), (dv, t * narrow)]
-        .map(|(m, len)| {
-            let mut out = vec![0.0; len];
-            cpu.read(view(&m, 1, len), &mut out).unwrap();
-            out
-        })
-        .to_vec()
+    let read = |(m, n): (_, usize)| {
+        let mut out = vec![0.0; t * n];
+        cpu.read(view(&m, t, n), &mut out).unwrap();
+        out
+    };
+    [(dq, wide), (dk, narrow), (dv, narrow)].map(read).into()
 }
 
 #[test]
-fn bf16_attention_is_near_its_formula_on_every_kernel() {
-    for (query, kv, size) in [(1, 1, 4), (2, 1, 6), (3, 3, 34), (9, 3, 64), (4, 2, 128), (2, 2, 10)] {
-        for t in [1, 2, 3, 17, 97, 129, 200, 650] {
-            if t > 100 && query * size > 300 || t > 600 && size != 6 {
-                continue; // the formula is slow
-            }
-            let heads = Heads { query, kv, size };
-            let name = format!("bf16 attention T={t} {query}/{kv}x{size}");
-            // Rows of odd lengths, one after the other: pairs start again in each row.
-            let bounds = if t > 600 { vec![0, t as u32] } else { bounds(t) };
-            let random = |heads: usize, key: u64| rounded(&Mat::random(t, heads * size, key));
-            let q = random(query, 1).map(|v| v * 4.0);
-            let (k, v, dout) = (random(kv, 2), random(kv, 3), random(query, 4));
-            let (want, sizes) = attended([&q, &k, &v, &dout], heads, &bounds);
-            let saved = [want[0].map(|v| v), want[1].map(|v| v)];
-            let go = |cpu: Cpu| {
-                attention(
-                    cpu.poisoning(),
-                    [&q, &k, &v, &dout],
-                    [&saved[0], &saved[1]],
-                    (heads, false),
-                    &bounds,
-                )
-            };
-            let short = |settled| {
-                let (cpu, saved) = (Cpu::bf16(2).poisoning(), [&rounded(&saved[0]), &saved[1]]);
-                attention(cpu, [&q, &k, &v, &dout], saved, (heads, settled), &bounds)
-            };
-            assert!(bits(&short(true)) == bits(&short(false)), "{name}: settled");
-            let got = go(Cpu::bf16(2));
-            for threads in [1, 3, 7] {
-                assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
-            }
-            if let Some(twin) = Cpu::bf16_twin(2) {
-                assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
-            }
-            let slow = go(Cpu::bf16(1).spelled());
-            for got in [&got, &slow] {
-                // Scores are products of numbers that bf16 represents exactly.
-                close(&format!("{name} logsumexp"), &got[1], &want[1].v, 3e-6);
-                // Probabilities and their gradients are rounded: 2^-8 of each term at most.
-                for (which, of) in [("out", 0), ("dq", 2), ("dk", 3), ("dv", 4)] {
-                    let size = &sizes[if of == 0 { 0 } else { of - 1 }];
-                    for ((&got, want), size) in got[of].iter().zip(&want[of].v).zip(&size.v) {
-                        let off = (f64::from(got) - want).abs();
-                        assert!(off <= size / 256.0 + 1e-5, "{name} {which}: {got}, not {want} of {size}");
-                    }
-                }
-            }
-        }
+fn settled_attention_has_the_gradient_of_rounded_numbers() {
+    for (t, (query, kv, size)) in [(1, (1, 1, 4)), (17, (3, 3, 34)), (129, (2, 1, 6)), (200, (2, 2, 10))] {
+        let heads = Heads { query, kv, size };
+        let random = |heads: usize, key: u64| rounded(&Mat::random(t, heads * size, key));
+        let [q, k, v, dout] =
+            [(query, 1), (kv, 2), (kv, 3), (query, 4)].map(|(heads, key)| random(heads, key));
+        // Any numbers serve as the output of attention.
+        let (out, lse) = (random(query, 5), Mat::random(t, query, 6).map(|x| x + 3.0));
+        let go = |settled| attention_grad([&q, &k, &v, &out, &dout], &lse, heads, settled);
+        assert!(bits(&go(true)) == bits(&go(false)), "T={t} {heads:?}");
     }
 }
 

@@ -1,50 +1,15 @@
 //! Frozen matrices in blocks: every result equals, bit for bit, the result for the same matrix widened to f32, on every
-//! kernel, for every type, in f32 and in bf16. On a GPU it equals the CPU's result for the widened matrix, within the
-//! bound of every verb.
+//! kernel, for every type, in f32 and in bf16. GPUs run cases of every type (tests/op_cases).
 
-use crate::bench::Mat;
-use crate::rig::each;
+use crate::op_cases::{Mat, random_blocks, widened};
 use finetune::backend::{
-    Backend, Cpu, Frozen, Fused, LmHeadLoss, LoraGrad, LoraPart, TokenRows, Wgpu, Write, view, view_mut, wgpu,
+    Backend, Cpu, Frozen, Fused, LmHeadLoss, LoraGrad, LoraPart, TokenRows, Write, view, view_mut, wgpu,
 };
 use finetune::numeric::block::{Block, Blocks, Encoding};
 use finetune::numeric::dtype::Dtype;
-use finetune::numeric::rng::Stream;
 
-/// Byte offsets of a block's scales, which are half-precision numbers.
-fn scales(block: Block) -> &'static [usize] {
-    match block {
-        Block::Q8_0 | Block::Q4_0 | Block::Q5_0 => &[0],
-        Block::Q4_1 | Block::Q5_1 | Block::Q4_K | Block::Q5_K => &[0, 2],
-        Block::Q2_K => &[80, 82],
-        Block::Q3_K => &[108],
-        Block::Q6_K => &[208],
-        Block::NF4 => &[],
-    }
-}
-
-/// Random bits, with scales of a sensible size.
-pub fn random(block: Block, rows: usize, cols: usize) -> Blocks {
-    let mut draws = Stream::new(&[77, rows as u64, cols as u64]);
-    let mut bytes = Vec::new();
-    for _ in 0..rows * cols / block.elements() {
-        let mut one: Vec<u8> = (0..block.bytes()).map(|_| draws.bits() as u8).collect();
-        for &at in scales(block) {
-            let scale = half::f16::from_f32((draws.unit() - 0.5) / 64.0);
-            one[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-        }
-        if block == Block::NF4 {
-            one[..4].copy_from_slice(&(draws.unit() / 4.0).to_le_bytes());
-        }
-        bytes.extend(one);
-    }
-    Blocks::new((rows, cols), block, bytes.into()).unwrap()
-}
-
-fn widened<B: Backend>(cpu: &mut B, blocks: &Blocks) -> B::Weight {
-    let mut values = vec![0.0; blocks.rows * blocks.cols];
-    blocks.block.widen(&mut values, &blocks.bytes);
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+fn in_f32<B: Backend>(cpu: &mut B, blocks: &Blocks) -> B::Weight {
+    let bytes: Vec<u8> = widened(blocks).iter().flat_map(|v| v.to_le_bytes()).collect();
     cpu.weight(Frozen { rows: blocks.rows, cols: blocks.cols, dtype: Dtype::F32, bytes: &bytes }).unwrap()
 }
 
@@ -106,11 +71,11 @@ fn blocks_give_the_bits_of_the_widened_matrix() {
     ];
     for &block in Block::ALL {
         for (t, n, k) in SIZES {
-            let blocks = random(block, n, k);
+            let blocks = random_blocks(block, n, k);
             for (kernel, open) in kernels {
                 let name = format!("{block:?} {t}x{n}x{k} {kernel}");
                 let mut cpu = open(2).poisoning();
-                let (packed, wide) = (cpu.weight_of_blocks(&blocks).unwrap(), widened(&mut cpu, &blocks));
+                let (packed, wide) = (cpu.weight_of_blocks(&blocks).unwrap(), in_f32(&mut cpu, &blocks));
                 let got = everything(&mut cpu, &packed, t, (n, k));
                 let want = everything(&mut cpu, &wide, t, (n, k));
                 for (i, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -120,43 +85,6 @@ fn blocks_give_the_bits_of_the_widened_matrix() {
                 }
                 assert!(want.iter().flatten().all(|v| v.is_finite()), "{name}");
             }
-        }
-    }
-}
-
-/// Few rows, which every adapter multiplies directly from blocks, and more rows, odd outputs, several blocks in a row.
-const ON_GPUS: [(usize, usize, usize); 2] = [(3, 70, 256), (37, 131, 512)];
-
-#[test]
-fn blocks_of_every_type_on_wgpu() {
-    for &block in Block::ALL {
-        for (t, n, k) in ON_GPUS {
-            let blocks = random(block, n, k);
-            let mut cpu = Cpu::twin(1);
-            let wide = widened(&mut cpu, &blocks);
-            let want = everything(&mut cpu, &wide, t, (n, k));
-            each::<Wgpu>(|rig| {
-                // The plain variant has one kernel for any number of rows, and each size takes a driver time.
-                if t < 16 && rig.name.contains("plain") {
-                    return;
-                }
-                (rig.variants[0])(&mut |gpu| {
-                    let name = format!("{block:?} {t}x{n}x{k} {}", rig.name);
-                    let packed =
-                        gpu.weight_of_blocks(&blocks).unwrap_or_else(|fault| panic!("{name}: {fault}"));
-                    let got = everything(gpu, &packed, t, (n, k));
-                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                        let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-                        // An embedding copies the numbers: one product and one sum.
-                        let bound = f64::from(scale) * if i == 2 { 2e-7 } else { rig.least };
-                        let off = |(g, w): (&f32, &f32)| (f64::from(*g) - f64::from(*w)).abs();
-                        let near = |pair| off(pair) <= bound;
-                        let bad = got.iter().zip(want).position(|pair| !near(pair));
-                        let at = |j: usize| (j, got[j], want[j]);
-                        assert!(scale > 0.0 && bad.is_none(), "{name}: result {i}: {:?}", bad.map(at));
-                    }
-                });
-            });
         }
     }
 }

@@ -2,66 +2,74 @@
 //! installed software adapter, with the bound of contracts/F-WGPU-001.yaml. A missing driver is printed as skipped, and
 //! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
 
+use crate::op_cases::{Device, Lend, ROUNDED, Rig};
+use finetune::backend::cuda::{Libcuda, devices};
 use finetune::backend::wgpu::{Adapter, Options, adapters};
-use finetune::backend::{Backend, Cpu, Fused, Wgpu};
+use finetune::backend::{Backend, Cpu, Cuda, Wgpu};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Lends a backend.
-pub type Lend<B> = Box<dyn Fn(&mut dyn FnMut(&mut B))>;
-
-/// One device, in variants that give the same bits.
-pub struct Rig<B> {
-    pub name: String,
-    pub variants: Vec<Lend<B>>,
-    /// The tightest bound that is checked.
-    pub least: f64,
+fn rig<B: Device>(name: &str, variants: Vec<Lend<B>>, least: f64) -> Rig<B> {
+    Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX }
 }
 
-/// A backend with its devices.
-pub trait Rigged: Fused + 'static {
-    fn rigs() -> Vec<Rig<Self>>;
+/// The f32 and the bf16 class, each by its kernels and by the loops that they replace.
+pub fn cpu() -> Vec<Rig<Cpu>> {
+    let lend = |open: fn(usize) -> Cpu, threads| -> Lend<Cpu> {
+        Box::new(move |give| give(&mut open(threads).poisoning()))
+    };
+    let on = |open| [1, 2, 3, 7].map(|threads| lend(open, threads)).into();
+    let twin = |n| Cpu::bf16_twin(n).unwrap_or_else(|| Cpu::bf16(n));
+    let mut bf16: Vec<_> = on(Cpu::bf16);
+    bf16.push(lend(twin, 2));
+    vec![
+        rig(&Cpu::new(1).class(), on(Cpu::new), 0.0),
+        rig(&Cpu::twin(1).class(), vec![lend(Cpu::twin, 1)], 0.0),
+        Rig { rounded: Some(ROUNDED), ..rig(&Cpu::bf16(1).class(), bf16, 0.0) },
+        Rig {
+            rounded: Some(ROUNDED),
+            ..rig("bf16, plain loops", vec![lend(|n| Cpu::bf16(n).spelled(), 1)], 0.0)
+        },
+    ]
 }
 
-/// Checks every device of a backend.
-pub fn each<B: Rigged>(check: impl Fn(&Rig<B>)) {
-    B::rigs().iter().for_each(check);
+/// A backend behind a lock, twice.
+fn twice<B: Device + Send>(name: String, backend: &Arc<Mutex<B>>, least: f64) -> Rig<B> {
+    let lend = || -> Lend<B> {
+        let backend = backend.clone();
+        Box::new(move |give| give(&mut backend.lock().unwrap_or_else(PoisonError::into_inner)))
+    };
+    rig(&name, vec![lend(), lend()], least)
 }
 
-impl Rigged for Cpu {
-    fn rigs() -> Vec<Rig<Cpu>> {
-        let on = |threads| -> Lend<Cpu> { Box::new(move |give| give(&mut Cpu::new(threads).poisoning())) };
-        vec![Rig { name: "cpu".into(), variants: [1, 2, 3, 7].map(on).into(), least: 0.0 }]
+/// The plain kernels, and the default selection of each software adapter.
+pub fn wgpu() -> Vec<Rig<Wgpu>> {
+    static OPEN: OnceLock<Vec<(String, Arc<Mutex<Wgpu>>)>> = OnceLock::new();
+    let open = |(adapter, variants): (&Adapter, Option<Vec<_>>)| {
+        let options = Options { poison: true, variants, ..Options::default() };
+        let wgpu = Wgpu::open(adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
+        (wgpu.class(), Arc::new(Mutex::new(wgpu)))
+    };
+    let both = |all: &[Adapter]| -> Vec<_> {
+        all.iter().flat_map(|a| [(a, Some(Vec::new())), (a, None)]).map(open).collect()
+    };
+    let bound = relative(include_str!("../../contracts/F-WGPU-001.yaml"));
+    let opened = OPEN.get_or_init(|| both(&software()));
+    opened.iter().map(|(name, device)| twice(name.clone(), device, bound)).collect()
+}
+
+/// The first card of the NVIDIA driver, in f32.
+pub fn cuda() -> Result<Vec<Rig<Cuda<Libcuda>>>, String> {
+    let found = devices().map_err(|why| why.to_string())?;
+    if found.devices.is_empty() {
+        return Err("no card".into());
     }
-}
-
-impl Rigged for Wgpu {
-    fn rigs() -> Vec<Rig<Wgpu>> {
-        static OPEN: OnceLock<Vec<(String, Arc<Mutex<Wgpu>>)>> = OnceLock::new();
-        let open = |(adapter, variants): (&Adapter, Option<Vec<_>>)| {
-            let options = Options { poison: true, variants, ..Options::default() };
-            let wgpu = Wgpu::open(adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
-            (wgpu.class(), Arc::new(Mutex::new(wgpu)))
-        };
-        // The plain kernels, and the default selection of the adapter.
-        let both = |all: &[Adapter]| -> Vec<_> {
-            all.iter().flat_map(|a| [(a, Some(Vec::new())), (a, None)]).map(open).collect()
-        };
-        let opened = OPEN.get_or_init(|| both(&software()));
-        let lend = |device: &Arc<Mutex<Wgpu>>| -> Lend<Wgpu> {
-            let device = device.clone();
-            Box::new(move |give| give(&mut device.lock().unwrap_or_else(PoisonError::into_inner)))
-        };
-        let rig = |(name, device): &(String, Arc<Mutex<Wgpu>>)| Rig {
-            name: name.clone(),
-            variants: vec![lend(device), lend(device)],
-            least: relative_bound(),
-        };
-        opened.iter().map(rig).collect()
-    }
+    let cuda = Cuda::open(0).map_err(|fault| fault.to_string())?;
+    let bound = relative(include_str!("../../contracts/F-CUDA-001.yaml"));
+    Ok(vec![twice(cuda.class(), &Arc::new(Mutex::new(cuda)), bound)])
 }
 
 /// The installed software adapters.
-pub fn software() -> Vec<Adapter> {
+fn software() -> Vec<Adapter> {
     let all: Vec<Adapter> = adapters().into_iter().filter(Adapter::is_software).collect();
     for driver in ["llvmpipe", "SwiftShader"] {
         if !all.iter().any(|a| a.name().contains(driver)) {
@@ -72,8 +80,7 @@ pub fn software() -> Vec<Adapter> {
     all
 }
 
-fn relative_bound() -> f64 {
-    let text = include_str!("../../contracts/F-WGPU-001.yaml");
-    let contract: serde_json::Value = serde_yaml::from_str(text).unwrap();
+fn relative(contract: &str) -> f64 {
+    let contract: serde_json::Value = serde_yaml::from_str(contract).unwrap();
     contract["tolerance"]["relative"].as_f64().unwrap()
 }

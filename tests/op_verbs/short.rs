@@ -1,10 +1,8 @@
 //! Memory of 16 bits: verbs write into it the rounded values that they write into f32 memory, and read from it the same
 //! values as from f32 memory with the same numbers.
 
-use crate::bench::Mat;
 use crate::bf16::bits;
-use crate::products::weight;
-use crate::rows::tokens;
+use crate::op_cases::{Mat, tokens, weight};
 use finetune::backend::cpu::Memory;
 use finetune::backend::{Backend, Cpu, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;

@@ -3,7 +3,7 @@
 
 use crate::bench::{Mat, Out, close, run};
 use crate::device::device_at;
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use crate::twin::{Case, Value};
 use finetune::backend::{AttentionSaved, Backend, Cpu, Fault, Heads, Qkv, QkvGrad};
 

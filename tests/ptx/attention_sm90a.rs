@@ -5,7 +5,7 @@ use crate::attention_sm80::{both, inputs, like_its_twin};
 use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
 use crate::files;
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use finetune::backend::cuda::{AttentionTrial, Driver, Flash};
 use finetune::backend::{Backend, Cuda, Heads, Qkv};
 

@@ -1,12 +1,11 @@
-//! One op on two backends: outputs that are overwritten start as NaN, every matrix is at an odd offset between guard
-//! words, and the interpreter runs warps and blocks in several orders, which must give the same bits.
+//! One op of a test that is no case of tests/op_cases: outputs that are overwritten start as NaN, and every matrix is at
+//! an odd offset between guard words.
 
-use finetune::backend::{Backend, Fault, View, ViewMut};
+pub use crate::op_cases::GUARD;
+use crate::op_cases::{Guarded, frozen};
+use finetune::backend::{Backend, Fault, Frozen, View, Write};
+use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
-
-/// Values before and after every matrix; odd, so that nothing is aligned.
-pub const GUARD: usize = 19;
-const WORD: f32 = -1234.5;
 
 #[derive(Debug, Clone)]
 pub struct Mat {
@@ -37,39 +36,16 @@ pub enum Out {
     Holds(Mat),
 }
 
-pub struct Guarded<B: Backend> {
-    memory: B::Memory,
-    rows: usize,
-    cols: usize,
-    guard: usize,
+/// An output that is overwritten or added to.
+pub fn held(write: Write, rows: usize, cols: usize) -> Out {
+    match write {
+        Write::Set => Out::Poison(rows, cols),
+        Write::Add => Out::Holds(Mat::random(rows, cols, 99)),
+    }
 }
 
-impl<B: Backend> Guarded<B> {
-    fn new(backend: &mut B, m: &Mat, guard: usize) -> Self {
-        let mut all = vec![WORD; guard];
-        all.extend_from_slice(&m.v);
-        all.resize(m.v.len() + 2 * guard, WORD);
-        let mut memory = backend.memory(all.len());
-        let len = all.len();
-        backend.upload(ViewMut { memory: &mut memory, offset: 0, rows: 1, cols: len }, &all);
-        Guarded { memory, rows: m.rows, cols: m.cols, guard }
-    }
-    pub fn view(&self) -> View<'_, B::Memory> {
-        View { memory: &self.memory, offset: self.guard, rows: self.rows, cols: self.cols }
-    }
-    pub fn view_mut(&mut self) -> ViewMut<'_, B::Memory> {
-        ViewMut { memory: &mut self.memory, offset: self.guard, rows: self.rows, cols: self.cols }
-    }
-    fn take(self, backend: &mut B, name: &str) -> Result<Vec<f32>, Fault> {
-        let len = self.rows * self.cols + 2 * self.guard;
-        let mut all = vec![0.0; len];
-        backend.read(View { memory: &self.memory, offset: 0, rows: 1, cols: len }, &mut all)?;
-        let (before, rest) = all.split_at(self.guard);
-        let (inside, after) = rest.split_at(self.rows * self.cols);
-        assert!(before.iter().chain(after).all(|&g| g == WORD), "{name}: guard words were written");
-        backend.recycle(self.memory);
-        Ok(inside.to_vec())
-    }
+pub fn weight<B: Backend>(b: &mut B, w: &Mat, dtype: Dtype) -> B::Weight {
+    b.weight(Frozen { rows: w.rows, cols: w.cols, dtype, bytes: &frozen(&w.v, dtype)[1..] }).unwrap()
 }
 
 /// Runs an op and returns its outputs, or the first fault.
@@ -90,12 +66,13 @@ pub fn run_behind<B: Backend>(
     (inputs, outputs): (&[&Mat], &[Out]),
     verb: impl FnOnce(&mut B, &[View<B::Memory>], &mut [Guarded<B>]),
 ) -> Result<Vec<Vec<f32>>, Fault> {
-    let held: Vec<Guarded<B>> = inputs.iter().map(|m| Guarded::new(backend, m, guard)).collect();
+    let held: Vec<Guarded<B>> =
+        inputs.iter().map(|m| Guarded::new(backend, (m.rows, m.cols), &m.v, guard)).collect();
     let start = |o: &Out| match o {
-        Out::Poison(rows, cols) => Mat { rows: *rows, cols: *cols, v: vec![f32::NAN; rows * cols] },
-        Out::Holds(m) => m.clone(),
+        Out::Poison(rows, cols) => Guarded::new(backend, (*rows, *cols), &vec![f32::NAN; rows * cols], guard),
+        Out::Holds(m) => Guarded::new(backend, (m.rows, m.cols), &m.v, guard),
     };
-    let mut outs: Vec<Guarded<B>> = outputs.iter().map(|o| Guarded::new(backend, &start(o), guard)).collect();
+    let mut outs: Vec<Guarded<B>> = outputs.iter().map(start).collect();
     let views: Vec<View<B::Memory>> = held.iter().map(Guarded::view).collect();
     verb(backend, &views, &mut outs);
     let got = outs.into_iter().map(|o| o.take(backend, name)).collect::<Result<_, _>>()?;
@@ -114,29 +91,4 @@ pub fn close(name: &str, got: &[f32], want: &[f32], bound: f64) {
         // written so that NaN fails
         assert!(off <= bound * largest, "{name}: element {i} is {g}, want {w}: off {off:e} of {largest:e}");
     }
-}
-
-/// Runs the op on the CPU and on the interpreter in several orders of warps; outputs must be within 1e-4 of their
-/// scale.
-#[macro_export]
-macro_rules! compare {
-    ($name:expr, $inputs:expr, $outputs:expr, |$b:ident, $i:ident, $o:ident| $body:expr) => {{
-        let name: &str = &$name;
-        let (inputs, outputs): (&[&$crate::bench::Mat], &[$crate::bench::Out]) = (&$inputs, &$outputs);
-        let mut cpu = finetune::backend::Cpu::new(1);
-        let want = $crate::bench::run(name, &mut cpu, (inputs, outputs), |$b, $i, $o| $body).unwrap();
-        let mut first: Option<Vec<Vec<f32>>> = None;
-        for seed in [0, 1, 7] {
-            let mut device = $crate::device::device(seed);
-            let got = $crate::bench::run(name, &mut device, (inputs, outputs), |$b, $i, $o| $body);
-            let got = got.unwrap_or_else(|e| panic!("{name}, order {seed}: {e}"));
-            match &first {
-                None => {
-                    want.iter().zip(&got).for_each(|(w, g)| $crate::bench::close(name, g, w, 1e-4));
-                    first = Some(got);
-                }
-                Some(first) => assert!(*first == got, "{name}: order {seed} gives other bits"),
-            }
-        }
-    }};
 }

@@ -1,9 +1,8 @@
 //! Cached bf16 copies: a second read of the same memory uses the same copy, and a write in between causes a new one.
 
-use crate::bench::Mat;
+use crate::bench::{Mat, weight};
 use crate::device::{device_at, device_bf16};
-use crate::products::weight;
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use crate::step::{Same, packed, qwen};
 use finetune::backend::cuda::{Driver, copies_bytes};
 use finetune::backend::{

@@ -1,10 +1,9 @@
 //! Fused ops against the compositions that they replace, on the same device: the same operations in the same order,
 //! so the same bits.
 
-use crate::bench::{GUARD, Mat, Out, run, run_behind};
+use crate::bench::{GUARD, Mat, Out, held, run, run_behind, weight};
 use crate::device::{device_at, device_bf16};
-use crate::products::{held, weight};
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use finetune::backend::cuda::Driver;
 use finetune::backend::{
     Backend, Cuda, Fault, Fused, Heads, LoraGrad, LoraPart, Qkv, View, ViewMut, Write, view, view_mut,

@@ -2,8 +2,7 @@
 //! same kernels run in the same order on the same numbers as without; if a driver refuses a call, the run continues
 //! with single launches.
 
-use crate::bench::Mat;
-use crate::products::weight;
+use crate::bench::{Mat, weight};
 use crate::standin::{self, Ran, standin_with};
 use crate::step::{Same, packed, qwen};
 use finetune::backend::{Backend, Cuda, Heads, Write, view, view_mut};

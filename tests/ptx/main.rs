@@ -5,13 +5,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod assemble;
-mod attention;
 mod attention_grad_sm90a;
 mod attention_sm80;
 mod attention_sm90a;
 mod bench;
 #[path = "../parity/case.rs"]
 mod case;
+mod cases;
 mod copies;
 mod device;
 mod estimate;
@@ -26,11 +26,11 @@ mod mutations;
 mod mutations_flash_sm90a;
 mod mutations_grad_sm90a;
 mod mutations_sm90a;
+#[path = "../op_cases/mod.rs"]
+mod op_cases;
 mod opcodes;
 mod opcodes_sm70;
 mod opcodes_sm90a;
-mod products;
-mod rows;
 mod sm70;
 mod sm90a;
 mod standin;

@@ -2,13 +2,12 @@
 //! folder prove nothing. There is a fault at every mark of the generator (barrier, wait, group) and at every barrier
 //! of a file by hand.
 
-use crate::bench::{Mat, Out, run};
+use crate::bench::{Mat, Out, run, weight};
 use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::fused;
 use crate::marks;
-use crate::products::weight;
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use finetune::backend::{
     AttentionSaved, Backend, Cuda, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write,
 };

@@ -6,7 +6,7 @@ use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::marks;
 use crate::mutations_sm90a::{Places, undetected};
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use finetune::backend::cuda::Flash;
 use finetune::backend::{Backend, Cuda, Fault, Heads, Qkv};
 

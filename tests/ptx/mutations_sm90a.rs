@@ -2,12 +2,11 @@
 //! arrival, wait, copy), in every entry; fields of descriptors, coordinates of boxes, counts and edges are changed.
 //! Only an increase by setmaxnreg is not tested here: ptxas checks that registers suffice.
 
-use crate::bench::{GUARD, Mat, Out, run_behind};
+use crate::bench::{GUARD, Mat, Out, run_behind, weight};
 use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::marks;
 use crate::mutations::of_entry;
-use crate::products::weight;
 use finetune::backend::{Backend, Cuda, Fault, Fused, LoraGrad, LoraPart, Write};
 use finetune::numeric::dtype::Dtype;
 

@@ -1,10 +1,9 @@
 //! The tier sm_70: products on f16 tensor cores against sums in f64 of factors rounded in the same way and, within
 //! the rounding of f16, of exact factors; and the conditions of their use.
 
-use crate::bench::{Mat, run};
+use crate::bench::{Mat, held, run, weight};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
 use crate::files;
-use crate::products::{held, weight};
 use finetune::backend::cuda::{Driver, Trial, matrix_bytes};
 use finetune::backend::{Backend, Cuda, Fault, Write};
 use finetune::numeric::block::Encoding;

@@ -1,11 +1,10 @@
 //! The tier sm_90a: products by wgmma and the copy engine against the CPU on inputs rounded in the same way, the
 //! conditions of their use, and an adapter's part in their epilogue against its composition.
 
-use crate::bench::{GUARD, Mat, close, run, run_behind};
+use crate::bench::{GUARD, Mat, close, held, run, run_behind, weight};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
 use crate::files;
 use crate::fused::projection_behind;
-use crate::products::{held, weight};
 use finetune::backend::cuda::{Driver, Trial, kernels};
 use finetune::backend::{Backend, Cpu, Cuda, Write};
 use finetune::numeric::dtype::Dtype;

@@ -1,8 +1,7 @@
 //! The bf16 class on tensor cores against the CPU backend on inputs rounded in the same way, and against f32.
 
-use crate::bench::{Mat, close, run};
+use crate::bench::{Mat, close, held, run, weight};
 use crate::device::{device_at, device_of};
-use crate::products::{held, weight};
 use finetune::backend::{Backend, Cpu, Write};
 use finetune::numeric::dtype::Dtype;
 

@@ -5,7 +5,7 @@
 //! faster on equal numbers.
 
 use crate::device::device_at;
-use crate::rows::tokens;
+use crate::op_cases::tokens;
 use finetune::backend::cuda::{AttentionTrial, Driver, Flash, Trial};
 use finetune::backend::{
     AttentionSaved, Backend, Cuda, Fault, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, ViewMut,

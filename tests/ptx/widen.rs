@@ -1,10 +1,9 @@
 //! Blocks on the device: every type widens to the bits of `Block::widen`, and products, their gradients and rows of an
 //! embedding equal those of the widened matrix.
 
-use crate::bench::{Mat, Out, close, run};
+use crate::bench::{Mat, Out, close, held, run};
 use crate::device::{Interpreted, device, device_at, device_with};
 use crate::files;
-use crate::products::held;
 use finetune::backend::cuda::Driver;
 use finetune::backend::{Backend, Cuda, Fault, Frozen, TokenRows, Write};
 use finetune::numeric::block::{Block, Blocks};
