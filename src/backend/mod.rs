@@ -15,6 +15,7 @@ mod arguments;
 mod check;
 pub mod cpu;
 pub mod cuda;
+pub mod dry;
 mod fault;
 mod fused;
 mod ops;
@@ -37,6 +38,8 @@ pub use view::{View, ViewMut, view, view_mut};
 
 /// The processor's cores.
 pub type Cpu = Checked<cpu::Cpu>;
+/// A device without data, for dry runs.
+pub type Dry = Checked<dry::Dry>;
 /// A GPU through wgpu.
 pub type Wgpu = Checked<wgpu::Wgpu>;
 /// An NVIDIA GPU through CUDA's driver.
@@ -69,6 +72,14 @@ pub trait Backend {
             Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
             Encoding::Blocks(_) => numbers * self.weight_bytes(Dtype::F32),
         }
+    }
+
+    /// How this device's memory is counted in a dry run.
+    fn target(&self) -> dry::Target;
+    /// Whether values are kept. False in a dry run: then none has to be read or computed for [`Backend::upload`], and a
+    /// frozen matrix may come without its bytes.
+    fn has_data(&self) -> bool {
+        true
     }
 
     /// `len` values of unspecified contents.

@@ -66,14 +66,30 @@ struct Part {
     cols: (usize, usize),
 }
 
+/// Outputs and terms of a product with a matrix [rows, cols].
+fn sides((rows, cols): (usize, usize), direction: Direction) -> (usize, usize) {
+    match direction {
+        Direction::Forward => (rows, cols),
+        Direction::Backward => (cols, rows),
+    }
+}
+
+/// Outputs that are computed from one slab.
+fn step(sums: usize, slab: usize) -> usize {
+    (slab / sums.max(1) / EDGE * EDGE).max(EDGE)
+}
+
+/// Most numbers of a matrix in blocks [rows, cols] that are widened at a time.
+pub(super) fn most_numbers(shape: (usize, usize), direction: Direction, slab: usize) -> usize {
+    let (outputs, sums) = sides(shape, direction);
+    sums * step(sums, slab).min(outputs)
+}
+
 fn parts(w: &Weight, direction: Direction, slab: usize) -> Vec<Part> {
     let whole = Part { rows: (0, w.rows), cols: (0, w.cols) };
-    let (outputs, sums) = match direction {
-        Direction::Forward => (w.rows, w.cols),
-        Direction::Backward => (w.cols, w.rows),
-    };
+    let (outputs, sums) = sides((w.rows, w.cols), direction);
     let step = match w.stored {
-        Stored::Blocks(_) => (slab / sums.max(1) / EDGE * EDGE).max(EDGE),
+        Stored::Blocks(_) => step(sums, slab),
         Stored::F32 | Stored::Bf16 | Stored::F16 => outputs.max(1),
     };
     let part = |first: usize| match (direction, (first, step.min(outputs - first))) {

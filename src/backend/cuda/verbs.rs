@@ -6,6 +6,7 @@ use super::memory::{self, Stored, Width};
 use super::{
     Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
 };
+use crate::backend::dry::Target;
 use crate::backend::shapes::shaped;
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
@@ -47,6 +48,10 @@ impl<D: Driver> Backend for Cuda<D> {
             Tier::F32 | Tier::Sm70 => super::matrix_bytes(encoding, numbers),
             Tier::Sm80 => super::matrix_bytes_bf16(encoding, numbers),
         }
+    }
+
+    fn target(&self) -> Target {
+        Target::Cuda(self.footprint())
     }
 
     fn memory(&mut self, len: usize) -> Memory {

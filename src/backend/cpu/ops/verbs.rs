@@ -6,6 +6,7 @@ use super::super::attention::forward as attention;
 use super::super::attention::gradient::{self as attention_grad, Outputs, Saved};
 use super::super::attention::inputs::{Inputs, Segment};
 use super::super::device::{Cpu, Ids, Tokens};
+use super::super::dry;
 use super::super::gemm::product::product;
 use super::super::operands::{Context, Factors, Precision, Products, Sizes, Strided};
 use super::super::runtime::memory::Memory;
@@ -15,6 +16,7 @@ use super::elementwise::{self, Mask};
 use super::linear::Way;
 use super::rope::{Turn, rope};
 use super::{loss, norm};
+use crate::backend::dry::Target;
 use crate::backend::shapes::shaped;
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
@@ -43,7 +45,11 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
-        if self.precision == Precision::F32 { dtype.size() } else { Dtype::Bf16.size() }
+        dry::weight_bytes(self.precision, dtype)
+    }
+
+    fn target(&self) -> Target {
+        Target::Cpu(self.footprint())
     }
 
     fn memory(&mut self, len: usize) -> Memory {
@@ -103,10 +109,7 @@ impl Backend for Cpu {
     }
 
     fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
-        match encoding {
-            Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
-            blocks => blocks.size_of(numbers),
-        }
+        dry::matrix_bytes(self.precision, encoding, numbers)
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
