@@ -129,6 +129,31 @@ fn dry_peak_of_smollm2_equals_the_cpu() {
     check_smollm2("bf16", &|| Cpu::bf16(2), &[64, 300]);
 }
 
+/// Arithmetic and bytes of the ops that the CPU really computes; copies to and from the host are not in a dry run.
+#[test]
+fn dry_run_counts_the_work_of_real_ops() {
+    for dir in case::golden() {
+        let case = Case::open(&dir);
+        let (config, tensors, batch) = (&case.config, &*case.tensors, case.microbatch(0, 3));
+        for keep in [Keep::Everything, Keep::Parts([1, 0, 1]), Keep::Inputs] {
+            let build = Build { keep, ..Build::whole(config) };
+            let (name, lora) = (dir.display().to_string(), case.lora.clone());
+            let job = Job { name, config, tensors, lora, batch: batch.clone() };
+            let dry = job.dry(&Cpu::new(1), build.clone());
+            let (cpu, notes) = Cpu::new(1).timed();
+            assert!(cpu.has_data());
+            let mut stage = Decoder::load(cpu, config, tensors, &job.lora, build).unwrap();
+            notes.take();
+            stage.gradient(&batch, &mut vec![0.0; stage.layout().len()]).unwrap();
+            let taken = notes.take();
+            let ops = taken.iter().filter(|(op, _)| !["read", "upload"].contains(op));
+            let real = ops.fold((0.0, 0.0), |sum, (_, t)| (sum.0 + t.flops, sum.1 + t.bytes));
+            let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+            assert!(near(dry.flops, real.0) && near(dry.bytes, real.1), "{}: {dry:?}, {real:?}", job.name);
+        }
+    }
+}
+
 /// Runs `check` on each software driver of Vulkan.
 fn on_drivers(check: &dyn Fn(&str, &dyn Fn() -> Wgpu)) {
     for driver in ["llvmpipe", "SwiftShader"] {

@@ -143,7 +143,7 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.matrix_bytes(encoding, numbers)
     }
 
-    fn target(&self) -> dry::Target {
+    fn target(&self) -> Target {
         self.inner.target()
     }
 

@@ -5,16 +5,14 @@ use super::building::{self, Whole};
 use super::{cpu, gpu, nvidia, speed};
 use crate::backend::wgpu::adapters::{self, Facts, Kind};
 use crate::backend::wgpu::{self, Breaker};
-use crate::backend::{Backend, Fault, cuda};
+use crate::backend::{Backend, Fault, Target, cuda};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
-use crate::model::config::Config;
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Beside, Fit, Home, Load};
+use crate::model::memory::{self, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
-use crate::numeric::block::Encoding;
 use std::sync::{Mutex, PoisonError};
 
 /// Percentage of a card's free memory that is left to its driver and to other processes.
@@ -142,33 +140,14 @@ impl Through {
     pub fn load<'a>(self, whole: &Whole<'a>, home: Home) -> Result<Load<'a>, ModelError> {
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
         let whole = Whole { tokens, ..*whole };
-        let (packing, number): (fn(Encoding, usize) -> usize, _) = match self {
-            Through::Wgpu => (wgpu::matrix_bytes, 0),
-            Through::Cuda(ComputeDtype::Bf16) => (cuda::matrix_bytes_bf16, 2),
-            Through::Cuda(_) => (cuda::matrix_bytes, 4),
+        let device = match self {
+            Through::Wgpu if home == Home::Shared => Target::Wgpu(wgpu::Footprint::of_software()),
+            Through::Wgpu => Target::Wgpu(wgpu::Footprint::of_card()),
+            Through::Cuda(ComputeDtype::Bf16) => Target::Cuda(cuda::Footprint::of_bf16()),
+            Through::Cuda(_) => Target::Cuda(cuda::Footprint::of_f32()),
         };
-        let load = whole.load_as(&packing)?;
-        // CUDA has a buffer for a part of a dequantized matrix. Measurements include this buffer.
-        let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
-        let slab = cuda::slab_bytes(longest, number) as u64;
-        let counted = load.quantised && whole.measured.is_none();
-        let (slab, nf4) = (if counted { slab } else { 0 }, load.nf4.map(|bytes| bytes + slab));
-        let beside = match self {
-            Through::Cuda(ComputeDtype::Bf16) => copied(whole.config),
-            _ => Beside::default(),
-        };
-        Ok(Load { weights: load.weights + slab, nf4, beside, home, ..load })
+        Ok(Load { home, ..whole.load_on(device)? })
     }
-}
-
-/// Bytes of copies that exist at once in CUDA's bf16 class, per token: queries, keys, values, attention's output, one
-/// more input of products, and a gradient that passes through one; and the gradient of logits, which is far wider.
-fn copied(config: &Config) -> Beside {
-    let [q, kv] = [config.heads.query, config.heads.kv].map(|heads| heads * config.heads.size);
-    let widest = config.feed_forward.max(config.hidden).max(q);
-    let [token, logits] =
-        [&[q, kv, kv, q, widest, widest][..], &[config.vocab]].map(|cols| cuda::copies_bytes(cols) as u64);
-    Beside { token, logits }
 }
 
 /// The usable part of free bytes.
@@ -264,16 +243,6 @@ impl Opener for Card {
     fn lose(&self) {
         let opened = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
         opened.iter().for_each(Breaker::strike);
-    }
-
-    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
-        let load = self.found.load(&whole, self.dtype(blueprint)?)?;
-        memory::stands(load, self.budget)
-    }
-
-    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
-        self.whole(&Whole { measured: Some(fit), ..Whole::of(blueprint) }, self.dtype(blueprint)?)
     }
 }
 

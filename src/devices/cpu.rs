@@ -6,7 +6,7 @@ use crate::backend::Cpu;
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Fit, Home, Limit, Load};
+use crate::model::memory::{Home, Limit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 
@@ -33,13 +33,6 @@ impl Processor {
         };
         Ok(cpu(dtype, self.threads))
     }
-
-    fn whole(&self, blueprint: &Blueprint, measured: Option<Fit>) -> Result<Box<dyn Model>, ModelError> {
-        let cpu = self.cpu(blueprint)?;
-        let whole = Whole { measured, ..Whole::of(blueprint) };
-        let keep = self.limit.choose(in_team(&whole, &cpu)?)?.0;
-        building::built(cpu, &whole, keep)
-    }
 }
 
 impl Opener for Processor {
@@ -48,21 +41,14 @@ impl Opener for Processor {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        self.whole(blueprint, None)
-    }
-
-    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
-        memory::stands(in_team(&whole, &self.cpu(blueprint)?)?, self.limit)
-    }
-
-    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
-        self.whole(blueprint, Some(fit))
+        let (cpu, whole) = (self.cpu(blueprint)?, Whole::of(blueprint));
+        let keep = self.limit.choose(in_team(&whole, &cpu)?)?.0;
+        building::built(cpu, &whole, keep)
     }
 }
 
 /// Input of the memory estimate in a process that coordinates or works for a coordinator.
-pub fn in_team<'a>(whole: &Whole<'a>, cpu: &Cpu) -> Result<Load<'a>, ModelError> {
+fn in_team<'a>(whole: &Whole<'a>, cpu: &Cpu) -> Result<Load<'a>, ModelError> {
     Ok(Load { home: Home::HostInTeam, ..whole.load(cpu)? })
 }
 

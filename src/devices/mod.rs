@@ -22,4 +22,4 @@ pub use choose::{Chosen, choose};
 pub use cpu::{cores, free_memory};
 pub use list::{Listed, check, drivers, list, no_cuda, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
-pub use prospect::{Opens, Prospect, assumed, prospects};
+pub use prospect::{Prospect, assumed, prospects};

@@ -5,7 +5,6 @@ use super::building::Whole;
 use super::card::{Through, usable};
 use super::chain::{budget, found, hardware, threads};
 use super::choose::Chosen;
-use super::open::within;
 use super::{cpu, cpu::cores};
 use crate::backend::Backend;
 use crate::backend::wgpu::adapters::Kind;
@@ -36,24 +35,16 @@ pub struct Prospect {
     pub guess: f64,
 }
 
-/// Basis of a run's memory estimate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opens {
-    /// Measurements of earlier runs, where available: the only CPU of a run.
-    Measured,
-    /// Shapes: all other devices. Their own trials can only refuse the run later.
-    Shapes,
-}
-
 /// Measured memory for a model by class and hardware, where available.
 type Seen<'a> = &'a dyn Fn(&str, &str) -> Option<Fit>;
 
-/// Forecasts for all chosen devices; `measured` gives the run's knowledge about memory.
+/// Forecasts for all chosen devices; `measured` gives the run's knowledge about memory, and `home` is where a
+/// CPU's values are: in a team or alone.
 pub fn prospects(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
-    (measured, opens): (Seen<'_>, Opens),
+    (measured, home): (Seen<'_>, Home),
 ) -> Result<Vec<Prospect>, ModelError> {
     let one = |at: usize| -> Result<Prospect, ModelError> {
         let pick = &chosen.picks[at];
@@ -70,7 +61,7 @@ pub fn prospects(
             let (takes, unfit) = match &class {
                 Ok(class) => {
                     let load = found.load(&whole(class), chosen.options.dtype)?;
-                    fits((load, opens), Limit::Typed(budget))
+                    fits(load, Limit::Typed(budget))?
                 }
                 Err(fault) => (None, Some(fault.clone().into())),
             };
@@ -83,11 +74,8 @@ pub fn prospects(
             Limit::of(chosen.options.memory_limit, cpu::free_memory).among(chosen.picks.len() as u64);
         let class = cpu.class();
         let guess = per_thread(&class) * threads as f64;
-        let load = match opens {
-            Opens::Measured => whole(&class).load(&cpu)?,
-            Opens::Shapes => cpu::in_team(&whole(&class), &cpu)?,
-        };
-        let (takes, unfit) = fits((load, opens), budget);
+        let load = Load { home, ..whole(&class).load(&cpu)? };
+        let (takes, unfit) = fits(load, budget)?;
         let limit = limit(budget.bytes());
         Ok(Prospect { name, class: Ok(class), hardware, limit, takes, unfit, guess })
     };
@@ -109,7 +97,7 @@ pub fn assumed(
         _ => (Through::Cuda(ComputeDtype::Bf16), "cuda, bf16"),
     };
     let budget = options.memory_limit.unwrap_or_else(|| usable(bytes));
-    let (takes, unfit) = fits((through.load(&whole, Home::Own)?, Opens::Shapes), Limit::Typed(budget));
+    let (takes, unfit) = fits(through.load(&whole, Home::Own)?, Limit::Typed(budget))?;
     Ok(Prospect {
         name: "assumed".into(),
         class: Ok(class.into()),
@@ -121,16 +109,11 @@ pub fn assumed(
     })
 }
 
-fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
-    let by_shapes = Load { measured: None, ..load };
-    let load = match opens {
-        Opens::Shapes if limit.choose(by_shapes).is_err() => by_shapes,
-        Opens::Shapes | Opens::Measured => load,
-    };
-    match within(limit, load) {
+fn fits(load: Load, limit: Limit) -> Result<(Option<(Keep, Estimate)>, Option<ModelError>), ModelError> {
+    Ok(match limit.choose(load) {
         Ok(takes) => (Some(takes), None),
-        Err(e) => (Some(memory::least(load)), Some(e)),
-    }
+        Err(e) => (Some(memory::least(Load { measured: None, ..load })?), Some(e)),
+    })
 }
 
 /// Operations per second of one thread in training, all included: a lower bound of measurements on such machines.

@@ -9,9 +9,9 @@ use super::gemm::{gemv, product_tiles};
 use super::operands::{Precision, Products};
 use super::ops::{adapter, head};
 use super::runtime::memory::{self, Recycling};
+use crate::backend::Heads;
 use crate::backend::dry::{Device, Low, Matrix, Op, Way};
 use crate::numeric::block::Encoding;
-use crate::numeric::dtype::Dtype;
 
 /// What decides how much memory the CPU takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,9 +21,9 @@ pub struct Footprint {
     threads: usize,
 }
 
-impl Footprint {
+impl Default for Footprint {
     /// In f32, on one thread.
-    pub fn of_f32() -> Self {
+    fn default() -> Self {
         Footprint { precision: Precision::F32, products: Products::Tiles, threads: 1 }
     }
 }
@@ -32,19 +32,6 @@ impl Cpu {
     pub(super) fn footprint(&self) -> Footprint {
         let (precision, products) = (self.precision, self.products);
         Footprint { precision, products, threads: self.threads.count() }
-    }
-}
-
-/// Bytes of a frozen number.
-pub(super) fn weight_bytes(precision: Precision, dtype: Dtype) -> usize {
-    if precision == Precision::F32 { dtype.size() } else { Dtype::Bf16.size() }
-}
-
-/// Bytes of a frozen matrix.
-pub(super) fn matrix_bytes(precision: Precision, encoding: Encoding, numbers: usize) -> usize {
-    match encoding {
-        Encoding::Plain(dtype) => numbers * weight_bytes(precision, dtype),
-        blocks => blocks.size_of(numbers),
     }
 }
 
@@ -132,9 +119,9 @@ impl DryCpu {
         dh
     }
 
-    fn adapted(&mut self, out: Matrix, x: Matrix, terms: usize, (low, masked): (Low, bool)) {
+    fn adapted(&mut self, out: Matrix, x: Matrix, terms: usize, low: Low) {
         let factor = self.factor(x);
-        if masked && self.rounds() {
+        if low.masked && self.rounds() {
             let seen = self.factor(low.x);
             self.done(seen);
         }
@@ -156,7 +143,7 @@ impl DryCpu {
         self.give(dh);
     }
 
-    fn attention_grad(&mut self, heads: crate::backend::Heads, keys: usize, saved: [Matrix; 4]) {
+    fn attention_grad(&mut self, heads: Heads, keys: usize, saved: [Matrix; 4]) {
         let wide = saved.map(|x| x.short.then(|| self.take(x.len())));
         let room = self.take(PairedKeys::room_of(self.is.precision, keys, heads, Pass::Backward));
         let each = if heads.query == heads.kv { None } else { Some(saved[0].len()) };
@@ -188,7 +175,7 @@ impl Device for DryCpu {
     }
 
     fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
-        matrix_bytes(self.is.precision, encoding, numbers)
+        self.is.precision.matrix_bytes(encoding, numbers)
     }
 
     fn shortens(&self, cols: usize) -> bool {
@@ -216,7 +203,7 @@ impl Device for DryCpu {
             }
             Op::AttentionGrad(heads, keys, saved) => self.attention_grad(heads, keys, saved),
             _ if plain => return false,
-            Op::Adapted(out, x, w, low, masked) => self.adapted(out, x, w.cols, (low, masked)),
+            Op::Adapted(out, x, w, low) => self.adapted(out, x, w.cols, low),
             Op::AdapterGrad(dy, low) if self.rounds() => {
                 let factor = self.factor(dy);
                 let dh = self.adapter_grad(&factor, dy.rows, low);
@@ -225,9 +212,8 @@ impl Device for DryCpu {
             }
             Op::AdapterGrad(..) => return false,
             Op::AdaptedGrad(dx, dy, w, low) => self.adapted_grad(dx, dy, w.rows, low),
-            Op::HeadLoss(x, vocab, gradient) => {
+            Op::HeadLoss(x, vocab, cols) => {
                 let factor = self.factor(x);
-                let cols = if gradient { x.cols } else { 0 };
                 self.passing(head::room(self.is.threads, (x.rows, x.cols), vocab, cols));
                 self.done(factor);
             }

@@ -21,10 +21,15 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// A card that is not open, in its bf16 class or else in f32.
-    pub fn unopened(bf16: bool) -> Self {
+    /// A card that is not open, in f32.
+    pub fn of_f32() -> Self {
         let (granularity, slab) = (libcuda::GRANULARITY, frozen::SLAB);
-        Footprint { bf16, granularity, slab, kept: [0; 5] }
+        Footprint { bf16: false, granularity, slab, kept: [0; 5] }
+    }
+
+    /// The same in bf16.
+    pub fn of_bf16() -> Self {
+        Footprint { bf16: true, ..Self::of_f32() }
     }
 
     /// The same for a model with these heads, whose widest input of a product has `widest` columns.

@@ -5,7 +5,7 @@
 use super::launches::Shape;
 use super::memory::{Memory, Stored, Weight};
 use super::tensor::padded;
-use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, libcuda, pool, size};
+use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, size};
 use crate::backend::{Fault, View, ViewMut, Write};
 use crate::numeric::block::{Block, Blocks};
 use half::bf16;
@@ -19,12 +19,6 @@ const EDGE: usize = 128;
 const THREADS: usize = 128;
 /// Rows that a device widens in the check of a block type.
 const SHOWN: usize = 4;
-
-/// Bytes of the largest slab on a card, for matrices whose longer side is `longest`, with `number` bytes per number.
-/// The size is that of the pool's class.
-pub fn slab_bytes(longest: usize, number: usize) -> usize {
-    pool::class(SLAB.max(longest * EDGE) * number, libcuda::GRANULARITY)
-}
 
 /// The direction of a product with a frozen weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -283,8 +277,8 @@ mod tests {
                 for part in parts(&w, direction, SLAB) {
                     let (first, count) = if direction == Direction::Forward { part.rows } else { part.cols };
                     assert!(first == next && count > 0, "{part:?}");
-                    let taken = pool::class(4 * part.rows.1 * part.cols.1, libcuda::GRANULARITY);
-                    assert!(taken <= slab_bytes(rows.max(cols), 4), "{part:?}: {taken} bytes");
+                    let numbers = part.rows.1 * part.cols.1;
+                    assert!(numbers <= most_numbers((rows, cols), direction, SLAB), "{part:?}");
                     next = first + count;
                 }
                 assert_eq!(next, if direction == Direction::Forward { rows } else { cols });

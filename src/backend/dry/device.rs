@@ -2,43 +2,8 @@
 //! backend describes its own device beside its ops (`dry.rs` in its folder), so that a change there is seen there.
 
 use super::Weight;
-use crate::backend::{Heads, TokenRows, cpu, cuda, wgpu};
+use crate::backend::{Heads, TokenRows};
 use crate::numeric::block::Encoding;
-
-/// A device whose memory is counted.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Target {
-    /// The CPU in some precision, on some threads.
-    Cpu(cpu::Footprint),
-    /// A GPU through wgpu.
-    Wgpu(wgpu::Footprint),
-    /// An NVIDIA GPU through CUDA's driver.
-    Cuda(cuda::Footprint),
-}
-
-impl Target {
-    /// The same for a model with these heads, whose widest input of a product has `widest` columns.
-    pub fn of_model(self, heads: Heads, widest: usize) -> Self {
-        match self {
-            Target::Cuda(footprint) => Target::Cuda(footprint.with_copies(heads, widest)),
-            other => other,
-        }
-    }
-
-    /// Bytes of a frozen matrix of that many numbers.
-    pub fn matrix_bytes(self, encoding: Encoding, numbers: usize) -> usize {
-        self.open().matrix_bytes(encoding, numbers)
-    }
-
-    /// Memory in which nothing is used.
-    pub(super) fn open(self) -> Box<dyn Device> {
-        match self {
-            Target::Cpu(footprint) => Box::new(cpu::DryCpu::new(footprint)),
-            Target::Wgpu(footprint) => Box::new(wgpu::DryWgpu::new(footprint)),
-            Target::Cuda(footprint) => Box::new(cuda::DryCuda::new(footprint)),
-        }
-    }
-}
 
 /// The counted memory of one device.
 pub trait Device {
@@ -107,6 +72,8 @@ pub struct Low {
     pub rank: usize,
     /// Factor of its product.
     pub scale: f32,
+    /// Whether the adapter reads another input than the frozen product.
+    pub masked: bool,
 }
 
 /// An op that may take memory inside.
@@ -119,8 +86,8 @@ pub enum Op<'a> {
     Frozen(Matrix, Matrix, &'a Weight, Way),
     /// h = x a^T.
     Down(Matrix),
-    /// The same with the adapter's part; true where the adapter reads another input.
-    Adapted(Matrix, Matrix, &'a Weight, Low, bool),
+    /// The same with the adapter's part.
+    Adapted(Matrix, Matrix, &'a Weight, Low),
     /// The gradients of an adapter, given dy.
     AdapterGrad(Matrix, Low),
     /// The same, and dx.
@@ -129,8 +96,8 @@ pub enum Op<'a> {
     Attention(Heads, usize),
     /// Its gradient; q, k, v and the output.
     AttentionGrad(Heads, usize, [Matrix; 4]),
-    /// Losses of x over a vocabulary, and their gradients where it is true.
-    HeadLoss(Matrix, usize, bool),
+    /// Losses of x over a vocabulary, and columns of their gradient: 0 for none.
+    HeadLoss(Matrix, usize, usize),
 }
 
 /// Which of both products of a frozen matrix.

@@ -6,9 +6,9 @@ mod device;
 mod ops;
 
 use super::shapes::shaped;
-use super::{Checked, View, ViewMut};
+use super::{Checked, Target, View, ViewMut};
 use crate::numeric::block::Encoding;
-pub use device::{Device, Low, Matrix, Op, Target, Way};
+pub use device::{Device, Low, Matrix, Op, Way};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -40,15 +40,15 @@ impl Dry {
         self.device.bytes(memory.size)
     }
 
-    fn take(&mut self, words: usize, short: bool) -> Memory {
+    fn take(&mut self, words: usize) -> Memory {
         let dropped = std::mem::take(&mut *self.dropped.borrow_mut());
         dropped.into_iter().for_each(|size| self.device.give(size));
-        Memory { size: self.device.take(words), short }
+        Memory { size: self.device.take(words), short: false }
     }
 
     /// Integers, which are given back when they are dropped.
     fn integers(&mut self, words: usize) -> Option<Integers> {
-        (words > 0).then(|| Integers { size: self.take(words, false).size, home: self.dropped.clone() })
+        (words > 0).then(|| Integers { size: self.take(words).size, home: self.dropped.clone() })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The ops of a dry run: what they take inside is taken and given back, nothing is computed.
 
-use super::{Dry, Ids, Low, Memory, Op, Target, Tokens, Way, Weight, read, written};
+use super::{Dry, Ids, Low, Memory, Op, Tokens, Way, Weight, read, written};
 use crate::backend::fused::{
     lm_head_loss_in_chunks, lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs,
 };
@@ -37,12 +37,12 @@ impl Backend for Dry {
     }
 
     fn memory(&mut self, len: usize) -> Memory {
-        self.take(len, false)
+        self.take(len)
     }
 
     fn short(&mut self, rows: usize, cols: usize) -> Memory {
         match self.device.shortens(cols) {
-            true => self.take(rows * cols / 2, true),
+            true => Memory { short: true, ..self.take(rows * cols / 2) },
             false => self.memory(rows * cols),
         }
     }
@@ -168,8 +168,8 @@ impl Fused for Dry {
         lora: LoraPart<Memory>,
     ) {
         let masked = !std::ptr::eq(lora.x.memory, x.memory) || lora.x.offset != x.offset;
-        let low = Low { x: read(&lora.x), rank: lora.h.cols, scale: lora.scale };
-        if !self.device.inside(Op::Adapted(written(&y), read(&x), w, low, masked)) {
+        let low = Low { x: read(&lora.x), rank: lora.h.cols, scale: lora.scale, masked };
+        if !self.device.inside(Op::Adapted(written(&y), read(&x), w, low)) {
             lora_linear_in_verbs(self, (y, write), x, w, lora);
         }
     }
@@ -198,7 +198,7 @@ impl Fused for Dry {
         dx: Option<ViewMut<Memory>>,
         args: LmHeadLoss<Memory, Weight>,
     ) {
-        if !self.device.inside(Op::HeadLoss(read(&args.x), args.vocab, dx.is_some())) {
+        if !self.device.inside(Op::HeadLoss(read(&args.x), args.vocab, dx.as_ref().map_or(0, |dx| dx.cols))) {
             let chunk = args.chunk.min(self.device.chunk(args.vocab));
             lm_head_loss_in_chunks(self, losses, dx, LmHeadLoss { chunk, ..args });
         }
@@ -206,5 +206,5 @@ impl Fused for Dry {
 }
 
 fn low(args: &LoraGrad<Memory>) -> Low {
-    Low { x: read(&args.x), rank: args.h.cols, scale: args.scale }
+    Low { x: read(&args.x), rank: args.h.cols, scale: args.scale, masked: false }
 }

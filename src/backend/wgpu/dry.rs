@@ -18,9 +18,14 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// A device that is not open: a software adapter widens blocks, a card reads them in its kernels.
-    pub fn unopened(software: bool) -> Self {
-        Footprint { binding: u64::MAX, widens: software }
+    /// A card that is not open: its kernels read blocks.
+    pub fn of_card() -> Self {
+        Footprint { binding: u64::MAX, widens: false }
+    }
+
+    /// A software adapter that is not open.
+    pub fn of_software() -> Self {
+        Footprint { binding: u64::MAX, widens: true }
     }
 }
 

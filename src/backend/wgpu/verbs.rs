@@ -38,8 +38,8 @@ impl Backend for Wgpu {
         super::weight::matrix_bytes(encoding, numbers)
     }
 
-    fn target(&self) -> dry::Target {
-        dry::Target::Wgpu(self.footprint())
+    fn target(&self) -> Target {
+        Target::Wgpu(self.footprint())
     }
 
     fn memory(&mut self, len: usize) -> Memory {

@@ -16,7 +16,6 @@ use crate::model::stage::{Fault, LossSums, Microbatch, Model, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Scalars, check_gradient};
-pub(super) use chain::Settled;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,7 @@
 //! of its own.
 
 use super::{Build, Decoder};
-use crate::backend::dry::Target;
-use crate::backend::{Backend, Dry, Fault};
+use crate::backend::{Backend, Dry, Fault, Target};
 use crate::model::config::Config;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{Microbatch, Want};
@@ -22,7 +21,7 @@ pub struct Cost {
     pub peak: u64,
     /// Multiplications and additions.
     pub flops: f64,
-    /// Bytes that ops read and write at least.
+    /// Bytes that ops read and write at least, without copies to and from the host.
     pub bytes: f64,
 }
 
@@ -35,6 +34,7 @@ pub fn dry_run(
 ) -> Result<Cost, ModelError> {
     let (backend, notes) = Dry::new(target).timed();
     let mut stage = Decoder::load(backend, config, tensors, lora, build)?;
+    notes.take();
     let mut cost = stage.rehearse(batch)?;
     for taken in notes.take().values() {
         cost.flops += taken.flops;
@@ -43,9 +43,19 @@ pub fn dry_run(
     Ok(cost)
 }
 
+/// The same without arithmetic and bytes moved, in less time.
+pub(in crate::model) fn dry_memory(
+    target: Target,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    build: Build,
+    batch: &Microbatch,
+) -> Result<Cost, ModelError> {
+    Ok(Decoder::load(Dry::new(target), config, tensors, lora, build)?.rehearse(batch)?)
+}
+
 impl Decoder<Dry> {
     /// Counts the memory of one microbatch, which must be the first one.
-    pub(in crate::model) fn rehearse(&mut self, batch: &Microbatch) -> Result<Cost, Fault> {
+    fn rehearse(&mut self, batch: &Microbatch) -> Result<Cost, Fault> {
         let at_rest = self.backend.live();
         self.backend.peak();
         let (first, last) = (self.layers.start == 0, self.head.is_some());

@@ -6,7 +6,6 @@ use super::super::attention::forward as attention;
 use super::super::attention::gradient::{self as attention_grad, Outputs, Saved};
 use super::super::attention::inputs::{Inputs, Segment};
 use super::super::device::{Cpu, Ids, Tokens};
-use super::super::dry;
 use super::super::gemm::product::product;
 use super::super::operands::{Context, Factors, Precision, Products, Sizes, Strided};
 use super::super::runtime::memory::Memory;
@@ -16,7 +15,6 @@ use super::elementwise::{self, Mask};
 use super::linear::Way;
 use super::rope::{Turn, rope};
 use super::{loss, norm};
-use crate::backend::dry::Target;
 use crate::backend::shapes::shaped;
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
@@ -45,7 +43,7 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
-        dry::weight_bytes(self.precision, dtype)
+        self.precision.weight_bytes(dtype)
     }
 
     fn target(&self) -> Target {
@@ -109,7 +107,7 @@ impl Backend for Cpu {
     }
 
     fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
-        dry::matrix_bytes(self.precision, encoding, numbers)
+        self.precision.matrix_bytes(encoding, numbers)
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
