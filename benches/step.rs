@@ -8,7 +8,7 @@
 //! many key heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that
 //! type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
-use finetune::backend::{Backend, Cpu};
+use finetune::backend::{Backend, Cpu, Target};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::flops;
@@ -138,13 +138,13 @@ impl Arguments {
 }
 
 /// The values that blocks keep: the choice of a run with free memory and without a limit, or the named policy.
-fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, short: u64) -> Keep {
+fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, device: Target) -> Keep {
     let number =
         |text: &str| text.parse().unwrap_or_else(|_| panic!("--keep auto, everything, inputs, N or N,N,N"));
     let counts: Vec<&str> = said.split(',').collect();
     match (said, &counts[..]) {
         ("auto", _) => {
-            let load = Load { short, ..Load::of(config, lora, tokens, 0) };
+            let load = Load { device, ..Load::of(config, lora, tokens, 0) };
             Limit::Free(u64::MAX).choose(load).unwrap_or_else(|e| panic!("{e}")).0
         }
         ("everything", _) => Keep::Everything,
@@ -188,8 +188,7 @@ fn main() {
     let tensors = Random(config.clone(), block);
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
-    let short = cpu.short_bytes() as u64;
-    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro, short);
+    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro, cpu.target());
     let build = Build { keep: kept, ..Build::whole(&config) };
     let stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
     let batches = batches(config.vocab as u32, shape, micro);

@@ -15,6 +15,7 @@ mod arguments;
 mod check;
 pub mod cpu;
 pub mod cuda;
+pub mod dry;
 pub mod facts;
 mod fault;
 mod fused;
@@ -40,10 +41,54 @@ pub use view::{View, ViewMut, view, view_mut};
 
 /// The processor's cores.
 pub type Cpu = Checked<cpu::Cpu>;
+/// A device without data, for dry runs.
+pub type Dry = Checked<dry::Dry>;
 /// A GPU through wgpu.
 pub type Wgpu = Checked<wgpu::Wgpu>;
 /// An NVIDIA GPU through CUDA's driver.
 pub type Cuda<D> = Checked<cuda::Cuda<D>>;
+
+/// A device whose memory is counted in a dry run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Target {
+    /// The processor's cores.
+    Cpu(cpu::Footprint),
+    /// A GPU through wgpu.
+    Wgpu(wgpu::Footprint),
+    /// An NVIDIA GPU through CUDA's driver.
+    Cuda(cuda::Footprint),
+}
+
+impl Default for Target {
+    /// One core, in f32.
+    fn default() -> Self {
+        Target::Cpu(cpu::Footprint::default())
+    }
+}
+
+impl Target {
+    /// The same for a model with these heads, whose widest input of a product has `widest` columns.
+    pub fn of_model(self, heads: Heads, widest: usize) -> Self {
+        match self {
+            Target::Cuda(footprint) => Target::Cuda(footprint.with_copies(heads, widest)),
+            other => other,
+        }
+    }
+
+    /// Bytes of a frozen matrix of that many numbers.
+    pub fn matrix_bytes(self, encoding: Encoding, numbers: usize) -> usize {
+        self.open().matrix_bytes(encoding, numbers)
+    }
+
+    /// Memory in which nothing is used.
+    fn open(self) -> Box<dyn dry::Device> {
+        match self {
+            Target::Cpu(footprint) => Box::new(cpu::DryCpu::new(footprint)),
+            Target::Wgpu(footprint) => Box::new(wgpu::DryWgpu::new(footprint)),
+            Target::Cuda(footprint) => Box::new(cuda::DryCuda::new(footprint)),
+        }
+    }
+}
 
 /// Memory and verbs of one device. All numbers that cross this seam are f32.
 pub trait Backend {
@@ -72,6 +117,14 @@ pub trait Backend {
             Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
             Encoding::Blocks(_) => numbers * self.weight_bytes(Dtype::F32),
         }
+    }
+
+    /// How this device's memory is counted in a dry run.
+    fn target(&self) -> Target;
+    /// Whether values are kept. False in a dry run: then none has to be read or computed for [`Backend::upload`], and a
+    /// frozen matrix may come without its bytes.
+    fn has_data(&self) -> bool {
+        true
     }
 
     /// `len` values of unspecified contents.

@@ -144,6 +144,14 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.matrix_bytes(encoding, numbers)
     }
 
+    fn target(&self) -> Target {
+        self.inner.target()
+    }
+
+    fn has_data(&self) -> bool {
+        self.inner.has_data()
+    }
+
     fn short_bytes(&self) -> usize {
         self.inner.short_bytes()
     }

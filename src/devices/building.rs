@@ -1,7 +1,7 @@
 //! A whole model on any backend: its memory from shapes alone, and its construction.
 
 use super::speed::{self, Speed};
-use crate::backend::{Backend, Fault, Fused};
+use crate::backend::{Backend, Fault, Fused, Target};
 use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
@@ -47,12 +47,12 @@ impl<'a> Whole<'a> {
 
     /// Input of the memory estimate on `backend`.
     pub fn load(&self, backend: &impl Backend) -> Result<Load<'a>, ModelError> {
-        let load = self.load_as(&|encoding, numbers| backend.matrix_bytes(encoding, numbers))?;
-        Ok(Load { short: backend.short_bytes() as u64, ..load })
+        self.load_on(backend.target())
     }
 
-    /// Input of the memory estimate; `packing` gives the bytes of a matrix.
-    pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
+    /// Input of the memory estimate on such a device.
+    pub fn load_on(&self, device: Target) -> Result<Load<'a>, ModelError> {
+        let packing = |encoding, numbers| device.matrix_bytes(encoding, numbers);
         let Whole { config, tensors, lora, tokens, measured, .. } = *self;
         let quantised = Cell::new(false);
         let seen = |encoding, numbers| {
@@ -60,9 +60,10 @@ impl<'a> Whole<'a> {
             packing(encoding, numbers)
         };
         let weights = Weights::new(tensors)?.packed(&seen, config)?;
-        let in_nf4 = |base: Quantised| Weights::new(&base)?.packed(packing, config);
+        let in_nf4 = |base: Quantised| Weights::new(&base)?.packed(&packing, config);
         let nf4 = Quantised::new(Box::new(tensors), Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
-        Ok(Load { measured, quantised: quantised.get(), nf4, ..Load::of(config, lora, tokens, weights) })
+        let quantised = quantised.get();
+        Ok(Load { device, measured, quantised, nf4, ..Load::of(config, lora, tokens, weights) })
     }
 }
 

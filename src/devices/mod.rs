@@ -23,4 +23,4 @@ pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
-pub use prospect::{Opens, Prospect, assumed, prospects};
+pub use prospect::{Prospect, assumed, prospects};

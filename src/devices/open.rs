@@ -7,7 +7,6 @@ use super::drivers::{Device, cpu};
 use super::seat::Seat;
 use crate::backend::cpu::Peaks;
 use crate::backend::{Backend, Cpu, Notes};
-use crate::config::cache;
 use crate::config::groups::{CPU, ComputeDtype};
 use crate::config::refusal::Refusal;
 use crate::model::config::Config;
@@ -64,7 +63,7 @@ pub fn open(
     let keep = match (keep, tokens) {
         (Some(keep), _) => keep,
         (None, 0) => Keep::Inputs,
-        (None, _) => within(limit(chosen), whole.load(&cpu)?)?.0,
+        (None, _) => limit(chosen).choose(whole.load(&cpu)?)?.0,
     };
     Ok(Box::new(cpu).build(&whole, keep)?)
 }
@@ -86,7 +85,7 @@ pub fn settle(
     model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
 ) -> Result<Keep, Refusal> {
-    Ok(within(limit(chosen), load(chosen, model, need)?)?.0)
+    Ok(limit(chosen).choose(load(chosen, model, need)?)?.0)
 }
 
 /// Estimated memory of a model with the settled policy.
@@ -95,7 +94,7 @@ pub fn takes(
     model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
 ) -> Result<Estimate, Refusal> {
-    Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs)))
+    Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs))?)
 }
 
 /// Input of the memory estimate, from a CPU backend without threads.
@@ -106,20 +105,6 @@ fn load<'a>(
 ) -> Result<Load<'a>, ModelError> {
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
     whole.load(&cpu::cpu(chosen.options.dtype, 1))
-}
-
-/// Returns the fastest policy within `limit`, and its estimate. Measurements may be outdated: where only they cause the
-/// refusal, the error names their file.
-pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), ModelError> {
-    limit.choose(load).map_err(|e| match (e, cache::profiles()) {
-        (ModelError::Memory { needed, limit: bytes, way_out }, Some(file))
-            if load.measured.is_some() && limit.choose(Load { measured: None, ..load }).is_ok() =>
-        {
-            let anew = format!("(by what was measured: remove {} to measure anew)", file.display());
-            ModelError::Memory { needed, limit: bytes, way_out: format!("{way_out} {anew}") }
-        }
-        (e, _) => e,
-    })
 }
 
 /// The numeric class of the CPU, as opened by [`open`].
@@ -149,7 +134,7 @@ pub fn fits_by_layers(
     let cpu = cpu::cpu(chosen.options.dtype, 1);
     let one = Config { layers: 1, ..config.clone() };
     let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
-    let needed = memory::estimate(whole.load(&cpu)?, Keep::Inputs).total();
+    let needed = memory::estimate(whole.load(&cpu)?, Keep::Inputs)?.total();
     let limit = limit(chosen).bytes();
     if needed <= limit {
         return Ok(());

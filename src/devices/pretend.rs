@@ -3,7 +3,6 @@
 
 use crate::cluster::worker::{Blueprint, Equipment, Opener};
 use crate::model::layout::Layout;
-use crate::model::memory::Fit;
 use crate::model::stage::{
     Cancel, Fault, InUse, LossSums, Microbatch, Model, Output, Session, Span, Stage, Ticket, Traffic, Want,
 };
@@ -50,16 +49,6 @@ impl Opener for Pretended {
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         let model = self.cpu.open(blueprint)?;
-        let class = model.class().replacen("cpu", &self.name, 1);
-        Ok(Box::new(Renamed { model, class }))
-    }
-
-    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        self.cpu.stands(blueprint, fit)
-    }
-
-    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
-        let model = self.cpu.open_within(blueprint, fit)?;
         let class = model.class().replacen("cpu", &self.name, 1);
         Ok(Box::new(Renamed { model, class }))
     }

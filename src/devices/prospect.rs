@@ -5,7 +5,6 @@ use super::building::Whole;
 use super::chain::{found, hardware, seat};
 use super::choose::Chosen;
 use super::drivers::{self, DRIVERS, cpu};
-use super::open::within;
 use crate::backend::facts::Kind;
 use crate::config::groups::{CPU, DeviceOptions};
 use crate::model::config::Config;
@@ -34,24 +33,16 @@ pub struct Prospect {
     pub guess: f64,
 }
 
-/// Basis of a run's memory estimate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opens {
-    /// Measurements of earlier runs, where available: the only CPU of a run.
-    Measured,
-    /// Shapes: all other devices. Their own trials can only refuse the run later.
-    Shapes,
-}
-
 /// Measured memory for a model by class and hardware, where available.
 type Seen<'a> = &'a dyn Fn(&str, &str) -> Option<Fit>;
 
-/// Forecasts for all chosen devices; `measured` gives the run's knowledge about memory.
+/// Forecasts for all chosen devices; `measured` gives the run's knowledge about memory, and `home` is where a
+/// CPU's values are: in a team or alone.
 pub fn prospects(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
-    (measured, opens): (Seen<'_>, Opens),
+    (measured, home): (Seen<'_>, Home),
 ) -> Result<Vec<Prospect>, ModelError> {
     let one = |at: usize| -> Result<Prospect, ModelError> {
         let pick = &chosen.picks[at];
@@ -64,11 +55,8 @@ pub fn prospects(
                 let measured = measured(class, &hardware);
                 let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
                 let load = device.load(&whole, share.dtype)?;
-                let load = match opens {
-                    Opens::Measured => Load { home: Home::Host, ..load },
-                    Opens::Shapes => load,
-                };
-                fits((load, opens), share.limit)
+                let at_home = device.facts().kind == Kind::Cpu;
+                fits(if at_home { Load { home, ..load } } else { load }, share.limit)?
             }
             Err(fault) => (None, Some(fault.clone().into())),
         };
@@ -99,7 +87,7 @@ pub fn assumed(
     let (dtype, class) = driver.assumed(options.dtype);
     let budget = options.memory_limit.unwrap_or_else(|| drivers::usable(bytes));
     let load = driver.load(&whole, dtype, Home::Own)?;
-    let (takes, unfit) = fits((load, Opens::Shapes), Limit::Typed(budget));
+    let (takes, unfit) = fits(load, Limit::Typed(budget))?;
     Ok(Prospect {
         name: "assumed".into(),
         class: Ok(class.into()),
@@ -111,16 +99,11 @@ pub fn assumed(
     })
 }
 
-fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
-    let by_shapes = Load { measured: None, ..load };
-    let load = match opens {
-        Opens::Shapes if limit.choose(by_shapes).is_err() => by_shapes,
-        Opens::Shapes | Opens::Measured => load,
-    };
-    match within(limit, load) {
+fn fits(load: Load, limit: Limit) -> Result<(Option<(Keep, Estimate)>, Option<ModelError>), ModelError> {
+    Ok(match limit.choose(load) {
         Ok(takes) => (Some(takes), None),
-        Err(e) => (Some(memory::least(load)), Some(e)),
-    }
+        Err(e) => (Some(memory::least(Load { measured: None, ..load })?), Some(e)),
+    })
 }
 
 /// Operations per second of one thread in training, all included: a lower bound of measurements on such machines.

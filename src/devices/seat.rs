@@ -8,7 +8,7 @@ use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Fit, Limit};
+use crate::model::memory::Limit;
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 
@@ -76,16 +76,6 @@ impl Opener for Seat {
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         self.typed(blueprint)?.whole(&Whole::of(blueprint))
-    }
-
-    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        let seat = self.typed(blueprint)?;
-        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
-        memory::stands(seat.device.load(&whole, seat.share.dtype)?, seat.share.limit)
-    }
-
-    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
-        self.typed(blueprint)?.whole(&Whole { measured: Some(fit), ..Whole::of(blueprint) })
     }
 
     #[cfg(feature = "faults")]

@@ -5,9 +5,10 @@ use super::profile::{self, Basis, ModelShape, Pace, Profiles};
 use super::time::Participant;
 use crate::config::groups::{Options, Role};
 use crate::config::refusal::Refusal;
-use crate::devices::{self, Chosen, Opens, Prospect};
+use crate::devices::{self, Chosen, Prospect};
 use crate::model::config::Config;
 use crate::model::lora::LoraSpec;
+use crate::model::memory::Home;
 use crate::numeric::tensor::Tensors;
 
 /// A device and its forecast.
@@ -41,8 +42,8 @@ pub fn team(
 ) -> Result<Vec<Expected>, Refusal> {
     // The same distinction as in `run::single`.
     let alone = options.cluster.role == Role::Single && chosen.is_some_and(Chosen::is_one_cpu);
-    let opens = if alone { Opens::Measured } else { Opens::Shapes };
-    let mut team = here((chosen, opens), model, shape, (profiles, longest))?;
+    let home = if alone { Home::Host } else { Home::HostInTeam };
+    let mut team = here((chosen, home), model, shape, (profiles, longest))?;
     let others = elsewhere(options, &team, shape, profiles);
     team.extend(others);
     Ok(team)
@@ -50,7 +51,7 @@ pub fn team(
 
 /// The devices of this process.
 fn here(
-    (chosen, opens): (Option<&Chosen>, Opens),
+    (chosen, home): (Option<&Chosen>, Home),
     model: (&Config, &dyn Tensors, &LoraSpec),
     shape: &ModelShape,
     (profiles, longest): (&Profiles, usize),
@@ -66,7 +67,7 @@ fn here(
         Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
     };
     let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
-    Ok(devices::prospects(chosen, model, longest, (&seen, opens))?.into_iter().map(expected).collect())
+    Ok(devices::prospects(chosen, model, longest, (&seen, home))?.into_iter().map(expected).collect())
 }
 
 /// Devices that the run waits for: with the measurements of earlier workers, else with a guess.

@@ -2,13 +2,14 @@
 //! some layers run the same verbs on the same values, so they give the same bits.
 
 mod check;
+mod dry_run;
 mod passes;
 mod text;
 
 use super::block::{Below, Block, Hold, Saved};
 use super::config::Config;
 use super::head::Head;
-use super::layout::{self, Layout, SCORE};
+use super::layout::{self, Entry, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec, MODULES};
 use super::rotation::Rotations;
@@ -17,8 +18,12 @@ use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
 use std::collections::BTreeMap;
+use std::iter::Peekable;
 use std::ops::Range;
 use text::Text;
+
+pub(super) use dry_run::dry_memory;
+pub use dry_run::{Cost, dry_run};
 
 /// Values that blocks keep between forward and backward. All policies give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,8 +171,10 @@ impl<B: Fused> Decoder<B> {
             None
         };
         let mut blocks = Vec::with_capacity(layers.len());
+        // A and B of each module follow each other.
+        let mut entries = layout.entries().iter().step_by(2).peekable();
         for layer in layers {
-            let adapters = adapters(&layout, lora, layer);
+            let adapters = adapters(&mut entries, lora, layer);
             blocks.push(Block::load(&mut backend, &weights, config, layer, adapters)?);
         }
         let head = match (last, layout.find(SCORE)) {
@@ -259,11 +266,16 @@ fn dropout<'a>(lora: &LoraSpec, (step, rows): (u64, &'a [u64])) -> Option<Dropou
     (lora.dropout > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: lora.dropout })
 }
 
-fn adapters(layout: &Layout, lora: &LoraSpec, layer: usize) -> [Option<Adapter>; 7] {
+/// The adapters of a layer, whose entries come next: the first of each pair is A.
+fn adapters<'a>(
+    entries: &mut Peekable<impl Iterator<Item = &'a Entry>>,
+    lora: &LoraSpec,
+    layer: usize,
+) -> [Option<Adapter>; 7] {
     let mut module = (layer * lora.targets.len()) as u64;
     MODULES.map(|name| {
         let path = layout::module_path(layer, name);
-        let a = layout.find(&format!("base_model.model.model.{path}.lora_A.weight"))?;
+        let a = entries.next_if(|entry| entry.name.ends_with(&format!(".{path}.lora_A.weight")))?;
         let adapter = Adapter { a: a.offset, b: a.range().end, rank: lora.rank, scale: lora.scale(), module };
         module += 1;
         Some(adapter)

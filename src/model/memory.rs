@@ -1,21 +1,23 @@
-//! Estimates of the memory of a stage, from shapes alone, so that the policy for kept values is chosen before anything
-//! is loaded. The estimate counts values that exist at the same time at the peak, and the trainer's values for each
-//! parameter. A backend keeps freed memory for the next microbatch, up to a quarter above its peak; its own packing may
-//! add a few per cent. Where a device has computed microbatches of this model before, the line fitted to its measured
-//! memory ([`Fit`]) replaces these counts.
+//! Estimates of the memory of a stage before anything is loaded, so that the policy for kept values is chosen first. A
+//! dry run of the longest microbatch gives the bytes that the device has in use at once; the trainer's values for each
+//! parameter are added. A backend keeps freed memory for the next microbatch, up to a quarter above its peak; its own
+//! packing may add a few per cent. Where a device has computed microbatches of this model before, the line fitted to
+//! its measured memory ([`Fit`]) replaces the figures, but no decision depends on it.
 
 mod advice;
 
 use super::config::Config;
-pub use super::memory_fit::{Fit, InUse, Used};
-
-use super::decoder::Keep;
-use super::flops;
-use super::head::chunk;
+use super::decoder::{Build, Cost, Keep, dry_memory, dry_run};
 use super::layout;
 use super::lora::LoraSpec;
+pub use super::memory_fit::{Fit, InUse, Used};
+use super::stage::{Microbatch, Targets};
 use super::weights::ModelError;
+use crate::backend::Target;
+use crate::numeric::block::{Block, Encoding};
+use crate::numeric::dtype::Dtype;
 use crate::numeric::line::Line;
+use crate::numeric::tensor::{About, Tensor, Tensors};
 pub use advice::{largest, least};
 
 /// Bytes by purpose.
@@ -39,11 +41,8 @@ pub struct Estimate {
 /// Basis of an estimate of memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Basis {
-    /// Shapes alone.
+    /// A dry run.
     Counted,
-    /// Shapes, scaled by the ratio of measured to counted bytes where the device was measured: the token count is far
-    /// from the measured ones, or blocks keep something else.
-    Scaled,
     /// The line fitted to measurements.
     Measured(Line),
 }
@@ -53,7 +52,6 @@ impl Basis {
     pub fn word(self) -> &'static str {
         match self {
             Basis::Counted => "estimated",
-            Basis::Scaled => "scaled",
             Basis::Measured(_) => "measured",
         }
     }
@@ -62,7 +60,7 @@ impl Basis {
     pub fn line(self) -> Option<Line> {
         match self {
             Basis::Measured(line) => Some(line),
-            Basis::Counted | Basis::Scaled => None,
+            Basis::Counted => None,
         }
     }
 }
@@ -89,33 +87,21 @@ pub struct Load<'a> {
     pub quantised: bool,
     /// Bytes of the weights in NF4; `None` where they cannot be quantised or already are.
     pub nf4: Option<u64>,
-    /// Bytes that the backend allocates besides the values of its verbs.
-    pub beside: Beside,
+    /// The device.
+    pub device: Target,
     /// Location of the device's memory.
     pub home: Home,
-    /// Bytes per number of values that only products, swiglu and the gradient of attention read:
-    /// [`Backend::short_bytes`](crate::backend::Backend).
-    pub short: u64,
     /// Measured memory of the device, where available.
     pub measured: Option<Fit>,
 }
 
 impl<'a> Load<'a> {
-    /// A load in f32 on the host, without other allocations and measurements.
+    /// A load in f32 on the CPU, without measurements.
     pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
-        let (beside, home, short, measured) = (Beside::default(), Home::Host, 4, None);
-        let (quantised, nf4) = (false, None);
-        Load { config, lora, tokens, weights, quantised, nf4, beside, home, short, measured }
+        let device = Target::default();
+        let (quantised, nf4, home, measured) = (false, None, Home::Host, None);
+        Load { config, lora, tokens, weights, quantised, nf4, device, home, measured }
     }
-}
-
-/// Bytes of copies in a narrower type, which products read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Beside {
-    /// Bytes for each token.
-    pub token: u64,
-    /// Bytes for each row of the gradient of a vocabulary's logits.
-    pub logits: u64,
 }
 
 /// Location of the memory in which a device computes.
@@ -155,94 +141,79 @@ impl Home {
 }
 
 /// Estimates the memory of `load` with the policy `keep`.
-pub fn estimate(load: Load, keep: Keep) -> Estimate {
+pub fn estimate(load: Load, keep: Keep) -> Result<Estimate, ModelError> {
     let Load { config, lora, tokens, weights, home, measured, .. } = load;
     let trained = layout::of(config, lora, 0..config.layers).len() as u64;
-    let (adapter, resident) = (trained * home.adapter(), trained * ON_DEVICE);
-    let recycled = |bytes: u64| bytes + bytes / 4;
-    let of = |(kept, scratch): (u64, u64), basis: Basis| Estimate {
-        weights,
-        adapter,
-        kept: recycled(kept),
-        scratch: recycled(scratch),
-        in_use: resident + kept + scratch,
-        basis,
-    };
+    let cost = counted(load, keep)?;
+    let counted = (cost.kept, cost.peak - cost.at_rest - cost.kept, cost.peak, Basis::Counted);
     let blocks = keep.blocks(config.layers);
-    let seen = |line: Line, tokens: usize| {
-        let besides = (line.fixed as u64).saturating_sub(resident);
-        ((line.each * tokens as f64) as u64, besides)
-    };
-    match measured {
-        Some(fit) if fit.blocks == blocks && fit.reaches(tokens) => {
-            of(seen(fit.line, tokens), Basis::Measured(fit.line))
-        }
-        // The measured ratio applies to other token counts too; for another policy the ratio applies only where it is
-        // above 1.
-        Some(fit) => {
-            let there = Load { tokens: fit.tokens as usize, ..load };
-            let ((a, b), (c, d)) = (seen(fit.line, there.tokens), counted(&there, fit.keep(config.layers)));
-            let off = (a + b) as f64 / (c + d).max(1) as f64;
-            let off = if fit.blocks == blocks { off } else { off.max(1.0) };
-            let more = |bytes: u64| (bytes as f64 * off) as u64;
-            let (kept, scratch) = counted(&load, keep);
-            of((more(kept), more(scratch)), Basis::Scaled)
-        }
-        None => of(counted(&load, keep), Basis::Counted),
+    let line = measured.filter(|fit| fit.blocks == blocks && fit.reaches(tokens)).map(|fit| fit.line);
+    let (kept, scratch, in_use, basis) = line.map_or(counted, |line| {
+        let (grows, fixed) = ((line.each * tokens as f64) as u64, line.fixed as u64);
+        let resident = trained * ON_DEVICE;
+        (grows, fixed.saturating_sub(resident), grows + fixed.max(resident), Basis::Measured(line))
+    });
+    let recycled = |bytes: u64| bytes + bytes / 4;
+    let (adapter, kept, scratch) = (trained * home.adapter(), recycled(kept), recycled(scratch));
+    Ok(Estimate { weights, adapter, kept, scratch, in_use, basis })
+}
+
+/// Most tokens of a dry run; more take proportionally more.
+const DRY: usize = 1 << 18;
+
+/// The device's memory for the longest microbatch, by a dry run.
+fn counted(load: Load, keep: Keep) -> Result<Cost, ModelError> {
+    let (target, batch) = load.rehearsal();
+    let build = Build { keep, ..Build::whole(load.config) };
+    let cost = dry_memory(target, (load.config, &load.unread(), load.lora), build, &batch)?;
+    let more = load.tokens as f64 / batch.ids.len() as f64;
+    if more <= 1.0 {
+        return Ok(cost);
+    }
+    // Below the memory of any device, so that sums do not overflow.
+    let grown = |bytes: u64| ((bytes as f64 * more) as u64).min(1 << 60);
+    let (kept, peak) = (grown(cost.kept), cost.at_rest + grown(cost.peak - cost.at_rest));
+    Ok(Cost { kept, peak, ..cost })
+}
+
+impl Load<'_> {
+    /// The device, and the longest microbatch: each token is a target, and rows are as long as they may be.
+    fn rehearsal(&self) -> (Target, Microbatch) {
+        let Load { config, .. } = self;
+        let [q, widest] = [config.heads.query * config.heads.size, config.feed_forward.max(config.hidden)];
+        let tokens = self.tokens.clamp(1, DRY);
+        let bounds: Vec<u32> = (0..tokens).step_by(config.longest_row().max(1)).map(|at| at as u32).collect();
+        let rows = bounds.len();
+        let targets = match config.labels {
+            Some(_) => Targets::Labels(vec![0; rows]),
+            None => Targets::Tokens(vec![0; tokens]),
+        };
+        let bounds = bounds.into_iter().chain([tokens as u32]).collect();
+        let (ids, rows) = (vec![0; tokens], vec![0; rows]);
+        let batch = Microbatch { step: 1, rows, ids, bounds, targets };
+        (self.device.of_model(config.heads, widest.max(q)), batch)
+    }
+
+    fn unread(&self) -> Unread {
+        Unread(if self.quantised { Encoding::Blocks(Block::Q8_0) } else { Encoding::Plain(Dtype::Bf16) })
     }
 }
 
-/// Terms that a product of the CPU sums at a time.
-const SLICE: u64 = 768;
+/// Weights of which only the encoding is known.
+struct Unread(Encoding);
 
-/// Returns the bytes kept between forward and backward, and the bytes of working memory.
-fn counted(load: &Load, keep: Keep) -> (u64, u64) {
-    let &Load { config, lora, tokens, beside, short, .. } = load;
-    let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
-    let (q, kv) =
-        ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
-    // x, mid; q, attended; k, v; gate, up; q and k before their norms; logsumexp, inverse roots and h are small.
-    let norms = if config.family.head_norms { q + kv } else { 0 };
-    // Outputs of the two halves before a norm that follows them.
-    let outputs = [config.family.attention_norms, config.family.mlp_norms];
-    let outputs = outputs.map(|norms| norms.after.map_or(0, |_| c));
-    let after = outputs.iter().sum::<u64>();
-    let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
-    let inner = short * 2 * t * f;
-    let everything = 4 * t * (2 * c + norms + after + small) + short * t * (2 * q + 2 * kv) + inner;
-    let attended = 4 * t * (c + outputs[1] + small) + short * t * q;
-    let held = [everything, everything - inner, attended, 4 * t * c];
-    let counts = keep.counts(config.layers).map(|count| count as u64);
-    let kept: u64 = held.iter().zip(counts).map(|(held, count)| held * count).sum();
-    // A recomputed block needs its missing values; where blocks above it kept more, it reuses the memory that those
-    // have freed.
-    let topmost = counts.iter().position(|&count| count > 0).map_or(0, |which| held[which]);
-    let one_block = if topmost == held[3] { everything } else { everything - topmost };
-    // Backward: the residual, two normed streams, two values of F, a masked input; or the head: rows, logits, their
-    // gradients.
-    let dropped = if lora.dropout > 0.0 { 4 * t * f } else { 0 };
-    let (feed_forward, attention) = if short == 4 {
-        (4 * t * (3 * c + 2 * f + q + 2 * kv) + dropped, 0)
-    } else {
-        // A product that is stored in 16 bits needs its whole f32 sum first; with dropout another value is added to it.
-        // The gradient of attention widens 16-bit values.
-        let sums = if c > SLICE { 4 * t * f } else { 0 };
-        let inner = 4 * t * 2 * c + short * t * (c + 2 * f);
-        (inner + sums.max(3 * dropped), 4 * t * (c + 6 * q + 4 * kv))
-    };
-    let in_block = one_block + feed_forward.max(attention);
-    let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
-    let rows = t.min(chunk(outputs as usize) as u64);
-    // Logits of a chunk; a backend that computes in 16 bits has no logits, only the sums of two blocks of rows for
-    // eight parts of the vocabulary.
-    let block = (160_000 / c.max(1)).clamp(48, 264);
-    let logits = match short < 4 && config.labels.is_none() {
-        true => t.min(2 * block) * 8 * (c + 3),
-        false => rows * outputs,
-    };
-    let copied = if config.labels.is_none() { rows * beside.logits } else { 0 };
-    let in_head = 4 * (t * 5 * c + logits) + copied;
-    (kept, in_block.max(in_head) + t * beside.token)
+impl Tensors for Unread {
+    fn tensor(&self, _: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(None)
+    }
+
+    fn about(&self, _: &str) -> Result<Option<About>, String> {
+        Ok(Some(About { shape: Vec::new(), encoding: self.0 }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Bytes in readable form: `3.10 GB`, `15 MB`.
@@ -295,28 +266,46 @@ impl Limit {
     }
 
     /// Returns the fastest policy within a typed limit, and its estimate. Within free memory returns the first policy
-    /// that keeps at most `COMFORT` bytes, unless it costs too much time.
+    /// that keeps at most `COMFORT` bytes, unless it costs too much time. A dry run decides: what was measured of a
+    /// device neither refuses a run nor changes it.
     pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
-        self.found(load).ok_or_else(|| advice::too_little(load, self.bytes()))
+        let shapes = Load { measured: None, ..load };
+        let total = |keep| estimate(shapes, keep).map(|estimate| estimate.total());
+        total(Keep::Inputs)?;
+        let fits = |keep: &Keep| total(*keep).is_ok_and(|total| total <= self.bytes());
+        let all: Vec<Keep> = policies(load.config.layers).collect();
+        // Each policy takes less memory than those before it.
+        let first = all.partition_point(|keep| !fits(keep));
+        let Some(&fastest) = all.get(first) else {
+            // Or the first one that is computed again has room for more.
+            let (keep, least) = advice::least(shapes)?;
+            let fits = least.total() <= self.bytes();
+            return if fits {
+                Ok((keep, estimate(load, keep)?))
+            } else {
+                Err(advice::too_little(shapes, self.bytes())?)
+            };
+        };
+        let keep = match self {
+            Limit::Typed(_) => fastest,
+            Limit::Free(_) => comfortable(shapes, &all[first..]).unwrap_or(fastest),
+        };
+        Ok((keep, estimate(load, keep)?))
     }
+}
 
-    fn found(self, load: Load) -> Option<(Keep, Estimate)> {
-        let mut found = None;
-        for keep in policies(load.config.layers) {
-            let estimate = estimate(load, keep);
-            if estimate.total() > self.bytes() {
-                continue;
-            }
-            if found.is_some() && (again(load, keep) > DEAR || keep.counts(load.config.layers)[3] > 0) {
-                break;
-            }
-            found = Some((keep, estimate));
-            if matches!(self, Limit::Typed(_)) || counted(&load, keep).0 <= COMFORT {
-                break;
-            }
-        }
-        found
-    }
+/// The first of `policies` that keeps at most [`COMFORT`] bytes, or the last one before they cost too much time.
+fn comfortable(load: Load, policies: &[Keep]) -> Option<Keep> {
+    let much = |keep: &Keep| counted(load, *keep).is_ok_and(|cost| cost.kept > COMFORT);
+    let first = policies.partition_point(much);
+    let usual = arithmetic(load, Keep::Everything).ok()?;
+    let cheap = |keep: &Keep| {
+        let again = arithmetic(load, *keep).map(|flops| flops / usual - 1.0);
+        keep.counts(load.config.layers)[3] == 0 && again.is_ok_and(|again| again <= DEAR)
+    };
+    // The first one is the fastest, whatever it costs.
+    let last = if first == 0 { 0 } else { policies.partition_point(cheap).saturating_sub(1) };
+    policies.get(first.min(last)).copied()
 }
 
 /// Policies for kept values, fastest first: products are recomputed before attention is.
@@ -327,27 +316,14 @@ fn policies(layers: usize) -> impl Iterator<Item = Keep> {
     [Keep::Everything].into_iter().chain(narrow).chain(attended).chain(inputs).chain([Keep::Inputs])
 }
 
-/// Recomputed arithmetic as a share of the step; rows are assumed to be as long as the microbatch.
-fn again(load: Load, keep: Keep) -> f64 {
-    let Load { config, lora, tokens, .. } = load;
-    let (c, q) = (config.hidden as f64, (config.heads.query * config.heads.size) as f64);
-    let kv = (config.heads.kv * config.heads.size) as f64;
-    let inner = 2.0 * 2.0 * c * config.feed_forward as f64;
-    let outer = 2.0 * (2.0 * c * q + 2.0 * c * kv);
-    let attention = 2.0 * q * tokens as f64;
-    let [_, narrow, attended, input] = keep.counts(config.layers).map(|count| count as f64);
-    let flops = (narrow + attended + input) * inner + (attended + input) * outer + input * attention;
-    flops / flops::training(config, lora, tokens as f64)
+/// Operations of one microbatch, with what is computed again.
+fn arithmetic(load: Load, keep: Keep) -> Result<f64, ModelError> {
+    let (target, batch) = load.rehearsal();
+    let build = Build { keep, ..Build::whole(load.config) };
+    Ok(dry_run(target, (load.config, &load.unread(), load.lora), build, &batch)?.flops)
 }
 
 /// Returns the policy within `limit`, and its estimate.
 pub fn choose(load: Load, limit: impl Into<Limit>) -> Result<(Keep, Estimate), ModelError> {
     limit.into().choose(load)
-}
-
-/// Whether the policy of the measured fit is still valid: false where blocks have to keep less, an error where nothing
-/// fits.
-pub fn stands(load: Load, limit: impl Into<Limit>) -> Result<bool, ModelError> {
-    let (keep, _) = limit.into().choose(load)?;
-    Ok(load.measured.is_none_or(|fit| keep.blocks(load.config.layers) >= fit.blocks))
 }

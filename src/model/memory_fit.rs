@@ -2,7 +2,6 @@
 //! blocks keep, so each measurement carries a number for that policy; measurements of another policy replace the old
 //! ones.
 
-use super::decoder::Keep;
 use crate::numeric::line::{Line, Points};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct InUse {
     /// Bytes.
     pub bytes: u64,
-    /// Policy for kept values: [`Keep::blocks`].
+    /// Policy for kept values: [`super::decoder::Keep::blocks`].
     pub blocks: u32,
 }
 
@@ -20,7 +19,7 @@ pub struct InUse {
 pub struct Used {
     /// Bytes in use at once by tokens.
     pub points: Points,
-    /// Policy for kept values: [`Keep::blocks`].
+    /// Policy for kept values: [`super::decoder::Keep::blocks`].
     pub blocks: u32,
     /// Largest measured bytes.
     pub most: u64,
@@ -34,7 +33,7 @@ pub struct Used {
 pub struct Fit {
     /// The line of least squares.
     pub line: Line,
-    /// Policy for kept values: [`Keep::blocks`].
+    /// Policy for kept values: [`super::decoder::Keep::blocks`].
     pub blocks: u32,
     /// Tokens of the largest measured microbatch.
     pub tokens: u64,
@@ -46,17 +45,6 @@ impl Fit {
     pub fn reaches(&self, tokens: usize) -> bool {
         let tokens = tokens as u64;
         2 * tokens >= self.tokens && 2 * tokens <= 3 * self.tokens
-    }
-
-    /// The policy for a model with `layers` layers.
-    pub fn keep(&self, layers: usize) -> Keep {
-        match self.blocks as usize {
-            0 => Keep::Inputs,
-            n if n >= 3 * layers => Keep::Everything,
-            n if n > 2 * layers => Keep::Parts([n - 2 * layers, 3 * layers - n, 0]),
-            n if n > layers => Keep::Parts([0, n - layers, 2 * layers - n]),
-            n => Keep::Parts([0, 0, n]),
-        }
     }
 }
 
@@ -138,15 +126,6 @@ mod tests {
                 "{line:?}"
             );
             assert_eq!((blocks, tokens as f64), (30, sizes.into_iter().fold(0.0, f64::max)));
-        }
-    }
-
-    #[test]
-    fn number_of_blocks_encodes_the_keep_policy() {
-        let parts = [[4, 1, 0], [1, 4, 0], [0, 5, 0], [0, 1, 4], [0, 0, 5], [0, 0, 2]].map(Keep::Parts);
-        let line = Line { fixed: 1.0, each: 1.0 };
-        for keep in parts.into_iter().chain([Keep::Everything, Keep::Inputs]) {
-            assert_eq!(Fit { line, blocks: keep.blocks(5), tokens: 1 }.keep(5), keep);
         }
     }
 

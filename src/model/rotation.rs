@@ -53,11 +53,13 @@ impl<M> Rotations<M> {
         let (positions, d) = (positions.next_power_of_two().max(256), self.size);
         for ((rope, factor), table) in self.kinds.iter().zip(&mut self.tables) {
             let mut memory = backend.memory(positions * d);
-            let mut values = rope.table(positions, d);
-            if *factor != 1.0 {
-                values.iter_mut().for_each(|x| *x *= factor);
+            if backend.has_data() {
+                let mut values = rope.table(positions, d);
+                if *factor != 1.0 {
+                    values.iter_mut().for_each(|x| *x *= factor);
+                }
+                backend.upload(view_mut(&mut memory, positions, d), &values);
             }
-            backend.upload(view_mut(&mut memory, positions, d), &values);
             backend.recycle(std::mem::replace(table, memory));
         }
         self.positions = positions;

@@ -9,6 +9,7 @@ use crate::backend::{Backend, Fault, Frozen, view_mut};
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
+use bytes::Bytes;
 use rayon::prelude::*;
 use std::path::PathBuf;
 
@@ -166,6 +167,9 @@ impl<'a> Weights<'a> {
         name: &str,
         (rows, cols): (usize, usize),
     ) -> Result<B::Weight, ModelError> {
+        if !backend.has_data() {
+            return self.unread(backend, name, (rows, cols));
+        }
         if let Some(blocks) = self.said(name, self.tensors.blocks(name))? {
             let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
             let (full, fault) = (name.to_owned(), |e| Err(self.fault(name, e)));
@@ -180,6 +184,26 @@ impl<'a> Weights<'a> {
         }
         let tensor = self.checked(name, &[rows, cols])?;
         Ok(backend.weight(Frozen { rows, cols, dtype: tensor.dtype, bytes: &tensor.bytes })?)
+    }
+
+    /// A frozen matrix of a backend without data: only its shape and encoding are known.
+    fn unread<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        (rows, cols): (usize, usize),
+    ) -> Result<B::Weight, ModelError> {
+        let about = self.said(name, self.tensors.about(name))?;
+        let weight = match about.map(|about| about.encoding) {
+            Some(Encoding::Blocks(block)) => {
+                backend.weight_of_blocks(&Blocks { rows, cols, block, bytes: Bytes::new() })
+            }
+            plain => {
+                let dtype = if let Some(Encoding::Plain(dtype)) = plain { dtype } else { Dtype::Bf16 };
+                backend.weight(Frozen { rows, cols, dtype, bytes: &[] })
+            }
+        };
+        Ok(weight?)
     }
 
     /// Loads a bias to device memory.
@@ -200,6 +224,9 @@ impl<'a> Weights<'a> {
         len: usize,
         offset: f32,
     ) -> Result<B::Memory, ModelError> {
+        if !backend.has_data() {
+            return Ok(backend.memory(len));
+        }
         let tensor = self.checked(name, &[len])?;
         let mut values = tensor.dtype.widen(&tensor.bytes);
         // Adding 0 would change the sign of -0.

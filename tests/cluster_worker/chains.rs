@@ -3,11 +3,9 @@
 use crate::script::*;
 use finetune::cluster::message::{ToCoordinator, Trouble};
 use finetune::cluster::worker::{Begin, Blueprint, Candidate, Equipment, Opener};
-use finetune::model::memory::Fit;
 use finetune::model::stage::Model;
 use finetune::model::weights::ModelError;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A backend that never opens.
 #[derive(Clone, Copy)]
@@ -30,68 +28,6 @@ impl Opener for Broken {
             }
         }
     }
-}
-
-/// A device that takes more memory than its shapes say: by its measurements the run does not fit, or fits only if
-/// blocks keep less.
-struct Oversized {
-    inner: OnCpu,
-    room: Room,
-    /// How often it was opened with the smaller policy.
-    again: AtomicUsize,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Room {
-    None,
-    Less,
-}
-
-impl Opener for Oversized {
-    fn backend(&self) -> &str {
-        "cpu"
-    }
-
-    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        self.inner.open(blueprint)
-    }
-
-    fn stands(&self, _: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        assert!(fit.line.each > 0.0 && fit.line.fixed > 0.0, "{fit:?}");
-        match self.room {
-            Room::None => {
-                Err(ModelError::Memory { needed: 3_000_000, limit: 2_000_000, way_out: String::new() })
-            }
-            Room::Less => Ok(false),
-        }
-    }
-
-    fn open_within(&self, blueprint: &Blueprint, _: Fit) -> Result<Box<dyn Model>, ModelError> {
-        self.again.fetch_add(1, Ordering::SeqCst);
-        self.inner.open(blueprint)
-    }
-}
-
-#[test]
-fn device_with_too_large_trials_is_refused_or_keeps_less() {
-    let swollen = |room| {
-        let inner = OnCpu { name: "cpu", threads: 1, limit: u64::MAX };
-        Arc::new(Oversized { inner, room, again: AtomicUsize::new(0) })
-    };
-    with(one(vec![swollen(Room::None)], ""), |script| {
-        script.welcome(manifest());
-        assert!(script.devices.is_empty());
-        let line = &script.refused[0];
-        let (what, way) = ("too small for microbatches of 64 tokens (needs 3 MB, it has 2 MB)", "measured");
-        assert!(line.contains(what) && line.ends_with(way), "{line}");
-    });
-    let less = swollen(Room::Less);
-    with(one(vec![less.clone()], ""), |script| {
-        script.welcome(manifest());
-        assert_eq!(script.devices.len(), 1, "{:?}", script.refused);
-        done(script);
-    });
-    assert_eq!(less.again.load(Ordering::SeqCst), 1);
 }
 
 fn cpu() -> Arc<dyn Opener> {

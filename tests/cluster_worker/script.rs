@@ -12,7 +12,7 @@ use finetune::cluster::worker::{
 };
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
-use finetune::model::memory::{self, Fit, Load};
+use finetune::model::memory::{self, Load};
 use finetune::model::stage::{Microbatch, Model, Output, Targets, Ticket, Want};
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::REVISION;
@@ -62,10 +62,6 @@ impl Opener for OnCpu {
         memory::choose(load(&cpu, blueprint)?, self.limit)?;
         let Blueprint { config, tensors, shape } = blueprint;
         Ok(Box::new(Decoder::load(cpu, config, &**tensors, &shape.lora, Build::whole(config))?))
-    }
-
-    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
-        memory::stands(Load { measured: Some(fit), ..load(&Cpu::new(1), blueprint)? }, self.limit)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::bench::{Mat, weight};
 use crate::device::{device_at, device_bf16};
 use crate::op_cases::tokens;
 use crate::step::{Same, packed, qwen};
-use finetune::backend::cuda::{Driver, copies_bytes};
+use finetune::backend::cuda::Driver;
 use finetune::backend::{
     AttentionSaved, Backend, Cuda, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart, Norm, Product,
     Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
@@ -291,7 +291,8 @@ fn attention_and_its_gradient_narrow_q_k_and_v_once() {
 fn copies_take_no_more_than_is_said() {
     // Two query heads of 16 and one key/value head; widths 32 and 48.
     let config = qwen(3, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
-    let said = copies_bytes(&[32, 16, 16, 32, 48, 48]) as u64;
+    // q, k, v, attention's output, the widest input and its gradient, all in bf16.
+    let said = 2 * (32 + 16 + 16 + 32 + 48 + 48);
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
     let (batch, t) = (packed(50, 2, 9), 18);

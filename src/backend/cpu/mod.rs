@@ -8,6 +8,7 @@
 
 mod attention;
 mod device;
+mod dry;
 mod gemm;
 mod operands;
 mod ops;
@@ -15,6 +16,7 @@ mod runtime;
 mod weights;
 
 pub use device::{Cpu, Ids, Tokens};
+pub use dry::{DryCpu, Footprint};
 pub use ops::peak::Peaks;
 pub use runtime::isa::refused_limit;
 pub use runtime::memory::Memory;

@@ -3,6 +3,8 @@
 use super::runtime::isa::Isa;
 use super::runtime::threads::{Shared, Threads};
 use crate::backend::Write;
+use crate::numeric::block::Encoding;
+use crate::numeric::dtype::Dtype;
 
 /// What the implementation of a verb needs to know.
 #[derive(Clone, Copy)]
@@ -35,6 +37,21 @@ pub enum Precision {
     Bf16Dot,
     /// bf16 numbers held as f32, by the f32 kernel: the same bits.
     Bf16Widened,
+}
+
+impl Precision {
+    /// Bytes of a frozen number.
+    pub fn weight_bytes(self, dtype: Dtype) -> usize {
+        if self == Precision::F32 { dtype.size() } else { Dtype::Bf16.size() }
+    }
+
+    /// Bytes of a frozen matrix of that many numbers.
+    pub fn matrix_bytes(self, encoding: Encoding, numbers: usize) -> usize {
+        match encoding {
+            Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
+            blocks => blocks.size_of(numbers),
+        }
+    }
 }
 
 /// A factor whose element (i, j) is `data[i * row + j * col]`.

@@ -14,11 +14,6 @@ use std::sync::{Arc, Weak};
 /// Copies that are kept: of q, k, v, attention's output, and of one stream.
 const KEPT: usize = 5;
 
-/// Bytes for each row of copies of matrices with those columns.
-pub fn copies_bytes(cols: &[usize]) -> usize {
-    cols.iter().map(|&cols| 2 * padded(cols)).sum()
-}
-
 /// The version of a memory's contents: a count of its views for writing. While a reference to the stamp exists, no
 /// other memory's stamp takes its address, even after the memory is freed.
 #[derive(Debug, Default)]

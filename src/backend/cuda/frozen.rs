@@ -5,7 +5,7 @@
 use super::launches::Shape;
 use super::memory::{Memory, Stored, Weight};
 use super::tensor::padded;
-use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, libcuda, pool, size};
+use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, size};
 use crate::backend::{Fault, View, ViewMut, Write};
 use crate::numeric::block::{Block, Blocks};
 use half::bf16;
@@ -19,12 +19,6 @@ const EDGE: usize = 128;
 const THREADS: usize = 128;
 /// Rows that a device widens in the check of a block type.
 const SHOWN: usize = 4;
-
-/// Bytes of the largest slab on a card, for matrices whose longer side is `longest`, with `number` bytes per number.
-/// The size is that of the pool's class.
-pub fn slab_bytes(longest: usize, number: usize) -> usize {
-    pool::class(SLAB.max(longest * EDGE) * number, libcuda::GRANULARITY)
-}
 
 /// The direction of a product with a frozen weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,14 +60,30 @@ struct Part {
     cols: (usize, usize),
 }
 
+/// Outputs and terms of a product with a matrix [rows, cols].
+fn sides((rows, cols): (usize, usize), direction: Direction) -> (usize, usize) {
+    match direction {
+        Direction::Forward => (rows, cols),
+        Direction::Backward => (cols, rows),
+    }
+}
+
+/// Outputs that are computed from one slab.
+fn step(sums: usize, slab: usize) -> usize {
+    (slab / sums.max(1) / EDGE * EDGE).max(EDGE)
+}
+
+/// Most numbers of a matrix in blocks [rows, cols] that are widened at a time.
+pub(super) fn most_numbers(shape: (usize, usize), direction: Direction, slab: usize) -> usize {
+    let (outputs, sums) = sides(shape, direction);
+    sums * step(sums, slab).min(outputs)
+}
+
 fn parts(w: &Weight, direction: Direction, slab: usize) -> Vec<Part> {
     let whole = Part { rows: (0, w.rows), cols: (0, w.cols) };
-    let (outputs, sums) = match direction {
-        Direction::Forward => (w.rows, w.cols),
-        Direction::Backward => (w.cols, w.rows),
-    };
+    let (outputs, sums) = sides((w.rows, w.cols), direction);
     let step = match w.stored {
-        Stored::Blocks(_) => (slab / sums.max(1) / EDGE * EDGE).max(EDGE),
+        Stored::Blocks(_) => step(sums, slab),
         Stored::F32 | Stored::Bf16 | Stored::F16 => outputs.max(1),
     };
     let part = |first: usize| match (direction, (first, step.min(outputs - first))) {
@@ -267,8 +277,8 @@ mod tests {
                 for part in parts(&w, direction, SLAB) {
                     let (first, count) = if direction == Direction::Forward { part.rows } else { part.cols };
                     assert!(first == next && count > 0, "{part:?}");
-                    let taken = pool::class(4 * part.rows.1 * part.cols.1, libcuda::GRANULARITY);
-                    assert!(taken <= slab_bytes(rows.max(cols), 4), "{part:?}: {taken} bytes");
+                    let numbers = part.rows.1 * part.cols.1;
+                    assert!(numbers <= most_numbers((rows, cols), direction, SLAB), "{part:?}");
                     next = first + count;
                 }
                 assert_eq!(next, if direction == Direction::Forward { rows } else { cols });

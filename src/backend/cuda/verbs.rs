@@ -49,6 +49,10 @@ impl<D: Driver> Backend for Cuda<D> {
         }
     }
 
+    fn target(&self) -> Target {
+        Target::Cuda(self.footprint())
+    }
+
     fn memory(&mut self, len: usize) -> Memory {
         self.take(4 * len)
     }

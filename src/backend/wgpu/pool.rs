@@ -68,7 +68,7 @@ impl Drop for Leased {
 }
 
 /// The rounded size of a request, on a device whose buffers have at most `largest` bytes.
-fn class(bytes: u64, largest: u64) -> u64 {
+pub fn class(bytes: u64, largest: u64) -> u64 {
     let bytes = bytes.max(LEAST);
     let step = (bytes.checked_next_power_of_two().unwrap_or(bytes) / 8).max(LEAST / 4);
     let class = bytes.checked_next_multiple_of(step).unwrap_or(bytes);

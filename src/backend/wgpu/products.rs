@@ -30,6 +30,18 @@ const SLAB: usize = 4 << 20;
 /// Minimum number of rows for which widening pays.
 const MANY: usize = 16;
 
+/// Numbers of a matrix that are widened at a time for a product of that many rows; `None` where it does not pay.
+pub(super) fn slab_numbers(
+    encoding: Encoding,
+    (n, k): (usize, usize),
+    rows: usize,
+    binding: u64,
+) -> Option<usize> {
+    let pays = matches!(encoding, Encoding::Blocks(_)) && rows >= MANY && n * k > 0;
+    let fit = SLAB.min((binding / 4) as usize) / k.max(1);
+    pays.then(|| k * fit.clamp(1, n))
+}
+
 /// The parts of a matrix that are multiplied at a time: part, its first row, number of rows.
 fn slabs<'a>(w: &'a Weight, slab: Option<&Memory>) -> Vec<(&'a Part, usize, usize)> {
     let most = slab.map_or(usize::MAX, |slab| slab.len / w.cols.max(1)).max(1);
@@ -237,12 +249,11 @@ impl Wgpu {
 
     /// Memory for widened rows of a matrix in blocks, if widening before the product pays.
     fn slab(&mut self, w: &Weight, rows: usize) -> Option<Memory> {
-        let blocks = matches!(w.encoding, Encoding::Blocks(_));
-        if !blocks || rows < MANY || w.rows * w.cols == 0 || !self.variants.unpacks_slowly() {
+        if !self.variants.unpacks_slowly() {
             return None;
         }
-        let fit = SLAB.min(self.binding_limit as usize / 4) / w.cols;
-        Some(self.memory(w.cols * fit.clamp(1, w.rows)))
+        let numbers = slab_numbers(w.encoding, (w.rows, w.cols), rows, self.binding_limit)?;
+        Some(self.memory(numbers))
     }
 
     /// These rows of a part in a form that a kernel reads, and their encoding.

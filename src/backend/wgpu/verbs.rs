@@ -38,6 +38,10 @@ impl Backend for Wgpu {
         super::weight::matrix_bytes(encoding, numbers)
     }
 
+    fn target(&self) -> Target {
+        Target::Wgpu(self.footprint())
+    }
+
     fn memory(&mut self, len: usize) -> Memory {
         let mut memory = Memory { storage: self.gpu.take(len as u64 * 4), len };
         if self.poison {

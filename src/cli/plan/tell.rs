@@ -148,10 +148,6 @@ fn how_good(e: &Estimate) -> String {
             size(line.fixed as u64),
             small(line.each)
         ),
-        memory::Basis::Scaled => {
-            "scaled: from the shapes of the model, by what they were off where this device was measured"
-                .into()
-        }
         memory::Basis::Counted => "estimated from the shapes of the model: the first run measures it".into(),
     }
 }

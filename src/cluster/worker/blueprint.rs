@@ -5,7 +5,6 @@ use crate::format::{self, FormatError};
 use crate::model::config::{Config, ConfigError};
 use crate::model::layout::{self, Layout};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::Fit;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
@@ -107,17 +106,6 @@ pub trait Opener: Send + Sync {
 
     /// Builds the complete model on this backend.
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError>;
-
-    /// Whether an opened model has memory for the run's longest microbatch, by its measured memory use. False if its
-    /// blocks have to keep fewer activations. The error means that not even that would fit.
-    fn stands(&self, _: &Blueprint, _: Fit) -> Result<bool, ModelError> {
-        Ok(true)
-    }
-
-    /// Builds the model so that it fits, by its measured memory use.
-    fn open_within(&self, blueprint: &Blueprint, _: Fit) -> Result<Box<dyn Model>, ModelError> {
-        self.open(blueprint)
-    }
 
     /// Simulates the loss of the device, for tests.
     #[cfg(feature = "faults")]

@@ -17,7 +17,6 @@ use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Refused, Scalars, check};
 use crate::train::trial::{Trials, at_rest, trials};
-pub(super) use chain::Settled;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 //! the models that it has loaded.
 
 use super::blueprint::{Blueprint, Candidate, Opener, Shape};
-use super::device::{Buffers, DeviceWorker, Settled, Shared};
+use super::device::{Buffers, DeviceWorker, Shared};
 use super::device_queue::{DeviceQueue, QueuedLease};
 use super::limits::Limits;
 use super::selftest::Reference;
@@ -148,12 +148,7 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
             match DeviceWorker::open(candidate, queue.clone(), shared) {
                 Ok((mut worker, lines)) => {
                     // A panic here occurs again in the first lease, where it is handled.
-                    let mut trials = caught(|| worker.measure()).unwrap_or_default();
-                    match worker.settle(&trials.memory) {
-                        Err(line) => return drop(opened.send((i, Err(line)))),
-                        Ok(Settled::Again) => trials = caught(|| worker.measure()).unwrap_or_default(),
-                        Ok(Settled::Stands) => {}
-                    }
+                    let trials = caught(|| worker.measure()).unwrap_or_default();
                     let device = worker.device();
                     queue.stands(device.clone());
                     let told = opened.send((i, Ok((device, queue, lines, trials))));

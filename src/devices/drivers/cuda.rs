@@ -4,13 +4,11 @@
 use super::{Device, Driver, Share, on_card, usable};
 use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
 use crate::backend::facts::{BF16, Facts, Kind};
-use crate::backend::{Cuda, Fault};
+use crate::backend::{Cuda, Fault, Target};
 use crate::config::groups::ComputeDtype;
 use crate::devices::building::{Opened, Whole};
-use crate::model::config::Config;
-use crate::model::memory::{Beside, Home, Load};
+use crate::model::memory::{Home, Load};
 use crate::model::weights::ModelError;
-use crate::numeric::block::Encoding;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -49,19 +47,11 @@ impl Driver for Nvidia {
     }
 
     fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
-        let bf16 = dtype == ComputeDtype::Bf16;
-        let (packing, number): (fn(Encoding, usize) -> usize, _) = match bf16 {
-            true => (cuda::matrix_bytes_bf16, 2),
-            false => (cuda::matrix_bytes, 4),
+        let footprint = match dtype {
+            ComputeDtype::Bf16 => cuda::Footprint::of_bf16(),
+            ComputeDtype::Auto | ComputeDtype::F32 => cuda::Footprint::of_f32(),
         };
-        let load = on_card(whole).load_as(&packing)?;
-        // There is a buffer for a part of a dequantized matrix. Measurements include this buffer.
-        let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
-        let slab = cuda::slab_bytes(longest, number) as u64;
-        let counted = load.quantised && whole.measured.is_none();
-        let weights = load.weights + if counted { slab } else { 0 };
-        let beside = if bf16 { copied(whole.config) } else { Beside::default() };
-        Ok(Load { weights, nf4: load.nf4.map(|bytes| bytes + slab), beside, home, ..load })
+        Ok(Load { home, ..on_card(whole).load_on(Target::Cuda(footprint))? })
     }
 
     fn assumed(&self, dtype: ComputeDtype) -> (ComputeDtype, &'static str) {
@@ -107,16 +97,6 @@ impl Device for Card {
             ComputeDtype::F32 => device,
         }))
     }
-}
-
-/// Bytes of copies that exist at once in the bf16 class, per token: queries, keys, values, attention's output, one more
-/// input of products, and a gradient that passes through one; and the gradient of logits, which is far wider.
-fn copied(config: &Config) -> Beside {
-    let [q, kv] = [config.heads.query, config.heads.kv].map(|heads| heads * config.heads.size);
-    let widest = config.feed_forward.max(config.hidden).max(q);
-    let [token, logits] =
-        [&[q, kv, kv, q, widest, widest][..], &[config.vocab]].map(|cols| cuda::copies_bytes(cols) as u64);
-    Beside { token, logits }
 }
 
 /// Devices listed by the driver.

@@ -3,8 +3,8 @@
 use super::{Device, Driver, Share, on_card, usable};
 use crate::backend::facts::{Facts, Kind};
 use crate::backend::wgpu::adapters::{self, Found};
-use crate::backend::wgpu::{Options, Precision, matrix_bytes};
-use crate::backend::{Fault, Wgpu};
+use crate::backend::wgpu::{Footprint, Options, Precision};
+use crate::backend::{Fault, Target, Wgpu};
 use crate::config::groups::ComputeDtype;
 use crate::devices::building::{Opened, Whole};
 use crate::devices::compiled;
@@ -42,7 +42,8 @@ impl Driver for Graphics {
     }
 
     fn load<'a>(&self, whole: &Whole<'a>, _: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
-        Ok(Load { home, ..on_card(whole).load_as(&matrix_bytes)? })
+        let footprint = if home == Home::Shared { Footprint::of_software() } else { Footprint::of_card() };
+        Ok(Load { home, ..on_card(whole).load_on(Target::Wgpu(footprint))? })
     }
 }
 

@@ -2,7 +2,7 @@
 //! device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
 use super::{Decoder, Tape, dropout};
-use crate::backend::{Fault, Fused, TokenRows, Traffic, ViewMut, view, view_mut};
+use crate::backend::{Backend, Fault, Fused, TokenRows, Traffic, ViewMut, view, view_mut};
 use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::{Layout, SCORE};
@@ -13,16 +13,25 @@ use crate::model::stage::{
 };
 
 /// Result of a forward pass.
-enum Top<M> {
+pub(super) enum Top<M> {
     /// A complete output.
     Output(Output),
     /// Losses that are still on the device.
     Losses(Pending<M>),
 }
 
+impl<M> Top<M> {
+    /// Frees what is on the device.
+    pub(super) fn recycle<B: Backend<Memory = M>>(self, backend: &mut B) {
+        if let Top::Losses(pending) = self {
+            pending.recycle(backend);
+        }
+    }
+}
+
 impl<B: Fused> Decoder<B> {
     /// Runs the forward pass; with [`Want::Gradient`] a tape then holds what [`Self::descend`] needs.
-    fn ascend(
+    pub(super) fn ascend(
         &mut self,
         batch: &Microbatch,
         input: Option<&[f32]>,
@@ -94,7 +103,11 @@ impl<B: Fused> Decoder<B> {
     }
 
     /// Runs the backward pass and returns the gradient of the stage's input; the flat gradient is complete.
-    fn descend(&mut self, ticket: Ticket, grad: Option<&[f32]>) -> Result<(B::Memory, Below), Fault> {
+    pub(super) fn descend(
+        &mut self,
+        ticket: Ticket,
+        grad: Option<&[f32]>,
+    ) -> Result<(B::Memory, Below), Fault> {
         let Some(mut tape) = self.tapes.remove(&ticket) else {
             return Err(self.fault("backward without a forward pass that asked for it"));
         };
@@ -151,9 +164,7 @@ impl<B: Fused> Decoder<B> {
                 Ok(top)
             }
             Err(fault) => {
-                if let Top::Losses(pending) = top {
-                    pending.recycle(&mut self.backend);
-                }
+                top.recycle(&mut self.backend);
                 Err(fault)
             }
         }

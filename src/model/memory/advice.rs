@@ -10,23 +10,22 @@ use crate::model::weights::ModelError;
 const FEWEST: [&str; 2] = ["q_proj", "v_proj"];
 
 /// Returns the policy with the smallest estimate, and that estimate.
-pub fn least(load: Load) -> (Keep, Estimate) {
-    let ways = frugal(load).map(|keep| (keep, estimate(load, keep)));
-    let shapes = (Keep::Inputs, estimate(load, Keep::Inputs));
-    ways.fold(shapes, |least, way| if way.1.total() < least.1.total() { way } else { least })
+pub fn least(load: Load) -> Result<(Keep, Estimate), ModelError> {
+    // Where the head takes less than a block, the values of one block cost nothing: the first recomputed block needs
+    // that memory anyway.
+    let keep = Keep::Parts([0, 0, 1]);
+    let (inputs, one) = (estimate(load, Keep::Inputs)?, estimate(load, keep)?);
+    Ok(if one.total() < inputs.total() { (keep, one) } else { (Keep::Inputs, inputs) })
 }
 
-/// Candidates for the policy with the smallest estimate.
-fn frugal(load: Load) -> impl Iterator<Item = Keep> {
-    // A measured policy may take less than the count of the most frugal policy. And where the head takes less than a
-    // block, the values of one block cost nothing: the first recomputed block needs that memory anyway.
-    let measured = load.measured.map(|fit| fit.keep(load.config.layers));
-    measured.into_iter().chain([Keep::Inputs, Keep::Parts([0, 0, 1])])
+/// Whether the most frugal policy stays within `limit` bytes.
+fn fits(load: Load, limit: u64) -> bool {
+    least(load).is_ok_and(|(_, estimate)| estimate.total() <= limit)
 }
 
 /// The longest microbatch that stays within `limit` bytes with the most frugal policy; 0 where none does.
 pub fn largest(load: Load, limit: u64) -> usize {
-    most(load.tokens.max(1), |tokens| least(Load { tokens, ..load }).1.total() <= limit)
+    most(load.tokens.max(1), |tokens| fits(Load { tokens, ..load }, limit))
 }
 
 /// The largest number up to `top` for which `fits` holds, else 0. `fits` is monotonic: if it holds for a number, it
@@ -44,8 +43,8 @@ fn most(top: usize, fits: impl Fn(usize) -> bool) -> usize {
 }
 
 /// Returns the error with the required memory and the settings that fit.
-pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
-    let needed = least(load).1.total();
+pub(super) fn too_little(load: Load, limit: u64) -> Result<ModelError, ModelError> {
+    let needed = least(load)?.1.total();
     let more = format!("--memory-limit {} where there is as much", typed(needed));
     let mut ways = ways(load, limit);
     let way_out = if ways.is_empty() {
@@ -62,45 +61,44 @@ pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
         ways.push(more);
         format!("use {}", ways.join(", or "))
     };
-    ModelError::Memory { needed, limit, way_out }
+    Ok(ModelError::Memory { needed, limit, way_out })
 }
 
 /// Options that make the run fit, each by itself; where none does, all savings of the adapter together.
 fn ways(load: Load, limit: u64) -> Vec<String> {
     let mut ways = Vec::new();
-    // Measurements are valid for this adapter only.
-    let shapes = Load { measured: None, ..load };
     let with = |rank: usize| LoraSpec { rank, ..load.lora.clone() };
-    let fits = |load: Load| least(load).1.total() <= limit;
+    let fits = |load: Load| fits(load, limit);
     match largest(load, limit) {
         0 => {}
         // A power of two like the default, for comparable runs.
         most => ways.push(tokens(1 << most.ilog2())),
     }
-    match most(load.lora.rank, |rank| fits(Load { lora: &with(rank), ..shapes })) {
+    match most(load.lora.rank, |rank| fits(Load { lora: &with(rank), ..load })) {
         0 => {}
         rank if rank < load.lora.rank => ways.push(format!("--rank {rank}")),
         _ => {}
     }
     let fewest = fewest(load.lora);
-    if let Some(lora) = fewest.as_ref().filter(|lora| fits(Load { lora, ..shapes })) {
+    if let Some(lora) = fewest.as_ref().filter(|lora| fits(Load { lora, ..load })) {
         ways.push(format!("--target-modules {}", lora.targets.join(",")));
     }
-    if load.nf4.is_some_and(|weights| fits(Load { weights, ..shapes })) {
+    let in_nf4 = load.nf4.map(|weights| Load { weights, nf4: None, quantised: true, ..load });
+    if in_nf4.is_some_and(fits) {
         ways.push("--quantize nf4".into());
     }
     if ways.is_empty() {
         let lora = LoraSpec { rank: 1, ..fewest.unwrap_or_else(|| load.lora.clone()) };
         let modules = lora.targets.join(",");
-        match largest(Load { lora: &lora, ..shapes }, limit) {
+        match largest(Load { lora: &lora, ..load }, limit) {
             0 => {}
             most => ways.push(format!("--rank 1 --target-modules {modules} {}", tokens(1 << most.ilog2()))),
         }
     }
     if ways.is_empty()
-        && let Some(weights) = load.nf4
+        && let Some(in_nf4) = in_nf4
     {
-        let smaller = self::ways(Load { weights, nf4: None, ..shapes }, limit);
+        let smaller = self::ways(in_nf4, limit);
         ways.extend(smaller.into_iter().map(|way| format!("--quantize nf4 {way}")));
     }
     ways

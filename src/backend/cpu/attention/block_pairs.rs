@@ -9,7 +9,7 @@ use super::super::operands::{COLS, Context, Pairs, Precision, ROWS, Strided, Tar
 use super::super::runtime::threads::Shared;
 use super::block::{BlockProducts, Into, KEYS, Keys, Pass, QUERIES, Seen, Which};
 use super::inputs::{Inputs, Segment};
-use crate::backend::Write;
+use crate::backend::{Heads, Write};
 
 /// Words of D channels: in pairs, and one by one in whole panels.
 #[derive(Clone, Copy)]
@@ -45,9 +45,14 @@ struct Words<T> {
 impl<'r> PairedKeys<'r> {
     /// Values that [`PairedKeys::new`] takes.
     pub fn room(cx: Context, (x, segments): (&Inputs, &[Segment]), pass: Pass) -> usize {
-        let keys: usize = segments.iter().map(|s| s.queries.next_multiple_of(2)).sum();
-        let dot = cx.precision == Precision::Bf16Dot;
-        if dot { keys * x.heads.kv * Self::each(Wide::of(x.heads.size), pass) } else { 0 }
+        let keys = segments.iter().map(|s| s.queries.next_multiple_of(2)).sum();
+        Self::room_of(cx.precision, keys, x.heads, pass)
+    }
+
+    /// The same of that many keys, of each row an even number.
+    pub fn room_of(precision: Precision, keys: usize, heads: Heads, pass: Pass) -> usize {
+        let dot = precision == Precision::Bf16Dot;
+        if dot { keys * heads.kv * Self::each(Wide::of(heads.size), pass) } else { 0 }
     }
 
     /// Words of a key of one head.

@@ -120,7 +120,7 @@ impl Cpu {
             }
             Side::Pairs(words, stride) => {
                 let across = rank.next_multiple_of(TURNED);
-                let mut paired = self.recycling.take_pairs(t.div_ceil(2) * across);
+                let mut paired = self.recycling.take_pairs(paired_words(t, rank));
                 along_rows(self.context(), paired.pairs_mut(), thin.values(), (rank, across));
                 let sizes = AlongTokens { t, rank, n, across, scale, lies };
                 pairs_along_tokens(self.context(), out.values_mut(), paired.pairs(), (words, stride), sizes);
@@ -128,6 +128,11 @@ impl Cpu {
             }
         }
     }
+}
+
+/// Words of the thin factor [T, R] in pairs along tokens.
+pub fn paired_words(t: usize, rank: usize) -> usize {
+    t.div_ceil(2) * rank.next_multiple_of(TURNED)
 }
 
 /// How a gradient lies.

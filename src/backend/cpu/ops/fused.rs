@@ -141,7 +141,8 @@ impl Fused for Cpu {
         let factor = self.factor(x);
         let q = Question { x: factor.left(self.context()), cols: x.cols, vocab, targets };
         let cols = dx.as_ref().map_or(0, |dx| dx.cols);
-        let mut room = self.recycling.take(head::room(self.context(), q, cols));
+        let room = head::room(self.threads.count(), (x.rows, x.cols), vocab, cols);
+        let mut room = self.recycling.take(room);
         let out = (losses.values_mut(), dx.as_mut().map(|dx| dx.values_mut()));
         head::loss(self.context(), w.tiled(), out, q, room.values_mut());
         self.recycle(room);

@@ -50,11 +50,6 @@ impl<'a> Question<'a> {
         let x = Left { rows: rows.len(), ..self.x.from(rows.start, 0) };
         Question { x, targets: &self.targets[rows], ..self }
     }
-
-    /// Columns of a part: whole blocks.
-    fn part(&self) -> usize {
-        self.vocab.div_ceil(PARTS).next_multiple_of(BLOCK)
-    }
 }
 
 /// A part's answer for n rows: largest logit, sum of e^(logit - largest) and the target's logit of each row,
@@ -108,17 +103,18 @@ pub fn loss<W: Tiled + ?Sized>(
     let (n, c) = (q.targets.len(), q.cols);
     assert!(q.targets.iter().all(|&t| (t as usize) < q.vocab), "targets are tokens");
     let rows = rows_of_task(n, c);
-    let parts = q.vocab.div_ceil(q.part());
-    let wave = wave(cx);
+    let each = part(q.vocab);
+    let parts = q.vocab.div_ceil(each);
+    let wave = wave(cx.threads.count());
     for from in (0..n).step_by((rows * wave).max(1)) {
         let now = (rows * wave).min(n - from);
         let wide = rows * (3 + if dx.is_some() { c } else { 0 });
         let room = &mut room[..now.div_ceil(rows) * parts * wide];
         cx.threads.chunks(room, wide, |task, values| {
-            let (block, part) = (task / parts * rows, task % parts * q.part());
+            let (block, part) = (task / parts * rows, task % parts * each);
             let these = from + block..from + (block + rows).min(now);
             let count = these.len();
-            let columns = part..(part + q.part()).min(q.vocab);
+            let columns = part..(part + each).min(q.vocab);
             let values = &mut values[..count * wide / rows];
             answer(cx, panels, Answer::of(values, count), q.rows(these), columns);
         });
@@ -129,7 +125,7 @@ pub fn loss<W: Tiled + ?Sized>(
             let count = rows.min(now - block * rows);
             let values = &room[block * parts * wide..][..parts * wide];
             let answers = values.chunks_exact(wide).map(|v| &v[..count * wide / rows]);
-            put_together(cx, panels, (loss, dx), answers, (row, count, all.targets[i] as usize, q.part()));
+            put_together(cx, panels, (loss, dx), answers, (row, count, all.targets[i] as usize, each));
         };
         let losses = &mut losses[from..from + now];
         match dx.as_deref_mut() {
@@ -142,16 +138,21 @@ pub fn loss<W: Tiled + ?Sized>(
     }
 }
 
-/// Values that [`loss`] wants room for; `gradient_cols` is C, or 0 where only the loss is asked for.
-pub fn room(cx: Context, q: Question, gradient_cols: usize) -> usize {
-    let (n, rows) = (q.targets.len(), rows_of_task(q.targets.len(), q.cols));
-    let parts = q.vocab.div_ceil(q.part());
-    n.div_ceil(rows.max(1)).min(wave(cx)) * parts * rows * (3 + gradient_cols)
+/// Values that [`loss`] of x [n, C] wants room for; `gradient_cols` is C, or 0 where only the loss is asked for.
+pub fn room(threads: usize, (n, c): (usize, usize), vocab: usize, gradient_cols: usize) -> usize {
+    let rows = rows_of_task(n, c);
+    let parts = vocab.div_ceil(part(vocab));
+    n.div_ceil(rows.max(1)).min(wave(threads)) * parts * rows * (3 + gradient_cols)
 }
 
 /// Blocks of rows at a time: enough tasks for all threads.
-fn wave(cx: Context) -> usize {
-    (cx.threads.count() / 4).max(2)
+fn wave(threads: usize) -> usize {
+    (threads / 4).max(2)
+}
+
+/// Columns of a part of a vocabulary: whole blocks.
+fn part(vocab: usize) -> usize {
+    vocab.div_ceil(PARTS).next_multiple_of(BLOCK)
 }
 
 fn rows_of_task(n: usize, c: usize) -> usize {

@@ -43,7 +43,11 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
-        if self.precision == Precision::F32 { dtype.size() } else { Dtype::Bf16.size() }
+        self.precision.weight_bytes(dtype)
+    }
+
+    fn target(&self) -> Target {
+        Target::Cpu(self.footprint())
     }
 
     fn memory(&mut self, len: usize) -> Memory {
@@ -103,10 +107,7 @@ impl Backend for Cpu {
     }
 
     fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
-        match encoding {
-            Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
-            blocks => blocks.size_of(numbers),
-        }
+        self.precision.matrix_bytes(encoding, numbers)
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// One cache line.
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
-struct Line([f32; LINE]);
+pub struct Line([f32; LINE]);
 const LINE: usize = 16;
 
 /// f32 values, or bf16 numbers in pairs, aligned to cache lines.
@@ -65,17 +65,57 @@ impl Memory {
     }
 }
 
+/// Bytes of that many lines.
+pub fn bytes(lines: usize) -> u64 {
+    (lines * size_of::<Line>()) as u64
+}
+
+/// Memory in cache lines, or, for a dry run, only their number.
+pub trait Lines {
+    /// That many, zeroed.
+    fn zeros(lines: usize) -> Self;
+    /// Their number.
+    fn count(&self) -> usize;
+}
+
+impl Lines for Vec<Line> {
+    fn zeros(lines: usize) -> Self {
+        vec![Line([0.0; LINE]); lines]
+    }
+
+    fn count(&self) -> usize {
+        self.len()
+    }
+}
+
+impl Lines for usize {
+    fn zeros(lines: usize) -> Self {
+        lines
+    }
+
+    fn count(&self) -> usize {
+        *self
+    }
+}
+
 /// Free buffers and what is in use.
-#[derive(Default)]
-pub struct Recycling {
+#[derive(Debug)]
+pub struct Recycling<L = Vec<Line>> {
     /// By lines.
-    free: BTreeMap<usize, Vec<Memory>>,
+    free: BTreeMap<usize, Vec<L>>,
     free_lines: usize,
     live_lines: usize,
     peak_lines: usize,
     /// The most that was in use since somebody asked.
     since_lines: usize,
     poison: bool,
+}
+
+impl<L> Default for Recycling<L> {
+    fn default() -> Self {
+        let (free_lines, live_lines, peak_lines, since_lines) = (0, 0, 0, 0);
+        Recycling { free: BTreeMap::new(), free_lines, live_lines, peak_lines, since_lines, poison: false }
+    }
 }
 
 impl Recycling {
@@ -86,22 +126,7 @@ impl Recycling {
 
     /// A buffer of `len` values of unspecified contents.
     pub fn take(&mut self, len: usize) -> Memory {
-        let lines = len.div_ceil(LINE);
-        let fits = self.free.range(lines..=lines + lines / 3).next().map(|(&size, _)| size);
-        let mut memory = match fits {
-            Some(size) => {
-                let found = self.pop(size);
-                Memory { len, short: false, ..found }
-            }
-            None => {
-                self.peak_lines = self.peak_lines.max(self.live_lines + lines);
-                self.shrink(lines);
-                Memory::zeros(len)
-            }
-        };
-        self.live_lines += memory.lines.len();
-        self.peak_lines = self.peak_lines.max(self.live_lines);
-        self.since_lines = self.since_lines.max(self.live_lines);
+        let mut memory = Memory { lines: self.take_room(len), len, short: false };
         if self.poison {
             // Both halves of it are NaN in bf16.
             memory.values_mut().fill(f32::from_bits(0x7fc0_7fc0));
@@ -114,28 +139,54 @@ impl Recycling {
         Memory { short: true, ..self.take(pairs) }
     }
 
-    /// The most bytes that were in use at once since this was last asked.
-    pub fn peak(&mut self) -> u64 {
-        let lines = std::mem::replace(&mut self.since_lines, self.live_lines);
-        (lines * size_of::<Line>()) as u64
-    }
-
     /// Takes a buffer back.
     pub fn give(&mut self, memory: Memory) {
-        let lines = memory.lines.len();
+        self.give_room(memory.lines);
+    }
+}
+
+impl<L: Lines> Recycling<L> {
+    /// Lines for `words` words of unspecified contents.
+    pub fn take_room(&mut self, words: usize) -> L {
+        let lines = words.div_ceil(LINE);
+        let fits = self.free.range(lines..=lines + lines / 3).next().map(|(&size, _)| size);
+        let room = fits.and_then(|size| self.pop(size)).unwrap_or_else(|| {
+            self.peak_lines = self.peak_lines.max(self.live_lines + lines);
+            self.shrink(lines);
+            L::zeros(lines)
+        });
+        self.live_lines += room.count();
+        self.peak_lines = self.peak_lines.max(self.live_lines);
+        self.since_lines = self.since_lines.max(self.live_lines);
+        room
+    }
+
+    /// Takes lines back.
+    pub fn give_room(&mut self, room: L) {
+        let lines = room.count();
         // A buffer that was made outside (Memory::zeros) is welcome too.
         self.live_lines = self.live_lines.saturating_sub(lines);
         self.free_lines += lines;
-        self.free.entry(lines).or_default().push(memory);
+        self.free.entry(lines).or_default().push(room);
     }
 
-    fn pop(&mut self, size: usize) -> Memory {
-        let Some(same) = self.free.get_mut(&size) else { return Memory::default() };
-        let found = same.pop().unwrap_or_default();
+    /// The most bytes that were in use at once since this was last asked.
+    pub fn peak(&mut self) -> u64 {
+        bytes(std::mem::replace(&mut self.since_lines, self.live_lines))
+    }
+
+    /// Bytes in use.
+    pub fn live(&self) -> u64 {
+        bytes(self.live_lines)
+    }
+
+    fn pop(&mut self, size: usize) -> Option<L> {
+        let same = self.free.get_mut(&size)?;
+        let found = same.pop();
         if same.is_empty() {
             self.free.remove(&size);
         }
-        self.free_lines -= found.lines.len();
+        self.free_lines -= found.as_ref().map_or(0, L::count);
         found
     }
 

@@ -3,50 +3,12 @@
 
 use super::DeviceWorker;
 use crate::cluster::worker::blueprint::Begin;
-use crate::model::memory::{Used, size};
+use crate::model::memory::size;
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::support::panics::caught;
 
-/// The effect of the measurements on a device.
-#[derive(Debug, PartialEq, Eq)]
-pub(in super::super) enum Settled {
-    /// The device stays as it is.
-    Stands,
-    /// The device was opened again; its blocks keep fewer activations.
-    Again,
-}
-
 impl DeviceWorker {
-    /// Decides by the trials, which replace the estimate from shapes: whether the run's longest microbatch fits, and
-    /// which activations the blocks keep. The error is why the device cannot take part.
-    pub(in super::super) fn settle(&mut self, memory: &Used) -> Result<Settled, String> {
-        let (Some(fit), opener) = (memory.fit(), self.candidate.chain[self.at].clone()) else {
-            return Ok(Settled::Stands);
-        };
-        let told = |worker: &Self, e: ModelError| match e {
-            ModelError::Memory { needed, limit, way_out } => {
-                format!("{}, measured", worker.too_small(needed, limit, &way_out))
-            }
-            e => format!("{}: {e}", worker.candidate.name),
-        };
-        match opener.stands(&self.shared.blueprint, fit) {
-            Ok(true) => return Ok(Settled::Stands),
-            Ok(false) => {}
-            Err(e) => return Err(told(self, e)),
-        }
-        // Both models at once may not fit.
-        let _ = caught(|| drop(self.model.take()));
-        self.holds = None;
-        let opened = caught(|| opener.open_within(&self.shared.blueprint, fit));
-        let opened =
-            opened.unwrap_or_else(|text| Err(ModelError::Source(format!("an internal error: {text}"))));
-        let mut model = opened.map_err(|e| told(self, e))?;
-        model.heed(self.queue.flag());
-        self.model = Some(model);
-        Ok(Settled::Again)
-    }
-
     /// Opens the next backend from `from` on. A backend that computes wrong numbers ends the chain: such a device is
     /// refused, not replaced.
     pub(super) fn next_backend(&mut self, from: usize) -> Result<Vec<String>, String> {

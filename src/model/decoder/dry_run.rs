@@ -1,0 +1,73 @@
+//! A dry run: the real forward and backward passes of a stage on a backend without data. Its result is what a
+//! microbatch takes on a device, for every family, task, policy for kept values and range of layers, without a formula
+//! of its own.
+
+use super::{Build, Decoder};
+use crate::backend::{Backend, Dry, Fault, Target};
+use crate::model::config::Config;
+use crate::model::lora::LoraSpec;
+use crate::model::stage::{Microbatch, WHOLE, Want};
+use crate::model::weights::ModelError;
+use crate::numeric::tensor::Tensors;
+
+/// What a microbatch takes: forward and backward, without frozen matrices.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Bytes in use between microbatches: parameters, their gradient, norms and biases.
+    pub at_rest: u64,
+    /// Bytes that blocks keep between forward and backward.
+    pub kept: u64,
+    /// The most bytes in use at once: what [`Backend::peak`] measures.
+    pub peak: u64,
+    /// Multiplications and additions.
+    pub flops: f64,
+    /// Bytes that ops read and write at least, without copies to and from the host.
+    pub bytes: f64,
+}
+
+/// Runs a stage on `batch` on a device like `target`. Of `tensors`, only encodings are read.
+pub fn dry_run(
+    target: Target,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    build: Build,
+    batch: &Microbatch,
+) -> Result<Cost, ModelError> {
+    let (backend, notes) = Dry::new(target).timed();
+    let mut stage = Decoder::load(backend, config, tensors, lora, build)?;
+    notes.take();
+    let mut cost = stage.rehearse(batch)?;
+    for taken in notes.take().values() {
+        cost.flops += taken.flops;
+        cost.bytes += taken.bytes;
+    }
+    Ok(cost)
+}
+
+/// The same without arithmetic and bytes moved, in less time.
+pub(in crate::model) fn dry_memory(
+    target: Target,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    build: Build,
+    batch: &Microbatch,
+) -> Result<Cost, ModelError> {
+    Ok(Decoder::load(Dry::new(target), config, tensors, lora, build)?.rehearse(batch)?)
+}
+
+impl Decoder<Dry> {
+    /// Counts the memory of one microbatch, which must be the first one.
+    fn rehearse(&mut self, batch: &Microbatch) -> Result<Cost, Fault> {
+        let at_rest = self.backend.live();
+        self.backend.peak();
+        let (first, last) = (self.span.first, self.span.last);
+        let hidden = vec![0.0; if first && last { 0 } else { batch.ids.len() * self.config.hidden }];
+        let top = self.ascend(batch, (!first).then_some(&hidden[..]), Want::Gradient(WHOLE))?;
+        let full = self.backend.live();
+        let (residual, _) = self.descend(WHOLE, (!last).then_some(&hidden[..]))?;
+        // Both times the gradient of the residual stream exists, unless it came from the next stage.
+        let after = self.backend.live() - if last { 0 } else { self.backend.bytes(&residual) };
+        self.backend.recycle(residual);
+        top.recycle(&mut self.backend);
+        let peak = self.backend.peak().unwrap_or_default();
+        Ok(Cost { at_rest, kept: full - after, peak, ..Cost::default() })
+    }
+}
