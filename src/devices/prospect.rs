@@ -99,7 +99,10 @@ pub fn assumed(
     })
 }
 
-fn fits(load: Load, limit: Limit) -> Result<(Option<(Keep, Estimate)>, Option<ModelError>), ModelError> {
+/// The policy with its estimate, and why they do not fit.
+type Fits = (Option<(Keep, Estimate)>, Option<ModelError>);
+
+fn fits(load: Load, limit: Limit) -> Result<Fits, ModelError> {
     Ok(match limit.choose(load) {
         Ok(takes) => (Some(takes), None),
         Err(e) => (Some(memory::least(Load { measured: None, ..load })?), Some(e)),

@@ -6,7 +6,7 @@ use super::event::Speed;
 use super::own_thread::OwnThread;
 use super::stop::{Stop, Urgency};
 use super::sum::{Refused, Sums};
-use super::trial::{Trials, at_rest};
+use super::trial::{Passed, Trials, at_rest};
 use crate::model::generate::generate;
 use crate::model::layout::Layout;
 use crate::model::stage::{Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
@@ -100,7 +100,7 @@ impl<'a> Local<'a> {
             }
             let batch = batch.clone();
             place.ask(stop, move |model| {
-                model.gradients(&[&batch], &mut |_, _, _| ()).map(|()| Some(model.in_use()))
+                model.gradients(&[&batch], &mut |_, _, _| ()).map(|()| Some(Passed(model.in_use())))
             })?
         });
         self.trials.1 += (self.measured.time.n - before) as u64;

@@ -16,6 +16,9 @@ const ROW: usize = 128;
 /// Time after which no further trial starts. A trial that takes longer runs once.
 const ENOUGH: Duration = Duration::from_millis(300);
 
+/// A pass that was made, with its peak of memory where the device measures it.
+pub struct Passed(pub Option<InUse>);
+
 /// Results of a device's trial microbatches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trials {
@@ -26,17 +29,17 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Runs every trial twice; only the second pass counts, because the first one warms up. `pass` returns the peak of
-    /// memory; its `None` ends the trials.
+    /// Runs every trial twice; only the second pass counts, because the first one warms up. A `None` of `pass` ends the
+    /// trials.
     pub fn run<E>(
         &mut self,
         trials: &[Microbatch],
-        pass: &mut dyn FnMut(&Microbatch) -> Result<Option<Option<InUse>>, E>,
+        pass: &mut dyn FnMut(&Microbatch) -> Result<Option<Passed>, E>,
     ) -> Result<(), E> {
         let began = Instant::now();
         let mut timed = |batch| -> Result<Option<(Duration, Option<InUse>)>, E> {
             let from = Instant::now();
-            Ok(pass(batch)?.map(|in_use| (from.elapsed(), in_use)))
+            Ok(pass(batch)?.map(|Passed(in_use)| (from.elapsed(), in_use)))
         };
         for batch in trials {
             let Some(mut measured) = timed(batch)? else { return Ok(()) };

@@ -67,7 +67,7 @@ impl DryCpu {
         let pairs = self.is.precision == Precision::Bf16Dot && x.rows > gemv::ROWS;
         let made = match self.is.precision {
             Precision::F32 => None,
-            _ if x.short => (!pairs).then(|| self.take(x.len())),
+            _ if x.short => (!pairs).then(|| self.take(x.values())),
             _ => Some(self.take(x.rows * if pairs { x.cols.div_ceil(2) } else { x.cols })),
         };
         Factor { made, pairs }
@@ -82,7 +82,7 @@ impl DryCpu {
         if scale == 1.0 {
             return self.factor(h);
         }
-        let scaled = self.take(h.len());
+        let scaled = self.take(h.values());
         let factor = self.factor(h);
         self.give(scaled);
         factor
@@ -96,7 +96,7 @@ impl DryCpu {
     fn through(&mut self, out: Matrix, left: &Factor, terms: usize, rank: usize) {
         let whole = left.pairs && product_tiles::slices(terms).count() == 1 && rank <= RANK;
         if out.short && !whole {
-            self.passing(out.len());
+            self.passing(out.values());
         }
     }
 
@@ -144,9 +144,9 @@ impl DryCpu {
     }
 
     fn attention_grad(&mut self, heads: Heads, keys: usize, saved: [Matrix; 4]) {
-        let wide = saved.map(|x| x.short.then(|| self.take(x.len())));
+        let wide = saved.map(|x| x.short.then(|| self.take(x.values())));
         let room = self.take(PairedKeys::room_of(self.is.precision, keys, heads, Pass::Backward));
-        let each = if heads.query == heads.kv { None } else { Some(saved[0].len()) };
+        let each = if heads.query == heads.kv { None } else { Some(saved[0].values()) };
         let parts = [each, each].map(|len| len.map(|len| self.take(len)));
         self.give(room);
         wide.into_iter().flatten().chain(parts.into_iter().flatten()).for_each(|m| self.give(m));
@@ -185,7 +185,7 @@ impl Device for DryCpu {
     fn inside(&mut self, op: Op) -> bool {
         let plain = self.is.products == Products::Plain;
         match op {
-            Op::Copy(x) | Op::Dropout(x) if x.short => self.passing(x.len()),
+            Op::Copy(x) | Op::Dropout(x) if x.short => self.passing(x.values()),
             Op::Copy(_) | Op::Dropout(_) => {}
             Op::Frozen(out, x, w, way) => {
                 let factor = self.factor(x);

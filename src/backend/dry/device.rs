@@ -58,7 +58,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// Number of values.
-    pub fn len(&self) -> usize {
+    pub fn values(&self) -> usize {
         self.rows * self.cols
     }
 }
