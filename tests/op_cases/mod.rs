@@ -176,6 +176,9 @@ pub struct Gradient {
     pub bound: f64,
 }
 
+/// Outputs in f64.
+pub type Outputs = Box<dyn Fn(&Known) -> Vec<Mat>>;
+
 /// What a class of 16 bits rounds.
 pub enum Rounds {
     Nothing,
@@ -185,7 +188,7 @@ pub enum Rounds {
     Parts,
     /// A factor of each term: the bound is 2^-8 of the sum of the terms' magnitudes, which this gives for each output;
     /// an empty one stands for an output that is not rounded.
-    Terms(Box<dyn Fn(&Known) -> Vec<Mat>>),
+    Terms(Outputs),
 }
 
 /// An op at one size.
@@ -198,7 +201,7 @@ pub struct Case<B: Backend> {
     pub ids: Option<Vec<u32>>,
     pub verb: Verb<B>,
     /// Every output in f64.
-    pub want: Box<dyn Fn(&Known) -> Vec<Mat>>,
+    pub want: Outputs,
     /// For each output, the largest error relative to its largest value; 0 means the same number.
     pub bounds: Vec<f64>,
     pub gradients: Vec<Gradient>,
@@ -211,6 +214,10 @@ pub struct Case<B: Backend> {
     /// About the number of multiplications, by which a slow backend leaves a case out.
     pub cost: usize,
 }
+
+/// Frozen matrices and integers on a device.
+pub type Prepared<B> =
+    (Vec<<B as Backend>::Weight>, Option<<B as Backend>::Tokens>, Option<<B as Backend>::Ids>);
 
 impl<B: Device> Case<B> {
     pub fn new(name: String, inputs: impl Into<Vec<Mat>>, outs: impl Into<Vec<Out>>) -> Self {
@@ -289,7 +296,7 @@ impl<B: Device> Case<B> {
     }
 
     /// The frozen matrices and integers on a device.
-    pub fn prepare(&self, b: &mut B) -> (Vec<B::Weight>, Option<B::Tokens>, Option<B::Ids>) {
+    pub fn prepare(&self, b: &mut B) -> Prepared<B> {
         let weights = self.frozen.iter().map(|w| w.on(b)).collect();
         let tokens = self.tokens.as_ref();
         let tokens = tokens.map(|t| b.tokens(TokenRows { ids: &t.ids, bounds: &t.bounds, past: t.past }));
