@@ -19,8 +19,20 @@ const LONG_FILES: &[(&str, &str)] = &[];
 /// Functions (`file:name`) that may be longer than 60 lines.
 const LONG_FUNCTIONS: &[(&str, &str)] =
     &[("tests/data_load.rs:bad_input_gets_one_line_with_file_and_line", "a table of cases")];
-/// Functions (`file:name`) that may take more than 5 arguments besides self.
-const WIDE_FUNCTIONS: &[(&str, &str)] = &[];
+/// Functions (`file:name`) that may take more than 7 values besides self; the members of a tuple count.
+const WIDE_FUNCTIONS: &[(&str, &str)] = &[
+    ("kernels/ptx/gen/epilogue.rs:fill", "names of registers and sizes of a tile"),
+    ("kernels/ptx/gen/epilogue_sm90a.rs:fill", "names of registers and sizes of a tile"),
+    ("src/backend/cpu/attention/gradient.rs:square", "three gradients and two blocks of products"),
+    ("src/backend/cpu/gemm/tiled.rs:tiles", "a tile's place and size with its factors"),
+    ("src/backend/cpu/ops/head.rs:put_together", "four numbers that place a row"),
+    ("src/backend/cpu/ops/norm.rs:grad", "slices of the op's operands"),
+    ("src/backend/cuda/launches.rs:product", "operands of a product, and the file of its kernel"),
+    ("src/backend/cuda/sm90a.rs:product_sm90a", "operands of a product"),
+    ("src/backend/wgpu/products.rs:fast", "three addresses of a product's window"),
+    ("src/forecast/team.rs:here", "a model is three references"),
+    ("tests/wgpu_variants.rs:formula", "strides and sizes of a product"),
+];
 /// Functions of `src` (`file:name`) that may take a bool. Functions of tests may.
 const BOOL_ARGUMENTS: &[(&str, &str)] = &[
     ("src/config/yaml.rs:visit_bool", "serde's own signature"),
@@ -113,7 +125,7 @@ fn files_and_functions_stay_small() {
     found.extend(shape::wide_functions(&tree, WIDE_FUNCTIONS));
     found.extend(shape::bool_arguments(&tree, BOOL_ARGUMENTS));
     check(
-        "files of 400 lines, functions of 60 with 5 arguments (use a struct), no bool (use an enum)",
+        "files of 400 lines, functions of 60 with 7 values as arguments (use a struct), no bool (use an enum)",
         found,
     );
 }
