@@ -258,7 +258,7 @@ fn measured_memory_replaces_the_estimate() {
         let out = own(&args);
         assert_eq!(out.status.code(), Some(78), "{args}: {}", stderr(&out));
         assert!(stderr(&out).contains("--micro-batch-tokens"), "{}", stderr(&out));
-        let named = format!("(by what was measured: remove {} to measure anew)", file.display());
+        let named = format!("(by what was measured: remove {} to measure again)", file.display());
         assert!(stderr(&out).contains(&named), "{}", stderr(&out));
     }
     // If the shapes refuse it too, a new measurement does not help.

@@ -1,4 +1,4 @@
-// What every fast product is told: out[m, n] (=|+=) scale * sum over k of a(row, k) * b(k, col). Strides say which factor is
+// The arguments of every fast product: out[m, n] (=|+=) scale * sum over k of a(row, k) * b(k, col). Strides say which factor is
 // transposed; those of b count numbers, also where two of them share a word. lift, a power of two, multiplies a
 // before it is rounded (and the sum is divided by it), so that small gradients stay above f16's least number.
 // A sum may be cut into `parts` of `terms` (a variant of the tiled kernel): then out holds one matrix after the other.

@@ -115,8 +115,8 @@ pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), Model
         (ModelError::Memory { needed, limit: bytes, way_out }, Some(file))
             if load.measured.is_some() && limit.choose(Load { measured: None, ..load }).is_ok() =>
         {
-            let anew = format!("(by what was measured: remove {} to measure anew)", file.display());
-            ModelError::Memory { needed, limit: bytes, way_out: format!("{way_out} {anew}") }
+            let hint = format!("(by what was measured: remove {} to measure again)", file.display());
+            ModelError::Memory { needed, limit: bytes, way_out: format!("{way_out} {hint}") }
         }
         (e, _) => e,
     })

@@ -48,7 +48,7 @@ pub enum Misfit {
     },
     /// The manifest.
     #[error(
-        "what a worker is told of this run takes {bytes} bytes, {most} fit: use fewer or shorter labels, or a model of \
+        "what a worker receives about this run takes {bytes} bytes, {most} fit: use fewer or shorter labels, or a model of \
          fewer files"
     )]
     Manifest {

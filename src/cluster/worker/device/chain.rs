@@ -24,7 +24,7 @@ impl DeviceWorker {
         let (Some(fit), opener) = (memory.fit(), self.candidate.chain[self.at].clone()) else {
             return Ok(Settled::Stands);
         };
-        let told = |worker: &Self, e: ModelError| match e {
+        let describe = |worker: &Self, e: ModelError| match e {
             ModelError::Memory { needed, limit, way_out } => {
                 format!("{}, measured", worker.too_small(needed, limit, &way_out))
             }
@@ -33,7 +33,7 @@ impl DeviceWorker {
         match opener.stands(&self.shared.blueprint, fit) {
             Ok(true) => return Ok(Settled::Stands),
             Ok(false) => {}
-            Err(e) => return Err(told(self, e)),
+            Err(e) => return Err(describe(self, e)),
         }
         // Both models at once may not fit.
         let _ = caught(|| drop(self.model.take()));
@@ -41,7 +41,7 @@ impl DeviceWorker {
         let opened = caught(|| opener.open_within(&self.shared.blueprint, fit));
         let opened =
             opened.unwrap_or_else(|text| Err(ModelError::Source(format!("an internal error: {text}"))));
-        let mut model = opened.map_err(|e| told(self, e))?;
+        let mut model = opened.map_err(|e| describe(self, e))?;
         model.heed(self.queue.flag());
         self.model = Some(model);
         Ok(Settled::Again)
