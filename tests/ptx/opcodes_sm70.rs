@@ -97,7 +97,7 @@ fn matrices_are_multiplied_however_they_lie() {
 
 /// A kernel that depends on the places of numbers, or confuses fragments, gives other numbers.
 #[test]
-fn results_do_not_depend_on_fragment_layout() {
+fn dependence_on_fragment_layout_is_detected() {
     let right = want(false, false, false);
     let cases = [
         // A fragment of the wrong kind.

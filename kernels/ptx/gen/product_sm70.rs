@@ -25,7 +25,7 @@ nt is a b^T, nn is a b: linear and linear_grad of frozen matrices. a is f32; b i
 
 lift, a power of two, keeps gradients above the smallest numbers of f16; scale takes it away again. What is beyond 65504
 becomes infinite, and is reported as a value that is not finite.
-wmma m16n16k16 runs on Volta and Turing alike, because no code depends on which lane holds which number: mma m8n8k4 is
+wmma m16n16k16 runs on Volta and Turing alike, because no code depends on the lane of a number: mma m8n8k4 is
 slow on Turing, m16n8k8 is not on Volta. So sums leave through shared memory.
 Rows of a tile along K are 96 bytes apart, across K 288, of sums 160: multiples of 32, which wmma wants, and not of 64.
 Sums: the order of k in steps of 16, inside as the tensor core has it: the class is this device's own.

@@ -164,7 +164,7 @@ pub unsafe fn pair_and_turn(
 }
 
 /// Pairs along the columns become pairs along the rows: out[w * 32 + j] is the pair of rows 2 w and 2 w + 1 in column j
-/// of x, for `rows` rows at a distance of `stride` words, of which `words` words (at most 16) are read; what is beyond is 0.
+/// of x, for `rows` rows `stride` words apart, of which `words` words (at most 16) are read; what is beyond is 0.
 ///
 /// # Safety
 /// As there; `rows.div_ceil(2) * 32` words can be written.

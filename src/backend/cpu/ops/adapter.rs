@@ -1,5 +1,5 @@
 //! An adapter's own products. In f32 they are products like any other. In bf16 their factors are rounded as those of
-//! frozen products are (A, B and the values between them too; parameters, sums and gradients stay f32), and multiplied in
+//! frozen products are (A, B and the values between too; parameters, sums and gradients stay f32), and multiplied in
 //! pairs: x aᵀ and dy b along the columns of activations, which are in pairs already, and the gradients of A and B
 //! along tokens, for which a task transposes the pairs of 32 columns of a slice, in L2.
 //!

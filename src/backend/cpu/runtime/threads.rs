@@ -309,7 +309,7 @@ mod tests {
         let threads = Threads::new(3);
         for _ in 0..20 {
             let run = || threads.each(8, |i| assert!(i != 5, "five"));
-            assert!(caught(run).unwrap_err().contains("five"), "on every thread");
+            assert!(caught(run).unwrap_err().contains("five"), "the panic of any thread is caught");
             threads.each(8, |_| ());
         }
         let caller = || threads.each(2, |_| assert!(std::thread::current().name() == Some("cpu-1")));
