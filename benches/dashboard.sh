@@ -78,7 +78,7 @@ def once(watched):
         events = [json.loads(line) for line in open(out + "/o/metrics.jsonl")]
         taken = sum(e["seconds"] for e in events if e["event"] == "step")
         if watched:
-            assert reader.bodies >= min(3, int(seconds)) and reader.scrapes, "nobody watched"
+            assert reader.bodies >= min(3, int(seconds)) and reader.scrapes, "no watcher read it"
             assert any(pathlib.Path(out, "tb").rglob("*tfevents*")), "no TensorBoard file"
         looks = (reader.bodies, reader.scrapes) if reader else (0, 0)
         return used.ru_utime + used.ru_stime, seconds, taken, looks

@@ -1,8 +1,8 @@
 //! Time, GFLOP/s and GB/s of ops at SmolLM2-135M's shapes, 4 rows of 256 tokens: the cases of tests/op_cases with
 //! `Set::Model`. Arithmetic and bytes are the minimum that the op's row in src/backend/ops.rs says.
 //!
-//! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: twin is the other bf16 kernel. Best of many
-//! short runs, which reduces the effect of a busy machine.
+//! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: `twin` selects the reference bf16 kernel.
+//! Best of many short runs, which reduces the effect of a busy machine.
 
 // Cases stop a program that cannot continue.
 #![allow(clippy::unwrap_used)]
@@ -42,7 +42,7 @@ fn main() {
     let threads = arguments.first().and_then(|a| a.parse().ok()).unwrap_or(2);
     let open = || match arguments.get(1).map(String::as_str) {
         Some("bf16") => Cpu::bf16(threads),
-        Some("twin") => Cpu::bf16_twin(threads).unwrap_or_else(|| panic!("one bf16 kernel only")),
+        Some("twin") => Cpu::bf16_reference(threads).unwrap_or_else(|| panic!("one bf16 kernel only")),
         _ => Cpu::new(threads),
     };
     let only = arguments.get(2).map_or("", String::as_str);

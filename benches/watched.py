@@ -45,7 +45,7 @@ with tempfile.TemporaryDirectory() as out:
         time.sleep(0.1)
     if run.returncode:
         sys.exit(f"{binary} ended with {run.returncode}")
-    assert all(answers.values()), f"nobody watched: {answers}"
+    assert all(answers.values()), f"no watcher read it: {answers}"
     by, total = {}, sum(seconds for _, seconds in taken.values())
     for name, seconds in taken.values():
         by[name] = by.get(name, 0) + seconds

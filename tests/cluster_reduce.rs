@@ -116,8 +116,8 @@ fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
         true => sum_chunk::of_gradient(1, &gradients[0]).collect(),
         false => sum_chunk::of_sum(1, &running(gradients, of)).collect(),
     };
-    let lie = draws.below(8);
-    match lie {
+    let fault = draws.below(8);
+    match fault {
         0 => pieces.truncate(draws.below(3) as usize),
         1 => pieces.insert(1 + draws.below(2) as usize, pieces[1].clone()),
         2 => spoil(&mut pieces[2]),
@@ -127,7 +127,7 @@ fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
         pieces = [pieces.clone(), pieces].concat();
     }
     pieces.reverse();
-    Script { leases, pieces, honest: lie > 2 }
+    Script { leases, pieces, honest: fault > 2 }
 }
 
 /// Sends all messages, members interleaved at random, takes the sums that are reported complete, and takes back the

@@ -102,7 +102,7 @@ fn counts_cover_lengths_and_dropped_rows() {
     let text = concat!(
         r#"{"prompt": "a", "completion": "b"}"#,
         "\n",
-        r#"{"messages": [{"role": "user", "content": "nobody answers"}]}"#,
+        r#"{"messages": [{"role": "user", "content": "absent answers"}]}"#,
         "\n\n",
         r#"{"prompt": "a prompt of more than eight tokens", "completion": "never reached"}"#,
         "\n",

@@ -113,14 +113,14 @@ fn check_smollm2<B: Fused>(device: &str, open: &dyn Fn() -> B, lengths: &[usize]
 #[test]
 fn dry_peak_equals_the_cpu_in_f32() {
     check("f32", &|| Cpu::new(2));
-    check("plain f32", &|| Cpu::twin(2));
+    check("plain f32", &|| Cpu::reference(2));
 }
 
 #[test]
 fn dry_peak_equals_the_cpu_in_bf16() {
     check("bf16", &|| Cpu::bf16(2));
-    if Cpu::bf16_twin(2).is_some() {
-        check("the other bf16", &|| Cpu::bf16_twin(2).unwrap());
+    if Cpu::bf16_reference(2).is_some() {
+        check("the other bf16", &|| Cpu::bf16_reference(2).unwrap());
     }
 }
 

@@ -127,10 +127,10 @@ fn bf16_is_near_f32_on_either_kernel() {
             let off = size(&mut rounded.1.iter().zip(&exact.1).map(|(a, b)| a - b));
             let of = size(&mut exact.1.iter().copied());
             assert!(off <= 0.05 * of, "gradient: {off} of {of}, dropout {p}");
-            if Cpu::bf16_twin(1).is_some() {
-                let twin = run(|threads| Cpu::bf16_twin(threads).unwrap());
+            if Cpu::bf16_reference(1).is_some() {
+                let reference = run(|threads| Cpu::bf16_reference(threads).unwrap());
                 assert_eq!(
-                    (twin.0, bits(&twin.1)),
+                    (reference.0, bits(&reference.1)),
                     (rounded.0, bits(&rounded.1)),
                     "the other kernel, dropout {p}"
                 );

@@ -107,7 +107,11 @@ fn stopping_after_the_step_finishes_it() {
         kinds,
         "step 3's evaluation is left"
     );
-    assert_eq!(stop.ask(Urgency::AfterStep), Urgency::AfterStep, "a second SIGINT is told from the first");
+    assert_eq!(
+        stop.ask(Urgency::AfterStep),
+        Urgency::AfterStep,
+        "a second SIGINT is distinguished from the first"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-// out[rows, cols] (=|+=) scale * the sum of `parts` such matrices, which lie one after the other; always from the first on.
+// out[rows, cols] (=|+=) scale * the sum of `parts` such matrices, stored one after the other; always from the first on.
 struct Params { out_at: u32, out_stride: u32, x_at: u32, cols: u32, count: u32, parts: u32, scale: f32, add: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;

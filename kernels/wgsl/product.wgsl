@@ -18,7 +18,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var sums: array<vec4<f32>, 4>;
     for (var k0 = 0u; k0 < p.k; k0 += 16u) {
         for (var i = lane; i < 1024u; i += 256u) {
-            // Neighbouring lanes read neighbouring numbers, whichever way a factor lies.
+            // Neighbouring lanes read neighbouring numbers, whatever the layout of a factor.
             let a_row = select(i / 16u, i % 64u, LEFT_ACROSS == 1u);
             let a_k = select(i % 16u, i / 64u, LEFT_ACROSS == 1u);
             let b_col = select(i / 16u, i % 64u, RIGHT_ACROSS == 1u);

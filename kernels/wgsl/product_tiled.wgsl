@@ -1,14 +1,14 @@
 // A workgroup owns BM x BN outputs and walks k in slices of BK that it stages in workgroup memory; a lane owns TM x TN
 // outputs in registers and adds its terms in ascending k, so the order of a sum depends on nothing. HALF: factors
 // are rounded to f16 there, which halves what is moved; their products are exact in f32 and so are sums kept.
-// SPLIT: there are so many workgroups for each part of the sum, and each part has an output of its own.
+// SPLIT: each part of the sum has as many workgroups as a whole sum would, and each part has an output of its own.
 #if HALF
 alias Four = vec4<f16>;
 #else
 alias Four = vec4<f32>;
 #end
 
-// Numbers lie k by k: four neighbouring rows (or columns) of one k are one vector.
+// Numbers are stored k by k: four neighbouring rows (or columns) of one k are one vector.
 var<workgroup> a_tile: array<Four, ${BK * BM / 4}>;
 var<workgroup> b_tile: array<Four, ${BK * BN / 4}>;
 
@@ -62,7 +62,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #end
 #end
     for (var k0 = first; k0 < end; k0 += ${BK}u) {
-        // Neighbouring lanes read neighbouring numbers, whichever way a factor lies.
+        // Neighbouring lanes read neighbouring numbers, whatever the layout of a factor.
         for (var e = lane; e < ${BK * BM / 4}u; e += ${BM / TM * (BN / TN)}u) {
 #if LEFT_ACROSS
             let x = e % ${BM / 4}u;
@@ -75,7 +75,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             a_tile[k * ${BM / 4}u + x] = Four(vec4<f32>(a_number(r, k0 + k), a_number(r + 1u, k0 + k), a_number(r + 2u, k0 + k), a_number(r + 3u, k0 + k)));
         }
 #if ENCODING >= 3 && RIGHT_ACROSS
-        // Blocks lie along the columns: four neighbours are a vector.
+        // Blocks run along the columns: four neighbours are a vector.
         for (var e = lane; e < ${BK * BN / 4}u; e += ${BM / TM * (BN / TN)}u) {
             let k = k0 + e / ${BN / 4}u;
             let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col0 + e % ${BN / 4}u * 4u, p.n - 4u);
@@ -83,7 +83,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
 #end
 #if ENCODING >= 3 && RIGHT_ACROSS == 0
-        // Blocks lie along k, which is whole blocks: four neighbours of each of four columns, turned.
+        // Blocks run along k, which is whole blocks: four neighbours of each of four columns, transposed.
         for (var e = lane; e < ${BK * BN / 16}u; e += ${BM / TM * (BN / TN)}u) {
             let x = e / ${BK / 4}u;
             let k = e % ${BK / 4}u * 4u;

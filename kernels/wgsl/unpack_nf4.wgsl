@@ -3,7 +3,7 @@ fn either(even: f32, odd: f32, codes: vec4<u32>) -> vec4<f32> {
     return select(vec4<f32>(even), vec4<f32>(odd), (codes & vec4<u32>(1u)) == vec4<u32>(1u));
 }
 
-// A tree of choices: a table that is indexed by a number of a register lies in slow memory on many cards.
+// A tree of choices: a table that is indexed by a number of a register is stored in slow memory on many cards.
 fn codes(block: u32, quad: u32) -> vec4<f32> {
     let word = b[(block >> 2u) + 1u + quad / 2u] >> (quad % 2u * 16u);
     let pairs = vec4<u32>(word) >> vec4<u32>(4u, 0u, 12u, 8u);

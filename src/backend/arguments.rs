@@ -55,7 +55,7 @@ pub struct Heads {
     pub size: usize,
 }
 
-/// A frozen matrix as it lies in a file: row-major [rows, cols]; `bytes` need not be aligned.
+/// A frozen matrix as stored in a file: row-major [rows, cols]; `bytes` need not be aligned.
 #[derive(Debug, Clone, Copy)]
 pub struct Frozen<'a> {
     /// N: outputs of a linear layer, or the vocabulary of an embedding.

@@ -1,5 +1,5 @@
 //! Fused operations, spelled in verbs. A backend overrides one when it has something faster; the spelling
-//! here stays as its slow twin, and a test compares the two.
+//! here stays as its slow reference, and a test compares the two.
 
 use super::{Backend, Product, Transpose, View, ViewMut, Write, view, view_mut};
 

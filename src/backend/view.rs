@@ -3,7 +3,7 @@
 /// A contiguous row-major matrix inside device memory, read only.
 #[derive(Debug)]
 pub struct View<'a, M> {
-    /// The memory that it lies in.
+    /// The memory of the matrix.
     pub memory: &'a M,
     /// First element.
     pub offset: usize,
@@ -23,7 +23,7 @@ impl<M> Copy for View<'_, M> {}
 /// A contiguous row-major matrix inside device memory that a verb writes.
 #[derive(Debug)]
 pub struct ViewMut<'a, M> {
-    /// The memory that it lies in.
+    /// The memory of the matrix.
     pub memory: &'a mut M,
     /// First element.
     pub offset: usize,

@@ -69,7 +69,7 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
 ];
 
 /// Options that show a run; a worker knows only its own work.
-const OF_WHOEVER_SEES_ALL: [&str; 3] = ["dashboard", "tensorboard", "log-json"];
+const NOT_OF_WORKERS: [&str; 3] = ["dashboard", "tensorboard", "log-json"];
 
 /// Options that a run in one process does not have.
 const OF_TWO_ROLES: [&str; 4] = ["bind", "join-timeout", "token-file", "insecure"];
@@ -124,7 +124,7 @@ fn fits_the_role(s: &Settings, role: Role) -> Result<(), Refusal> {
             return Err(s.refuse(name, format!("only for --role {owner}")));
         }
     }
-    if let (Role::Worker, Some(name)) = (role, OF_WHOEVER_SEES_ALL.iter().find(|name| typed(s, name))) {
+    if let (Role::Worker, Some(name)) = (role, NOT_OF_WORKERS.iter().find(|name| typed(s, name))) {
         return Err(s.refuse(name, "a worker has no run to show; give it to the coordinator"));
     }
     match OF_TWO_ROLES.iter().find(|name| typed(s, name)) {

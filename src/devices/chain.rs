@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub fn equipment(chosen: &Chosen, inject: Inject) -> Equipment {
     let machine = cpu::free_memory();
     let candidates = (0..chosen.picks.len()).map(|at| candidate(chosen, at, machine)).collect();
-    let equipment = Equipment { candidates, reference: Arc::new(cpu::Twin), inject };
+    let equipment = Equipment { candidates, reference: Arc::new(cpu::ReferenceCpu), inject };
     #[cfg(feature = "faults")]
     let equipment = super::pretend::ahead(equipment);
     equipment

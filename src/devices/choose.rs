@@ -104,7 +104,7 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     if let Some(Facts { name, .. }) = devices.iter().find_map(|(id, _)| software(*id)) {
         notes.push(format!("note: {name} is a software driver: --gpus cpu is faster"));
     }
-    Ok(Chosen { picks: twins(devices), notes, options: options.clone() })
+    Ok(Chosen { picks: number_repeated(devices), notes, options: options.clone() })
 }
 
 fn refuse(line: String) -> Refusal {
@@ -184,11 +184,11 @@ impl Cards<'_> {
 }
 
 /// Numbers the names of a device that was given twice, because it counts as two devices.
-fn twins(devices: Vec<(DeviceId, String)>) -> Vec<Picked> {
+fn number_repeated(devices: Vec<(DeviceId, String)>) -> Vec<Picked> {
     let picked = |(at, (device, name)): (usize, &(DeviceId, String))| {
         let sharing = devices.iter().filter(|(other, _)| other == device).count();
-        let twin = 1 + devices[..at].iter().filter(|(_, other)| other == name).count();
-        let name = if twin > 1 { format!("{name} ({twin})") } else { name.clone() };
+        let nth = 1 + devices[..at].iter().filter(|(_, other)| other == name).count();
+        let name = if nth > 1 { format!("{name} ({nth})") } else { name.clone() };
         Picked { name, device: *device, sharing }
     };
     devices.iter().enumerate().map(picked).collect()

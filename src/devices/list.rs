@@ -140,7 +140,7 @@ pub fn drivers() -> Value {
 
 /// Runs the self-test of each device in turn, and measures its speed.
 pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<(), Refusal> {
-    let reference = Reference::new(&cpu::Twin)?;
+    let reference = Reference::new(&cpu::ReferenceCpu)?;
     for listed in found {
         let index = match listed.index {
             Some(index) => index,

@@ -58,7 +58,7 @@ impl Seat {
     pub fn proved(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
         // Memory is checked first, so that a user does not wait for the self-test of a model that does not fit.
         let keep = self.choose(whole)?;
-        let deviation = Reference::new(&cpu::Twin)?.measure(self, &Inject::default())?;
+        let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
         self.device.open(self.share)?.build(whole, keep)
     }

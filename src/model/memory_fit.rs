@@ -148,6 +148,10 @@ mod tests {
         used.add(256.0, seen(2e6, 2));
         assert!(used.fit().is_some());
         used.add(512.0, seen(1e6, 1));
-        assert_eq!((used.points.n, used.blocks, used.most), (1.0, 1, 1_000_000), "other blocks begin anew");
+        assert_eq!(
+            (used.points.n, used.blocks, used.most),
+            (1.0, 1, 1_000_000),
+            "other blocks start a new fit"
+        );
     }
 }

@@ -120,7 +120,8 @@ impl Connection {
         if let Some(identity) = &security.identity {
             let connector = tokio_rustls::TlsConnector::from(identity.client.clone());
             let bounded = Bounded::new(stream);
-            let mut tls = connector.connect(tls::nobody(), bounded).await.map_err(|e| unproven(label, &e))?;
+            let mut tls =
+                connector.connect(tls::placeholder_name(), bounded).await.map_err(|e| unproven(label, &e))?;
             let (bounded, session) = tls.get_mut();
             bounded.release();
             session.set_buffer_limit(Some(AHEAD));

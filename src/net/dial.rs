@@ -144,7 +144,10 @@ mod tests {
             assert_eq!(dial(&addresses).unwrap().peer(), right, "{addresses:?}");
         }
         for addresses in [vec![there, closed], vec![closed, there]] {
-            assert!(matches!(dial(&addresses), Err(NetError::NotFinetune { .. })), "what was heard is told");
+            assert!(
+                matches!(dial(&addresses), Err(NetError::NotFinetune { .. })),
+                "the error of the open port is reported"
+            );
         }
         assert!(matches!(dial(&[closed]), Err(NetError::Refused { .. })));
     }

@@ -33,9 +33,9 @@ const READY: usize = 256;
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// Refusals that are reported one by one in each [`QUIET`].
-const TOLD: u32 = 20;
+const REPORTED: u32 = 20;
 
-/// The period of [`TOLD`].
+/// The period of [`REPORTED`].
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A refused connection.
@@ -48,13 +48,13 @@ pub struct Refusal {
     /// Number of refusals so far, this one included.
     pub total: u64,
     /// Number of unreported refusals since the last reported one.
-    pub untold: u64,
+    pub unreported: u64,
 }
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "refused: {}", self.reason)?;
-        match self.untold {
+        match self.unreported {
             0 => Ok(()),
             n => write!(f, " (and {n} more that were not shown)"),
         }
@@ -107,8 +107,8 @@ impl Listener {
                 tell: Box::new(tell),
                 refused: refused.clone(),
                 since: Instant::now(),
-                told: 0,
-                untold: 0,
+                reported: 0,
+                unreported: 0,
             },
         };
         let task = tokio::spawn(door.keep(socket, closing.clone())).abort_handle();
@@ -330,23 +330,23 @@ struct Book {
     tell: Box<dyn Fn(Refusal) + Send>,
     refused: Arc<AtomicU64>,
     since: Instant,
-    told: u32,
-    untold: u64,
+    reported: u32,
+    unreported: u64,
 }
 
 impl Book {
     fn enter(&mut self, peer: SocketAddr, reason: NetError) {
         let total = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
         if self.since.elapsed() > QUIET {
-            (self.since, self.told) = (Instant::now(), 0);
+            (self.since, self.reported) = (Instant::now(), 0);
         }
-        if self.told >= TOLD {
-            self.untold += 1;
+        if self.reported >= REPORTED {
+            self.unreported += 1;
             return;
         }
-        self.told += 1;
-        let untold = std::mem::take(&mut self.untold);
-        (self.tell)(Refusal { peer, reason, total, untold });
+        self.reported += 1;
+        let unreported = std::mem::take(&mut self.unreported);
+        (self.tell)(Refusal { peer, reason, total, unreported });
     }
 }
 

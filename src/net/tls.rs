@@ -94,7 +94,7 @@ fn alpn(protocol: u16) -> Vec<u8> {
 }
 
 /// The server name of every connection; it is neither sent nor checked.
-pub fn nobody() -> ServerName<'static> {
+pub fn placeholder_name() -> ServerName<'static> {
     ServerName::IpAddress(std::net::IpAddr::from(std::net::Ipv4Addr::LOCALHOST).into())
 }
 

@@ -48,6 +48,6 @@ mod tests {
         assert!(caught(|| panic!("it is {}\n   gone", 1)).unwrap_err().starts_with("it is 1 gone"));
         let nested = caught(|| caught(|| panic!("inner")).unwrap_or_else(|_: String| panic!("outer")));
         assert!(nested.is_err_and(|text: String| text.starts_with("outer")));
-        assert_eq!(WITHIN.get(), 0, "what comes after is nobody's to catch");
+        assert_eq!(WITHIN.get(), 0, "a later panic is not caught");
     }
 }

@@ -197,7 +197,7 @@ impl Fleet {
         };
         let covered = steps.iter().any(|s| s.repeats > 0) && names.iter().any(|name| parts(name) == 0);
         let missed = events.iter().any(lost) || covered;
-        assert!(missed, "nobody missed {names:?} after step {step}\n{}", self.all());
+        assert!(missed, "no event shows the loss of {names:?} after step {step}\n{}", self.all());
     }
 
     #[track_caller]

@@ -162,7 +162,7 @@ fn doctor_handshake_leaves_no_trace() {
     let said = doctor("doctor", &address);
     let good = format!("ok       coordinator  {address} takes this machine (run ");
     assert!(said.contains(&good), "{said}");
-    let said = doctor("nobody", "127.0.0.1:1");
+    let said = doctor("absent", "127.0.0.1:1");
     assert!(said.contains("failed   coordinator  nothing listens on 127.0.0.1:1\n"), "{said}");
     assert!(said.contains("fix          start the coordinator there") && !said.contains("ufw"), "{said}");
     for complaint in ["refused", "lost", "left", "warning"] {

@@ -16,7 +16,7 @@ fn worker_deferred_every_time_gives_up_in_time() {
     let mut listener = runtime.block_on(bind).unwrap();
     let at = listener.address().to_string().parse().unwrap();
     let handle = runtime.handle().clone();
-    let turned_away = runtime.spawn(async move {
+    let refusing = runtime.spawn(async move {
         let mut count = 0;
         while let Ok(connection) = listener.accept().await {
             let mut link: MemberLink = connected(&handle, connection, Duration::ZERO);
@@ -40,5 +40,5 @@ fn worker_deferred_every_time_gives_up_in_time() {
     let ending = reconnect.run(&mut Worker::new(equipment(1, ""), ModelSource::Here(blueprint()), &|_| ()));
     assert!(matches!(&ending, Ending::Failed(line) if line.contains("not now")), "{ending:?}");
     assert!(began.elapsed() >= Duration::from_secs(1) && began.elapsed() < Duration::from_secs(8));
-    turned_away.abort();
+    refusing.abort();
 }

@@ -123,11 +123,11 @@ fn adapter_of_another_base_gives_a_warning() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
     b.model_weights("other", |_, data| data[0] ^= 1);
-    for (model, told) in [("demo", false), ("./other", true)] {
+    for (model, warned) in [("demo", false), ("./other", true)] {
         let out = b.run(&format!("export out --model {model} --to gguf-lora --overwrite -o a.gguf"));
         let said = stderr(&out);
         assert!(out.status.success(), "{said}");
-        assert_eq!(said.lines().count(), usize::from(told), "{said}");
-        assert_eq!(said.contains("warning: out: was trained on other files than ./other"), told, "{said}");
+        assert_eq!(said.lines().count(), usize::from(warned), "{said}");
+        assert_eq!(said.contains("warning: out: was trained on other files than ./other"), warned, "{said}");
     }
 }

@@ -17,11 +17,11 @@ def m(*turns):
 
 TALKS = [m('What is 2+2?', '4'), m('a', 'b', 'c', 'd', 'e', ' f \n'), m('', ''), m('世界?', 'Grüße 👩‍👩‍👧\n\n', 'the same', 'the same'),
          [dict(role='system', content='Be terse.')] + m('Hi', 'Hello <|im_end|> there')]
-TWIN = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+MARKED = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
 out = dict(texts=[dict(text=t, ids=tok(t).input_ids) for t in TEXTS], talks=[])
 for talk in TALKS:
     plain = tok.apply_chat_template(talk, return_dict=True)
-    twin = tok.apply_chat_template(talk, chat_template=TWIN, return_assistant_tokens_mask=True, return_dict=True)
-    assert plain['input_ids'] == twin['input_ids'], talk
-    out['talks'].append(dict(messages=talk, ids=plain['input_ids'], mask=twin['assistant_masks']))
+    marked = tok.apply_chat_template(talk, chat_template=MARKED, return_assistant_tokens_mask=True, return_dict=True)
+    assert plain['input_ids'] == marked['input_ids'], talk
+    out['talks'].append(dict(messages=talk, ids=plain['input_ids'], mask=marked['assistant_masks']))
 (pathlib.Path(__file__).parent / 'smollm2.json').write_text(json.dumps(out, ensure_ascii=False) + '\n')

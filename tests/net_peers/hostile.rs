@@ -132,8 +132,8 @@ fn thousand_half_open_connections_block_no_worker() {
     );
     assert!(grown < 32 << 20, "{grown} bytes");
     assert!(open.listener.refused() >= 1000 - 256, "{}", open.listener.refused());
-    let told: Vec<_> = open.refusals.try_iter().collect();
-    assert!(told.len() <= 20, "a flood fills the log: {} lines", told.len());
+    let reported: Vec<_> = open.refusals.try_iter().collect();
+    assert!(reported.len() <= 20, "a flood fills the log: {} lines", reported.len());
     drop((near, far, flood));
 }
 

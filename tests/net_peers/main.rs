@@ -44,7 +44,7 @@ impl Open {
         let accepted = self
             .runtime
             .block_on(async { tokio::time::timeout(Duration::from_secs(5), self.listener.accept()).await });
-        accepted.expect("nobody came").unwrap()
+        accepted.expect("a peer connects in time").unwrap()
     }
 }
 

@@ -129,7 +129,7 @@ pub fn rmsnorm_grad<B: Device>(set: Set) -> Cases<B> {
     })
 }
 
-/// Pairs of each head turned by the angle of their position, or back.
+/// Pairs of each head rotated by the angle of their position, or back.
 fn rotated(x: &Mat, table: &Mat, (bounds, past): (&[u32], u32), sign: f64) -> Mat {
     let (size, half) = (table.cols, table.cols / 2);
     let mut out = x.clone();

@@ -46,8 +46,8 @@ fn subnormals_count_as_zero_and_non_finite_values_stay() {
     let got = go(Cpu::bf16(1));
     assert!(got[0][..33].iter().all(|v| v.is_finite()));
     assert!(got[0][33..66].iter().all(|v| !v.is_finite()) && got[0][66..].iter().all(|v| v.is_nan()));
-    if let Some(twin) = Cpu::bf16_twin(1) {
-        assert!(bits(&go(twin)[..1])[..33] == bits(&got[..1])[..33]);
+    if let Some(reference) = Cpu::bf16_reference(1) {
+        assert!(bits(&go(reference)[..1])[..33] == bits(&got[..1])[..33]);
     }
 }
 
@@ -127,8 +127,8 @@ fn adapter_factors_are_rounded_beside_a_bf16_product() {
             for threads in [1, 3, 7] {
                 assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
             }
-            if let Some(twin) = Cpu::bf16_twin(2) {
-                assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+            if let Some(reference) = Cpu::bf16_reference(2) {
+                assert!(bits(&go(reference)) == bits(&got), "{name}: the other kernel");
             }
             let (slow, of) = (go(Cpu::bf16(1).spelled()), Adapted(all, write));
             // If the gemm crate multiplies, adapters stay f32.
@@ -167,8 +167,8 @@ fn bf16_head_is_near_f32_and_equal_on_every_kernel() {
         for threads in [1, 3, 9] {
             assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
         }
-        if let Some(twin) = Cpu::bf16_twin(2) {
-            assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+        if let Some(reference) = Cpu::bf16_reference(2) {
+            assert!(bits(&go(reference)) == bits(&got), "{name}: the other kernel");
         }
     }
 }

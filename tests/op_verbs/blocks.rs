@@ -64,8 +64,8 @@ fn blocks_give_the_bits_of_the_widened_matrix() {
     let kernels: [Kernel; 6] = [
         ("f32", Cpu::new),
         ("bf16", Cpu::bf16),
-        ("the other bf16", |n| Cpu::bf16_twin(n).unwrap_or_else(|| Cpu::bf16(n))),
-        ("f32, plain loops", Cpu::twin),
+        ("the other bf16", |n| Cpu::bf16_reference(n).unwrap_or_else(|| Cpu::bf16(n))),
+        ("f32, plain loops", Cpu::reference),
         ("bf16, plain loops", |n| Cpu::bf16(n).spelled()),
         ("f32 on three threads", |n| Cpu::new(n + 1)),
     ];

@@ -75,7 +75,7 @@ fn views_of_rows_address_those_rows() {
     let class = cpu.class();
     assert!(["cpu-avx512-f32", "cpu-avx2-f32", "cpu-neon-f32", &scalar].contains(&class.as_str()), "{class}");
     // The reference sums its products in another order: its bits are of another class.
-    assert_eq!(Cpu::twin(1).class(), class.replace("-f32", "-plain-f32"));
+    assert_eq!(Cpu::reference(1).class(), class.replace("-f32", "-plain-f32"));
 }
 
 #[test]

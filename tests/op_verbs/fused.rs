@@ -56,10 +56,10 @@ fn own_products_equal_those_of_the_gemm_crate() {
             cpu.read(view(mdx, t, k), &mut out.1).unwrap();
             out
         };
-        let (own, slow) = (go(Cpu::new(2).poisoning()), go(Cpu::twin(2).poisoning()));
+        let (own, slow) = (go(Cpu::new(2).poisoning()), go(Cpu::reference(2).poisoning()));
         let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-        close("linear against its twin", &own.0, &wide(&slow.0), 2e-6);
-        close("linear_grad against its twin", &own.1, &wide(&slow.1), 4e-6);
+        close("linear against its reference", &own.0, &wide(&slow.0), 2e-6);
+        close("linear_grad against its reference", &own.1, &wide(&slow.1), 4e-6);
     }
 }
 
@@ -92,7 +92,7 @@ fn one_pass_head_equals_separate_verbs_on_any_threads() {
             let mut x = x.map(|v| v * by).f32s();
             let targets: Vec<u32> = (0..n).map(|i| (i * 977 % vocab) as u32).collect();
             let got = headed(&mut Cpu::new(2).poisoning(), (&x, &w), &targets);
-            let slow = headed(&mut Cpu::twin(1).poisoning(), (&x, &w), &targets);
+            let slow = headed(&mut Cpu::reference(1).poisoning(), (&x, &w), &targets);
             for (a, b) in got[0].iter().zip(&slow[0]) {
                 assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: loss {a}, spelled {b}");
             }

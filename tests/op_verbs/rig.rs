@@ -18,12 +18,12 @@ pub fn cpu() -> Vec<Rig<Cpu>> {
         Box::new(move |give| give(&mut open(threads).poisoning()))
     };
     let on = |open| [1, 2, 3, 7].map(|threads| lend(open, threads)).into();
-    let twin = |n| Cpu::bf16_twin(n).unwrap_or_else(|| Cpu::bf16(n));
+    let reference = |n| Cpu::bf16_reference(n).unwrap_or_else(|| Cpu::bf16(n));
     let mut bf16: Vec<_> = on(Cpu::bf16);
-    bf16.push(lend(twin, 2));
+    bf16.push(lend(reference, 2));
     vec![
         rig(&Cpu::new(1).class(), on(Cpu::new), 0.0),
-        rig(&Cpu::twin(1).class(), vec![lend(Cpu::twin, 1)], 0.0),
+        rig(&Cpu::reference(1).class(), vec![lend(Cpu::reference, 1)], 0.0),
         Rig { rounded: Some(ROUNDED), ..rig(&Cpu::bf16(1).class(), bf16, 0.0) },
         Rig {
             rounded: Some(ROUNDED),

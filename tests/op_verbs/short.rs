@@ -129,8 +129,8 @@ fn sixteen_bit_memory_holds_rounded_f32_values() {
         for threads in [1, 3, 7] {
             assert!(bits(&go(Cpu::bf16(threads), true)) == bits(&got), "{name}: {threads} threads");
         }
-        if let Some(twin) = Cpu::bf16_twin(2) {
-            assert!(bits(&go(twin, true)) == bits(&got), "{name}: the other kernel");
+        if let Some(reference) = Cpu::bf16_reference(2) {
+            assert!(bits(&go(reference, true)) == bits(&got), "{name}: the other kernel");
         }
         for (i, (got, want)) in got.iter().zip(go(Cpu::bf16(2), false)).enumerate() {
             assert!(bits(std::slice::from_ref(got)) == bits(&[want]), "{name}: output {i}");

@@ -129,7 +129,7 @@ fn tensor_cores_are_used_where_promised() {
 }
 
 #[test]
-fn a_report_over_budget_is_told() {
+fn report_over_budget_is_rejected() {
     let file = File {
         name: "x.ptx".into(),
         text: String::new(),

@@ -1,10 +1,10 @@
 //! The gradient of attention by wgmma against its reference in f64, launched directly on the interpreter: odd
 //! lengths, packed rows, shared heads.
 
+use crate::attention_reference::{Case, Value as Wanted};
 use crate::bench::{GUARD, Mat};
 use crate::files;
 use crate::interpreter::{Kernel, Machine, Shape, TensorMap, Value, read};
-use crate::twin::{Case, Value as Wanted};
 use finetune::backend::Heads;
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn upload<T: Copy, const N: usize>(m: &mut Machine, values: &[T], bytes: impl Fn
     Value { bits: at, bytes: 8 }
 }
 
-/// The outputs of `q` (dq) or `kv` (dk, dv), which are not finite before the launch and lie between `guard` words.
+/// The outputs of `q` (dq) or `kv` (dk, dv), which are not finite before the launch and are between `guard` words.
 pub fn run(
     kernels: &[Arc<Kernel>],
     which: &str,
@@ -143,7 +143,7 @@ const CASES: [(Shared, &[u32]); 8] = [
 ];
 
 #[test]
-fn the_gradient_by_wgmma_is_that_of_its_twin() {
+fn gradient_by_wgmma_equals_its_reference() {
     let kernels = kernels(&files::read(FILE).text);
     for (i, (heads, bounds)) in CASES.into_iter().enumerate() {
         let p = Problem::new(heads, bounds);
@@ -178,7 +178,7 @@ pub fn beside(size: usize, (what, by): (usize, f32)) -> Problem {
 /// A tile extends into neighbouring rows. A non-finite value there makes dq (by k), dk (by q) and dv (by dout) not
 /// finite, also in that row itself; the rest of the first row has the bits that it has without that value.
 #[test]
-fn what_is_not_finite_in_another_row_is_told_there() {
+fn non_finite_value_in_another_row_stays_visible_there() {
     let kernels = kernels(&files::read(FILE).text);
     for (size, what) in SIZES.into_iter().flat_map(|size| (0..4).map(move |what| (size, what))) {
         let good = Problem::new((2, 1, size), &[0, 70, 140]);

@@ -1,10 +1,10 @@
 //! Attention on tensor cores and its gradient: against a reference in f64 that rounds to bf16 where the kernels do,
 //! against the CPU backend in f32, and with heads that the baseline computes.
 
+use crate::attention_reference::{Case, Value};
 use crate::bench::{Mat, Out, close, run};
 use crate::device::device_at;
 use crate::op_cases::tokens;
-use crate::twin::{Case, Value};
 use finetune::backend::{AttentionSaved, Backend, Cpu, Fault, Heads, Qkv, QkvGrad};
 
 /// Every kernel size, exact and padded; shared heads and others.
@@ -50,7 +50,7 @@ pub fn within(name: &str, got: &[f32], want: &[Value]) {
 }
 
 /// Compares a device, for an order of its warps, with the reference, whose keys come in tiles, and with the CPU.
-pub fn like_its_twin<B: Backend>(
+pub fn like_its_reference<B: Backend>(
     what: &str,
     device: impl Fn(u64) -> B,
     (heads, bounds): (Heads, &[u32]),
@@ -92,7 +92,7 @@ fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
                 continue; // the tiles of 96
             }
             let step = if size <= 64 { 64 } else { 32 };
-            like_its_twin(
+            like_its_reference(
                 "attention",
                 |order| device_at((8, 0), order).bf16().unwrap(),
                 (heads, bounds),

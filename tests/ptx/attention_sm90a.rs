@@ -1,7 +1,7 @@
 //! Attention by wgmma, both directions: against the reference in f64 and the CPU as for sm_80; the shapes that use
 //! it; and the trial that decides whether a card uses it.
 
-use crate::attention_sm80::{both, inputs, like_its_twin};
+use crate::attention_sm80::{both, inputs, like_its_reference};
 use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
 use crate::files;
@@ -36,7 +36,7 @@ fn attention_by_wgmma_is_that_of_rounded_inputs() {
                 continue; // the tiles of one head
             }
             let heads = Heads { query, kv, size };
-            like_its_twin("attention by wgmma", |order| device(order).unwrap(), (heads, bounds), 128);
+            like_its_reference("attention by wgmma", |order| device(order).unwrap(), (heads, bounds), 128);
         }
     }
 }

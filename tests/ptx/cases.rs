@@ -69,5 +69,5 @@ fn memory_is_used_again_and_its_contents_mean_nothing() {
     device.recycle(x);
     let again = device.memory(8);
     let said = device.read(view(&again, 1, 8), &mut [0.0; 8]).unwrap_err().to_string();
-    assert!(said.contains("nobody wrote"), "{said}");
+    assert!(said.contains("never written"), "{said}");
 }

@@ -105,7 +105,7 @@ fn shared_memory_of_a_launch_is_the_budgets() {
 }
 
 #[test]
-fn what_the_binary_carries_is_what_lies_in_the_tree() {
+fn binary_carries_exactly_the_kernels_of_the_tree() {
     use finetune::backend::cuda::kernels::{SOURCES, source};
     let carried: Vec<&str> = SOURCES.iter().map(|s| s.file).collect();
     let files = all();

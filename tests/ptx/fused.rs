@@ -124,7 +124,7 @@ pub fn activated<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize
 }
 
 /// q and k, rotated, and the output of attention.
-pub fn turned<D: Driver>(mut device: Cuda<D>, (t, size): (usize, usize)) -> Made {
+pub fn rotated<D: Driver>(mut device: Cuda<D>, (t, size): (usize, usize)) -> Made {
     let heads = Heads { query: 2, kv: 1, size };
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
     // Arbitrary values of the table: values above one only make the numbers larger.
@@ -164,7 +164,7 @@ fn a_copy_made_on_the_way_has_the_bits_of_one_made_apart() {
     }
     // Heads of 10 use the baseline.
     for sizes in [(1, 8), (7, 10), (33, 72), (131, 64), (5, 128)] {
-        like_its_composition(&format!("rope_for_attention {sizes:?}"), &|device| turned(device, sizes));
+        like_its_composition(&format!("rope_for_attention {sizes:?}"), &|device| rotated(device, sizes));
     }
 }
 

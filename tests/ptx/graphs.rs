@@ -158,8 +158,8 @@ fn whatever_a_driver_refuses_a_run_goes_on_kernel_by_kernel() {
         let place = if *case == "graphs-missing" { lacking.path() } else { folder.path() };
         let got = run(case, "model", place);
         assert!(got.work() == want.work(), "{case}: other kernels");
-        let told: Vec<&str> = got.said.lines().filter(|l| l.contains("kernel by kernel")).collect();
-        assert!(told.len() == 1 && told[0].contains(why), "{case}: {}", got.said);
+        let reports: Vec<&str> = got.said.lines().filter(|l| l.contains("kernel by kernel")).collect();
+        assert!(reports.len() == 1 && reports[0].contains(why), "{case}: {}", got.said);
         assert!(got.count("# graph") <= 2, "{case}: it goes on with graphs");
     }
 }
@@ -188,8 +188,8 @@ fn a_fault_of_a_graph_that_another_call_tells_is_its_own() {
     {
         let ran = run("graph-fault", work, folder.path());
         let ends = "at or before a graph of 10 launches, fill to fill";
-        let told = format!("{call}: CUDA_ERROR_ILLEGAL_ADDRESS, {ends}");
-        assert!(ran.out.contains(&told), "{work}: {}", ran.out);
+        let report = format!("{call}: CUDA_ERROR_ILLEGAL_ADDRESS, {ends}");
+        assert!(ran.out.contains(&report), "{work}: {}", ran.out);
         assert!(!ran.said.contains("kernel by kernel"), "{work}: {}", ran.said);
     }
 }

@@ -79,7 +79,7 @@ static void *room(size_t n) {
     next += n;
     return let_go(next - n);
 }
-/* So many bytes lie in something that is allocated. */
+/* The n bytes from address are inside one allocation. */
 static void inside(P address, size_t n) {
     for (int i = 0; i < 4096; i++) {
         P at = (P)things[i].at;
@@ -334,12 +334,12 @@ R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
     find(it->from, GRAPH);
     if (is("graph-params") || fallen) return fallen ? 700 : 910;
     for (int i = 0; i < it->n; i++) {
-        struct node *told = &it->nodes[i];
-        struct map before = told->maps[0];
+        struct node *changed = &it->nodes[i];
+        struct map before = changed->maps[0];
         if (it->from->nodes[i] != node) continue;
-        R code = take(told, p->f, p->grid, p->block, p->shared, p->args);
+        R code = take(changed, p->f, p->grid, p->block, p->shared, p->args);
         /* As if a node kept what its first map was. */
-        if (is("hopper-stale")) told->maps[0] = before;
+        if (is("hopper-stale")) changed->maps[0] = before;
         return code;
     }
     wrong("a node of another graph");

@@ -6,6 +6,7 @@
 
 mod assemble;
 mod attention_grad_sm90a;
+mod attention_reference;
 mod attention_sm80;
 mod attention_sm90a;
 mod bench;
@@ -40,5 +41,4 @@ mod timings;
 #[allow(dead_code)] // other files use the rest
 #[path = "../parity/train.rs"]
 mod train;
-mod twin;
 mod widen;

@@ -61,7 +61,7 @@ impl Exercise {
             TensorAttention(size) => attention(device.bf16().unwrap(), (size, 135)),
             NormAhead => fused::normed(device.bf16().unwrap(), (9, 17, 300)),
             SwigluAhead => fused::activated(device.bf16().unwrap(), (9, 17, 300)),
-            RopeAhead => fused::turned(device.bf16().unwrap(), (33, 72)),
+            RopeAhead => fused::rotated(device.bf16().unwrap(), (33, 72)),
             CrossEntropy => cross_entropy(device),
             Norm => norm(device),
             Tensor => linear(device.bf16().unwrap(), Dtype::Bf16),

@@ -201,11 +201,11 @@ fn what_a_device_would_forgive_is_an_error() {
         ("frob.u32 %c, %a", "unknown opcode frob.u32"),
         ("mov.u32 %c, %nothing", "unknown name %nothing"),
         ("add.u32 %a, %a, 0", "register %c was never set"),
-        ("mov.u32 %c, 0; ld.global.u32 %c, [%out]", "nobody wrote it"),
+        ("mov.u32 %c, 0; ld.global.u32 %c, [%out]", "never written"),
         ("mov.u32 %c, 0; add.u64 %out, %out, 4", "out of bounds: byte 128 of 128"),
         ("mov.u32 %c, 0; st.shared.u32 [tile+510], %a", "no multiple"),
         ("mov.u32 %c, 0; st.shared.u32 [tile+640], %a", "out of bounds"),
-        ("ld.shared.u32 %c, [tile]", "nobody wrote it"),
+        ("ld.shared.u32 %c, [tile]", "never written"),
         ("mov.u32 %c, 0; st.shared.u32 [tile], %a", "no barrier orders it after the write of thread"),
         (
             "shl.b32 %b, %a, 2; mov.u32 %c, tile; add.u32 %b, %b, %c; st.shared.u32 [%b], %a; ld.shared.u32 %c, [tile]",

@@ -83,7 +83,7 @@ fn want(a: bool, b: bool, sums: bool) -> Vec<f32> {
 }
 
 #[test]
-fn matrices_are_multiplied_however_they_lie() {
+fn matrices_are_multiplied_in_every_layout() {
     let name = |columns: bool| if columns { "col" } else { "row" };
     for (a, b, sums) in (0..8).map(|i| (i & 1 == 1, i & 2 == 2, i & 4 == 4)) {
         let body = whole()
@@ -97,7 +97,7 @@ fn matrices_are_multiplied_however_they_lie() {
 
 /// A kernel that depends on the places of numbers, or confuses fragments, gives other numbers.
 #[test]
-fn fragments_are_nobodys_business() {
+fn dependence_on_fragment_layout_is_detected() {
     let right = want(false, false, false);
     let cases = [
         // A fragment of the wrong kind.
@@ -131,7 +131,7 @@ fn what_a_device_would_forgive_is_an_error() {
         ("[%y], {", "[%y+16], {", "no multiple of 32 bytes"),
         ("%c7}, 32", "%c7}, 20", "no multiple of 32 bytes"),
         ("[%z+1024], 32", "[%z+8192], 32", "out of bounds"),
-        ("[%z+1024], 32", "[%z+1024], 48", "nobody wrote it"),
+        ("[%z+1024], 32", "[%z+1024], 48", "never written"),
         ("[%z+1024], 32", "[%z+1024]", "a distance of rows is expected"),
         ("[%y], {", "[%y+128], {", "out of bounds"),
         ("mov.f32 %c7, %c0;", "", "register %c7 was never set"),

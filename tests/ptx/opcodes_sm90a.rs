@@ -141,7 +141,7 @@ fn numbered(form: Form, k: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 #[test]
-fn sums_lie_as_the_manual_has_them() {
+fn sums_have_the_layout_of_the_manual() {
     for (form, k) in Form::all().flat_map(|form| [0, 3, 11].map(|k| (form, k))) {
         let (a, b) = numbered(form, k);
         for seed in [0, 1, 2] {
@@ -183,7 +183,7 @@ fn packed_sums_are_a_left_operand() {
 }
 
 #[test]
-fn what_lies_beyond_a_matrix_is_zero() {
+fn values_outside_a_matrix_are_zero() {
     let (a, b) = (vec![1.0; 64 * COLS], vec![1.0; 256 * COLS]);
     for real in [1, 5, 8, 15, 16] {
         let got = execute((WIDE, &kernel(WIDE)), (&a, &b), real, 0).unwrap();
@@ -205,11 +205,11 @@ const MISUSE: &[(&str, &str, &str)] = &[
         "setp.lt.u32 %one, %t, 64; @%one bra LATE;\nwgmma.wait_group.sync.aligned 0;\nLATE:\nwgmma.wait_group.sync.aligned 0;",
         "the warps of a warpgroup do not multiply alike",
     ),
-    ("wgmma.commit_group.sync.aligned;", "", "a register of a wgmma that nobody waited for"),
+    ("wgmma.commit_group.sync.aligned;", "", "a register of a wgmma that was not waited for"),
     (
         "wgmma.wait_group.sync.aligned 0;",
         "wgmma.wait_group.sync.aligned 1;",
-        "a register of a wgmma that nobody",
+        "a register of a wgmma that was not",
     ),
     ("setp.ne.u32 %one, %t, %t;", "setp.eq.u32 %one, %t, %t;", "sums that were never set"),
     ("setp.ne.u32 %one, %t, %t;", "setp.ne.u32 %one, %t, 3;", "a warp's operands differ"),
@@ -265,12 +265,12 @@ const MISUSE_OF_REGISTERS: &[(&str, &str, &str)] = &[
     (
         "wgmma.commit_group.sync.aligned;",
         "wgmma.commit_group.sync.aligned; mov.b32 %a1, 0;",
-        "a register of a wgmma that nobody waited for",
+        "a register of a wgmma that was not waited for",
     ),
     (
         "wgmma.wait_group.sync.aligned 0;",
         "wgmma.wait_group.sync.aligned 1; mov.b32 %x, %a3; wgmma.wait_group.sync.aligned 0;",
-        "a register of a wgmma that nobody waited for",
+        "a register of a wgmma that was not waited for",
     ),
     ("ld.global.b32 %a3, [%left+1040];", "", "a left operand that was never set"),
     ("{%a0, %a1, %a2, %a3}", "{%a0, %a1, %a2}", "3 registers of 64 x 16 numbers"),
@@ -317,6 +317,6 @@ fn what_is_under_way_is_used_as_it_stands() {
     for (from, to) in [("{%d0, %d1,", "{%d1, %d0,"), ("%d31}", "%d32}"), ("%a3}", "%d3}"), ("{%d0,", "{%a0,")]
     {
         let said = with(product.replace(from, to));
-        assert!(said.contains("wgmma that nobody waited for"), "{from} {to}: {said}");
+        assert!(said.contains("wgmma that was not waited for"), "{from} {to}: {said}");
     }
 }

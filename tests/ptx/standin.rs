@@ -70,18 +70,18 @@ fn happens() -> Result<String, String> {
         let mut back = vec![0.0; long.len()];
         cuda.read(view(&all, 1, long.len()), &mut back).map_err(|e| e.to_string())?;
         assert!(back == long, "what was uploaded comes back");
-        let twin = Cuda::open(0).map_err(|e| e.to_string())?;
+        let second = Cuda::open(0).map_err(|e| e.to_string())?;
         drop(cuda);
         if std::env::var("STANDIN").is_ok_and(|case| case.starts_with("hopper")) {
             let trial = Trial { timed: (256, 512, 128), faster: 0.0 };
-            let tried = twin.bf16().map_err(|e| e.to_string())?.sm90a(trial);
+            let tried = second.bf16().map_err(|e| e.to_string())?.sm90a(trial);
             return Ok(format!("{} {}", tried.class(), tried.below().unwrap_or("")));
         }
         if std::env::var("STANDIN").is_ok_and(|case| case.starts_with("volta") || case == "turing") {
-            let tried = twin.sm70(Trial { timed: (130, 140, 64), faster: 0.0 });
+            let tried = second.sm70(Trial { timed: (130, 140, 64), faster: 0.0 });
             return Ok(format!("{} {}", tried.class(), tried.below().unwrap_or("")));
         }
-        Ok(format!("read {out:?} {}", twin.class()))
+        Ok(format!("read {out:?} {}", second.class()))
     });
     let said: Result<String, String> = elsewhere.join().unwrap();
     Ok(format!("{listed} | {}", said?))
@@ -109,7 +109,7 @@ fn standin() -> Option<tempfile::TempDir> {
 }
 
 /// The same, with further arguments for the C compiler.
-pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
+pub fn standin_with(flags: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
     let library = folder.path().join("libcuda.so.1");
@@ -117,7 +117,7 @@ pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
         .args(["-shared", "-fPIC", "-w", "-o"])
         .arg(&library)
         .arg(&source)
-        .args(told)
+        .args(flags)
         .status()
     {
         Ok(status) => assert!(status.success(), "the stand-in compiles"),
@@ -266,7 +266,7 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
 }
 
 #[test]
-fn no_driver_is_told_in_one_line() {
+fn missing_driver_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let said = run("no-driver", folder.path());
     if !said.starts_with("no NVIDIA driver") {

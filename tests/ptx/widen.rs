@@ -153,7 +153,7 @@ const CHANGES: &[(&str, Block, &str, &str)] = &[
 ];
 
 #[test]
-fn a_kernel_that_widens_wrong_is_told_before_it_is_used() {
+fn wrong_widening_is_detected_before_use() {
     for (entry, block, from, to) in CHANGES {
         let text = files::read("widen.ptx").text;
         let start = text.find(&format!(".entry {entry}(")).unwrap();
@@ -164,8 +164,8 @@ fn a_kernel_that_widens_wrong_is_told_before_it_is_used() {
         let blocks = random(3, 2 * columns(*block), *block, 6);
         let refused = device.weight_of_blocks(&blocks).err().map(|e| e.to_string());
         // A change that only embed uses is detected by its rows.
-        let told = refused.is_some() || embedded(&mut device, &blocks) != Ok(widened(&blocks));
-        assert!(told, "{entry}: nobody notices {to:?} for {from:?}");
+        let detected = refused.is_some() || embedded(&mut device, &blocks) != Ok(widened(&blocks));
+        assert!(detected, "{entry}: {to:?} for {from:?} is not detected");
         println!("{entry}: {refused:?}");
     }
 }

@@ -12,7 +12,7 @@ const MARK: &str = "computed:";
 
 /// For every golden case, in f32 and bf16: the class, and a hash of the bits of loss and gradient.
 fn computed() -> Vec<String> {
-    let told = std::cell::RefCell::new(Vec::new());
+    let lines = std::cell::RefCell::new(Vec::new());
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_final"), case.microbatch(0, 5));
         for (make, p) in
@@ -21,10 +21,10 @@ fn computed() -> Vec<String> {
             let (sums, gradient) = Try { make, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
             let words = bits(&gradient).into_iter().map(u64::from).chain([sums.loss.to_bits()]);
             let hash = rng::hash(&words.collect::<Vec<_>>());
-            told.borrow_mut().push(format!("{} {hash:x}", make(1).class()));
+            lines.borrow_mut().push(format!("{} {hash:x}", make(1).class()));
         }
     });
-    told.into_inner()
+    lines.into_inner()
 }
 
 /// The results of this program with at most those instructions.

@@ -28,7 +28,7 @@ pub fn unknown(tree: &Tree, known: impl Fn(&str) -> bool) -> Vec<String> {
 }
 
 /// Variables that are no options and are missing in the guide.
-pub fn untold(tree: &Tree, others: impl Iterator<Item = &'static str>) -> Vec<String> {
+pub fn undocumented(tree: &Tree, others: impl Iterator<Item = &'static str>) -> Vec<String> {
     let guide = tree.files.iter().find(|f| f.path == "docs/guide.md").map_or("", |f| &f.text);
     others
         .filter(|name| !guide.contains(name))
@@ -41,7 +41,7 @@ fn a_variable_that_nothing_reads_is_found() {
     let tree = Tree::of(&[("docs/guide.md", "FINETUNE_A=1 FINETUNE_B FINETUNE_KEY, FINETUNE_ and the key")]);
     assert_eq!(unknown(&tree, |name| name == "FINETUNE_A"), ["docs/guide.md: FINETUNE_B is read by nothing"]);
     assert_eq!(
-        untold(&tree, ["FINETUNE_A", "FINETUNE_C"].into_iter()),
+        undocumented(&tree, ["FINETUNE_A", "FINETUNE_C"].into_iter()),
         ["docs/guide.md: no word of FINETUNE_C"]
     );
 }

@@ -27,7 +27,7 @@ fn fault_after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
         assert_eq!(work(&mut gpu), Ok(vec![0.0; 30]), "the device works before");
         harm(&mut gpu);
         let fault = work(&mut gpu).unwrap_err();
-        assert_eq!(work(&mut gpu).unwrap_err(), fault, "the first fault is the one that is told");
+        assert_eq!(work(&mut gpu).unwrap_err(), fault, "the first fault is the one that is reported");
         let device = match &fault {
             Fault::Device { device, .. } | Fault::OutOfMemory { device, .. } => device.clone(),
             other => panic!("{other}"),

@@ -17,7 +17,7 @@ attention_grad: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumex
           ds = scale p (dp - delta)
           dq += ds k                                           dk += ds q;  dv += p dout
 
-Probabilities are computed anew from the logsumexp. Sums run in the order of d, of rows within a tile, of tiles, of
+Probabilities are recomputed from the logsumexp. Sums run in the order of d, of rows within a tile, of tiles, of
 heads. One entry per size of head: 64, 128, 256.
 launch: delta: grid ceil(T H / 4), 128 threads; q and kv: grid (blocks * 32 / B, H or G), 4 B threads; B = 32, 16, 8.
 registers: 2 x D / 8 sums (kv: twice), 2 x B / 8 scores twice, logsumexp and delta of a thread's queries.

@@ -16,7 +16,7 @@ every tile shape gives the same bits.
   out = scale * acc (+ out where add is not 0)
 
 launch: grid (ceil(N / 64), ceil(M / 64)), 256 threads; tx = thread % 16, ty = thread / 16.
-lda, ldb, ldo: numbers between rows of a, b and out as they lie.
+lda, ldb, ldo: numbers between rows of a, b and out as stored.
 registers: 16 sums, 4 + 4 operands, 4 + 4 fetched numbers, 8 addresses of 64 bits, predicates of the edges.
 Rows of a tile are 68 numbers apart: 16-byte reads stay aligned and stores of a column meet few banks twice.
 budget: 80 registers, 8704 bytes of shared memory

@@ -24,13 +24,13 @@ nt is a b^T, nn is a b: linear and linear_grad of frozen matrices. a is f32; b i
       out = scale * acc (+ out where add is not 0)
 
 lift, a power of two, keeps gradients above the smallest numbers of f16; scale takes it away again. What is beyond 65504
-becomes infinite, and is told as a value that is not finite.
-wmma m16n16k16 runs on Volta and Turing alike, because which lane holds which number is nobody's business: mma m8n8k4 is
+becomes infinite, and is reported as a value that is not finite.
+wmma m16n16k16 runs on Volta and Turing alike, because no code depends on the lane of a number: mma m8n8k4 is
 slow on Turing, m16n8k8 is not on Volta. So sums leave through shared memory.
 Rows of a tile along K are 96 bytes apart, across K 288, of sums 160: multiples of 32, which wmma wants, and not of 64.
 Sums: the order of k in steps of 16, inside as the tensor core has it: the class is this device's own.
 launch: grid (ceil(N / 128), ceil(M / 128)), 256 threads.
-lda, ldb, ldo: numbers between rows of a, b and out as they lie.
+lda, ldb, ldo: numbers between rows of a, b and out as stored.
 registers: 64 sums, 8 + 16 fragments, 16 fetched numbers, addresses.
 budget: 168 registers, 49152 bytes of shared memory
 promises: HMMA
@@ -300,7 +300,7 @@ fn store(t: &mut Text) {
         t.code("bar.warp.sync 0xffffffff; mov.u32 %sb, %sa; mov.u32 %i, 0");
         t.label(&format!("ROWS{i}"));
         let rows = ["%row", "%row1", "%row2", "%row3"];
-        t.say("all of out before any of it is stored: nobody waits four times");
+        t.say("all of out is read before any of it is stored, so that there is one wait, not four");
         for (r, row) in rows.into_iter().enumerate() {
             if r > 0 {
                 t.code(format!("add.u64 {row}, {}, %hopa", rows[r - 1]));

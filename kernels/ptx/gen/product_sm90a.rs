@@ -23,7 +23,7 @@ nt is a b^T with b [N, K], nn is a b with b [K, N]: linear and linear_grad of th
           out = acc (+ out where add is not 0)
 
 A stage is a's tile, 128 rows of 128 bytes, then b's: nt 256 rows of 128 bytes along K; nn four tiles beside each other,
-each 64 rows of 128 bytes along N. Within 1024 bytes the piece of 16 bytes p of row r lies at p ^ r (swizzle of 128
+each 64 rows of 128 bytes along N. Within 1024 bytes the piece of 16 bytes p of row r is at p ^ r (swizzle of 128
 bytes, of the tensor map and of the descriptors alike). Descriptors: address / 16; bits 16: bytes / 16 from 64 columns
 to the next (nn, 8192; else not used, 1); bits 32: bytes / 16 from 8 rows to the next, 1024; bits 62: 1, that swizzle.
 Tiles in groups of 8 rows of tiles, down a group first: what blocks read at a time stays in the L2.
@@ -187,7 +187,7 @@ fn fill(t: &mut Text, b: Layout) {
         },
     );
     t.code("setmaxnreg.dec.sync.aligned.u32 24; setp.ne.u32 %p, %t, 0; @%p bra END");
-    t.say("stages are empty when nobody has arrived yet: the phase before the first counts as over");
+    t.say("stages are empty when no thread has arrived yet: the phase before the first counts as over");
     t.code("mov.u32 %parity, 1");
     t.label("FILL_TILE");
     t.code("setp.ge.u32 %p, %tile, %tiles; @%p bra END");

@@ -21,7 +21,7 @@ multiples of 8 numbers, so that every row begins at a multiple of 16 bytes; weig
 
   narrow: out[r, c] = bf16(x[r, c]), rows cols apart become rows stride apart; grid (rows, ceil(cols / 256))
 
-A tile along K has rows of 4 pieces of 16 bytes: piece p of row r lies at p ^ (r / 2 % 4); across K rows have 16
+A tile along K has rows of 4 pieces of 16 bytes: piece p of row r is stored at p ^ (r / 2 % 4); across K rows have 16
 pieces: p ^ (r % 8). So the eight rows that a matrix of ldmatrix reads meet all banks once.
 Sums: the order of k in steps of 16, inside as the tensor core has it: the class is this device's own.
 launch: grid (ceil(N / 128), ceil(M / 128)), 256 threads.

@@ -49,7 +49,7 @@ impl Checked<Cpu> {
     }
 
     /// The other bf16 kernel of the same class, None where the processor has one only: it gives the same bits.
-    pub fn bf16_twin(threads: usize) -> Option<Self> {
+    pub fn bf16_reference(threads: usize) -> Option<Self> {
         let mut cpu = Self::bf16(threads);
         cpu.precision = match cpu.precision {
             Precision::Bf16Dot => Precision::Bf16Widened,
@@ -65,7 +65,7 @@ impl Checked<Cpu> {
     }
 
     /// The reference in f32: products in plain loops, fused operations spelled in verbs. A class of its own.
-    pub fn twin(threads: usize) -> Self {
+    pub fn reference(threads: usize) -> Self {
         Self::new(threads).spelled()
     }
 

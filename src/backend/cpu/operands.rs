@@ -82,7 +82,7 @@ impl<'a> Strided<'a> {
         Strided { data: &self.data[at..], ..self }
     }
 
-    /// Whether an m x n matrix of these strides lies inside the data.
+    /// Whether an m x n matrix of these strides fits inside the data.
     pub fn holds(&self, m: usize, n: usize) -> bool {
         m == 0 || n == 0 || (m - 1) * self.row + (n - 1) * self.col < self.data.len()
     }
@@ -147,7 +147,7 @@ impl<'a> Target<'a> {
     /// The pointer, once it is known that m x n outputs fit.
     pub fn pointer(&self, m: usize, n: usize) -> *mut f32 {
         let n = if self.short { n.div_ceil(2) } else { n };
-        assert!(self.at + (m - 1) * self.stride + n <= self.out.len(), "the tile lies inside the output");
+        assert!(self.at + (m - 1) * self.stride + n <= self.out.len(), "the tile is inside the output");
         self.out.pointer(self.at)
     }
 }
@@ -163,7 +163,7 @@ pub struct Left<'a> {
     pub side: Side<'a>,
 }
 
-/// How they lie.
+/// Layout of the numbers.
 #[derive(Clone, Copy)]
 pub enum Side<'a> {
     /// One by one.

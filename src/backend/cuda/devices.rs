@@ -145,9 +145,9 @@ pub fn free(ordinal: usize) -> Option<u64> {
 
 /// The version of the driver, for example `550.54.14`, if the system reports it; otherwise its CUDA version.
 pub fn build(cuda: u32) -> String {
-    let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let number = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
-    told.split_whitespace().find(number).map_or_else(|| format!("cuda{cuda}"), String::from)
+    version.split_whitespace().find(number).map_or_else(|| format!("cuda{cuda}"), String::from)
 }
 
 #[cfg(test)]

@@ -254,11 +254,11 @@ impl Graph {
             if old == new {
                 continue;
             }
-            let told = with_params(new, functions, |params| {
+            let updated = with_params(new, functions, |params| {
                 // SAFETY: the node is one of the graph that was instantiated; the driver copies the parameters.
                 unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.started, *node, params) }
             })?;
-            check("cuGraphExecKernelNodeSetParams", told)?;
+            check("cuGraphExecKernelNodeSetParams", updated)?;
             old.clone_from(new);
         }
         Ok(())

@@ -59,7 +59,7 @@ pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
     let mut name = [0u8; 256];
     let mut pci = [0u8; 32];
     let mut memory = 0;
-    let mut told = [0; 3];
+    let mut values = [0; 3];
     let asked = [
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -71,12 +71,12 @@ pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
         check(sys::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as i32, device))
             .map_err(refused)?;
         check(sys::cuDeviceTotalMem_v2(&mut memory, device)).map_err(refused)?;
-        for (out, attribute) in told.iter_mut().zip(asked) {
+        for (out, attribute) in values.iter_mut().zip(asked) {
             check(sys::cuDeviceGetAttribute(out, attribute, device)).map_err(refused)?;
         }
     }
     let text = |x: &[u8]| String::from_utf8_lossy(x.split(|b| *b == 0).next().unwrap_or(x)).into_owned();
-    let [major, minor, integrated] = told.map(|x| u32::try_from(x).unwrap_or(0));
+    let [major, minor, integrated] = values.map(|x| u32::try_from(x).unwrap_or(0));
     Ok(devices::Device {
         ordinal,
         name: text(&name),

@@ -96,7 +96,7 @@ mod tests {
         device.copy(view_mut(&mut b, 1, 4), view(&a, 1, 4));
         drop((a, b));
         let _small = device.memory(4);
-        assert_eq!(device.driver().did, [""; 0], "there is room: nobody needs it yet");
+        assert_eq!(device.driver().did, [""; 0], "there is room, so no memory is freed yet");
         let mut large = device.memory(4 << 20);
         assert_eq!(device.driver().did, ["fill", "copy", "free", "free"]);
         device.fill(view_mut(&mut large, 1, 4), 1.0);

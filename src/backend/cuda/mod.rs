@@ -239,13 +239,13 @@ impl<D: Driver> Cuda<D> {
 
 /// The address of a view.
 fn at(x: &View<Memory>) -> Arg {
-    assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
+    assert!(x.memory.reaches(x.offset + x.len()), "a view is inside its memory");
     Arg::Address(x.memory.at(x.offset))
 }
 
 /// The address of a view for writing. All writes pass here, so their copies become outdated.
 fn at_mut(x: &ViewMut<Memory>) -> Arg {
-    assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
+    assert!(x.memory.reaches(x.offset + x.len()), "a view is inside its memory");
     x.memory.stamp().move_on();
     Arg::Address(x.memory.at(x.offset))
 }

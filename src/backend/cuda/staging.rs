@@ -47,7 +47,7 @@ impl Staging {
                 self.turn(stream)?;
             }
             let (now, later) = bytes.split_at(bytes.len().min(HALF - self.used));
-            // SAFETY: `now` fits behind `used` in this half, whose earlier copies are done (turn) or lie before it.
+            // SAFETY: `now` fits behind `used` in this half, whose earlier copies are done (turn) or are before it.
             unsafe {
                 let at = self.memory.cast::<u8>().add(self.side * HALF + self.used);
                 at.copy_from_nonoverlapping(now.as_ptr(), now.len());

@@ -72,7 +72,7 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn read_all(&mut self, parts: &mut [(View<Memory>, &mut [f32])]) -> Result<(), Fault> {
         for (x, _) in parts.iter() {
-            assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
+            assert!(x.memory.reaches(x.offset + x.len()), "a view is inside its memory");
         }
         self.send();
         if let Some(fault) = &self.fault {

@@ -31,9 +31,9 @@ pub struct Found {
 pub fn all() -> &'static [Found] {
     static ALL: OnceLock<Vec<Found>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let mut twins = BTreeMap::new();
+        let mut seen = BTreeMap::new();
         let found = instance::adapters().into_iter();
-        found.map(|adapter| Found { facts: facts(&adapter, &mut twins), adapter }).collect()
+        found.map(|adapter| Found { facts: facts(&adapter, &mut seen), adapter }).collect()
     })
 }
 
@@ -52,13 +52,13 @@ impl Found {
     }
 }
 
-/// `twins` counts adapters of the same API and model, which only their order distinguishes.
-fn facts(adapter: &Adapter, twins: &mut BTreeMap<String, usize>) -> Facts {
+/// `seen` counts adapters of the same API and model, which only their order distinguishes.
+fn facts(adapter: &Adapter, seen: &mut BTreeMap<String, usize>) -> Facts {
     let info = &adapter.info;
     let drivers = [info.driver.trim(), info.driver_info.trim()];
     let driver: Vec<&str> = drivers.into_iter().filter(|part| !part.is_empty()).collect();
     let model = format!("{:04x}:{:04x} {}", info.vendor, info.device, info.name);
-    let nth = twins.entry(format!("{} {model}", info.backend)).or_insert(0);
+    let nth = seen.entry(format!("{} {model}", info.backend)).or_insert(0);
     *nth += 1;
     let card = match (info.device_pci_bus_id.as_str(), uuid(adapter)) {
         ("", Some(uuid)) => uuid,

@@ -167,7 +167,7 @@ mod tests {
         (0..99).for_each(|_| pace.learn(1.0, 1.0));
         assert_eq!(pace.seconds(1e11), 10.0, "nor a standstill");
         pace.learn_at_most(1e10, 30.0);
-        assert_eq!(pace.seconds(1e11), 10.0, "what was done while nobody looked is not slow");
+        assert_eq!(pace.seconds(1e11), 10.0, "work that was not timed does not count as slow");
         (0..99).for_each(|_| pace.learn_at_most(1e10, 1e-4));
         assert!(pace.seconds(1e12) < 0.21, "what is too fast to measure shows that it is fast");
     }

@@ -289,12 +289,12 @@ fn lanes_kernel(asked: &Asked, lanes: u32) -> Chosen {
     let per: u32 = if asked.encoding == 0 { 4 } else { 8 };
     let whole = |x: usize, of: u32| x.is_multiple_of(of as usize);
     let plain = !encodings::is_block(asked.encoding);
-    let lies = plain && whole(asked.b_at, per) && whole(asked.b_stride, per);
+    let aligned = plain && whole(asked.b_at, per) && whole(asked.b_stride, per);
     let few = n.div_ceil(lanes as usize);
     let (vector, rows, cols) = match asked.right_across {
-        true if lies && per == 8 && whole(n, 8) && few > 2 => (1, 4, 8),
-        true if lies && per == 4 && whole(n, 4) && few > 2 => (1, 8, 4),
-        false if lies && whole(k, 8) => (1, 8, if few > 2 { 4 } else { few.max(1) as u32 }),
+        true if aligned && per == 8 && whole(n, 8) && few > 2 => (1, 4, 8),
+        true if aligned && per == 4 && whole(n, 4) && few > 2 => (1, 8, 4),
+        false if aligned && whole(k, 8) => (1, 8, if few > 2 { 4 } else { few.max(1) as u32 }),
         _ => (0, 8, few.clamp(1, 2) as u32),
     };
     let mut constants = basics(asked);

@@ -229,7 +229,7 @@ fn clock() -> Seen {
     match system::clock_is_kept() {
         Some(true) => Seen::Good("kept right by the network".into()),
         Some(false) => bad("nothing keeps it right"),
-        None => Seen::Unknown("plausible; nobody could be asked whether it is kept right".into()),
+        None => Seen::Unknown("plausible; whether it is kept right could not be asked".into()),
     }
 }
 

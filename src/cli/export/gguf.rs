@@ -162,8 +162,8 @@ fn metadata(
         all.set("general.file_type", Meta::U32(gguf::file_type_of(main_kind(plans))));
         all.set("general.quantization_version", Meta::U32(2));
     }
-    let anew = |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..), Encoding::Blocks(_)));
-    if plans.iter().any(anew) {
+    let requantized = |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..), Encoding::Blocks(_)));
+    if plans.iter().any(requantized) {
         // The base's blocks were made with an importance matrix, these are not.
         all.remove(|key| key.starts_with("quantize.imatrix."));
     }

@@ -47,7 +47,7 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
         );
     }
     if dialect == Dialect::Trl && import.value_of("max_seq_len").is_none() {
-        let remark = "max_seq_len: TRL cuts rows at 1024 tokens unless told otherwise; here they are cut at 2048, or at \
+        let remark = "max_seq_len: TRL cuts rows at 1024 tokens unless set otherwise; here they are cut at 2048, or at \
                       the model's positions where those are fewer";
         import.remarks.push(remark.into());
     }

@@ -93,7 +93,7 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
     let mut lines = vec![format!("device   {}{}", e.name, what.unwrap_or_default())];
     if let Some((keep, takes)) = e.prospect.as_ref().and_then(|p| p.takes) {
         let limit = e.prospect.as_ref().and_then(|p| p.limit);
-        let of = limit.map_or("nobody says how much it has".into(), |l| format!("it has {}", size(l)));
+        let of = limit.map_or("its memory is not known".into(), |l| format!("it has {}", size(l)));
         let of = if options.devices.memory_limit.is_some() {
             of.replace("it has", "--memory-limit gives it")
         } else {

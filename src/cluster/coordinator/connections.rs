@@ -134,7 +134,7 @@ impl Reception {
     }
 
     /// Records a connection that was rejected before it proved the token.
-    pub fn turned_away(&self, peer: String, reason: String) {
+    pub fn rejected_stranger(&self, peer: String, reason: String) {
         self.rejected(peer, Rejected::Stranger, reason);
     }
 
@@ -157,18 +157,18 @@ impl Reception {
     pub(super) fn heard(&self) -> bool {
         let waited = {
             let known = self.known();
-            let nobody = |c: &Closing| c.absent == Absent::Known && known.missing.is_empty();
-            known.closing.as_ref().is_none_or(|c| nobody(c) || Instant::now() >= c.until)
+            let none_missing = |c: &Closing| c.absent == Absent::Known && known.missing.is_empty();
+            known.closing.as_ref().is_none_or(|c| none_missing(c) || Instant::now() >= c.until)
         };
         let mut open = self.open.subscribe();
-        let nobody = async {
+        let closed = async {
             let quiet = tokio::time::timeout(GLANCE, open.wait_for(|&open| open == 0)).await.is_ok();
             if quiet && !waited {
                 tokio::time::sleep(GLANCE).await;
             }
             quiet
         };
-        self.runtime.block_on(nobody) && waited
+        self.runtime.block_on(closed) && waited
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -178,14 +178,14 @@ impl Reception {
     async fn converse(&self, mut link: MemberLink, peer: Option<String>) {
         let hello = match tokio::time::timeout(HELLO, link.from.recv()).await {
             Ok(Some(ToCoordinator::Hello(hello))) => hello,
-            Ok(None) => return self.nobody(&link.end, peer),
+            Ok(None) => return self.unidentified(&link.end, peer),
             Ok(Some(_)) => {
                 link.end.cut("it did not say who it is");
-                return self.nobody(&link.end, peer);
+                return self.unidentified(&link.end, peer);
             }
             Err(_) => {
                 link.end.cut("it did not say who it is in time");
-                return self.nobody(&link.end, peer);
+                return self.unidentified(&link.end, peer);
             }
         };
         if let Err(bye) = self.let_in(&hello) {
@@ -210,7 +210,7 @@ impl Reception {
     }
 
     /// Records a peer that proved the token and sent no `Hello`.
-    fn nobody(&self, end: &End, peer: Option<String>) {
+    fn unidentified(&self, end: &End, peer: Option<String>) {
         let reason = end.reason().unwrap_or_else(|| "it closed the connection".into());
         peer.into_iter().for_each(|peer| self.rejected(peer, Rejected::Worker, reason.clone()));
     }

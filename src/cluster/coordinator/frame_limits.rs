@@ -48,8 +48,8 @@ pub enum Misfit {
     },
     /// The manifest.
     #[error(
-        "what a worker is told of this run takes {bytes} bytes, {most} fit: use fewer or shorter labels, or a model of \
-         fewer files"
+        "what a worker receives about this run takes {bytes} bytes, {most} fit: use fewer or shorter labels, or a \
+         model of fewer files"
     )]
     Manifest {
         /// Its size in bytes.

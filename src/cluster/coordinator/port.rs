@@ -37,11 +37,11 @@ impl Port {
     ) -> Result<Self, NetError> {
         let book = reception.clone();
         let bound = Listener::bind(at, security, move |refusal| {
-            let more = match refusal.untold {
+            let more = match refusal.unreported {
                 0 => String::new(),
                 n => format!(" (and {n} more that were not shown)"),
             };
-            book.turned_away(refusal.peer.to_string(), format!("{}{more}", refusal.reason));
+            book.rejected_stranger(refusal.peer.to_string(), format!("{}{more}", refusal.reason));
         });
         let mut listener = runtime.block_on(bound)?;
         let (address, refused, closer) = (listener.address(), listener.counter(), listener.closer());
@@ -94,11 +94,11 @@ pub fn call(
 ) {
     let handle = runtime.clone();
     runtime.spawn(async move {
-        let (mut told, mut pause) = (String::new(), PAUSE);
+        let (mut reported, mut pause) = (String::new(), PAUSE);
         loop {
             match dial(&node, &security, DIAL_TIMEOUT).await {
                 Ok(connection) => {
-                    told.clear();
+                    reported.clear();
                     pause = PAUSE;
                     let link = link(&handle, connection);
                     let end = link.end.clone();
@@ -107,8 +107,8 @@ pub fn call(
                 }
                 Err(e) => {
                     let line = e.to_string();
-                    if line != told {
-                        told.clone_from(&line);
+                    if line != reported {
+                        reported.clone_from(&line);
                         tell(line);
                     }
                     pause = if e.is_final() { (2 * pause).min(LONGEST) } else { PAUSE };

@@ -256,10 +256,10 @@ impl Coordinator<'_> {
             let speeds = devices.into_iter().filter_map(|device| events::speed(device, task.after));
             return speeds.for_each(|speed| (task.say)(crate::train::event::Event::Speed(speed)));
         }
-        let turned_away = matches!(&note, Note::Joined { devices, .. } if devices.is_empty());
+        let rejected = matches!(&note, Note::Joined { devices, .. } if devices.is_empty());
         let heard = self.waiting.hear(note);
         self.tell(heard, gone, task);
-        if turned_away {
+        if rejected {
             let waits = self.waiting.wait();
             self.tell(waits, What::Note, task);
         }

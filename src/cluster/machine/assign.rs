@@ -46,7 +46,7 @@ pub(super) struct Slot {
     held: usize,
 }
 
-/// The time of planning, and the grace period of late leases.
+/// The time of planning, and the grace period for late leases.
 #[derive(Clone, Copy)]
 struct At {
     now: Duration,

@@ -173,7 +173,7 @@ mod tests {
         bed.join(1, &[]);
         assert_eq!(noted(&bed.said(1, From::Leave { reason: "no device here can take part".into() })), 0);
         bed.join(2, &["b"]);
-        assert_eq!(noted(&bed.said(2, From::Leave { reason: "it was told to stop".into() })), 1);
+        assert_eq!(noted(&bed.said(2, From::Leave { reason: "it was asked to stop".into() })), 1);
         // A removal for a protocol error is always reported.
         bed.join(3, &[]);
         assert_eq!(noted(&bed.said(3, From::Ready { devices: vec![], refused: vec![] })), 1);

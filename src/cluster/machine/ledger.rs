@@ -172,7 +172,7 @@ impl Ledger {
         let index = self.lease(lease).item;
         assert!(
             matches!(self.items[index].state, State::Open | State::Leased),
-            "an item is granted to nobody while another grant of it stands"
+            "an item is not granted while another grant of it stands"
         );
         self.lease_mut(lease).status = Status::Granted;
         let item = &mut self.items[index];

@@ -187,7 +187,7 @@ impl DeviceWorker {
         self.hand_back(job, reason.clone());
         self.queue.finished();
         if say(job, Report::Fallback { now: self.device(), reason }) {
-            self.queue.told();
+            self.queue.announced();
         }
     }
 
@@ -201,7 +201,7 @@ impl DeviceWorker {
                 self.queue.finished();
                 // If this conversation has ended, the next one gets the report, with its first lease at the latest.
                 if say(job, Report::Fallback { now: self.device(), reason }) {
-                    self.queue.told();
+                    self.queue.announced();
                 }
                 return true;
             }

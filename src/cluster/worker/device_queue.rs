@@ -33,7 +33,7 @@ struct State {
     /// The device that computes here; the error is why none does any more.
     device: Option<Result<Device, String>>,
     /// The device as the current conversation knows it.
-    told: Option<Device>,
+    announced: Option<Device>,
 }
 
 impl DeviceQueue {
@@ -63,7 +63,7 @@ impl DeviceQueue {
     pub fn muster(&self) -> Result<Device, String> {
         let mut state = self.state();
         let device = state.device.clone().unwrap_or_else(|| Err("its thread has ended".into()))?;
-        state.told = Some(device.clone());
+        state.announced = Some(device.clone());
         Ok(device)
     }
 
@@ -73,15 +73,15 @@ impl DeviceQueue {
     }
 
     /// Records that the conversation knows the current device.
-    pub fn told(&self) {
+    pub fn announced(&self) {
         let mut state = self.state();
-        state.told = state.device.clone().and_then(Result::ok);
+        state.announced = state.device.clone().and_then(Result::ok);
     }
 
     /// Whether the conversation knows the current device.
     pub fn is_known(&self) -> bool {
         let state = self.state();
-        state.device.as_ref().and_then(|device| device.as_ref().ok()) == state.told.as_ref()
+        state.device.as_ref().and_then(|device| device.as_ref().ok()) == state.announced.as_ref()
     }
 
     /// The lease that the device computes.

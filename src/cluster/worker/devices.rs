@@ -151,10 +151,10 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
                     let trials = caught(|| worker.measure()).unwrap_or_default();
                     let device = worker.device();
                     queue.stands(device.clone());
-                    let told = opened.send((i, Ok((device, queue, lines, trials))));
+                    let sent = opened.send((i, Ok((device, queue, lines, trials))));
                     drop(opened);
                     // Without a receiver no conversation can give it work.
-                    if told.is_ok() {
+                    if sent.is_ok() {
                         worker.work();
                     }
                 }

@@ -134,7 +134,7 @@ impl<'a> Worker<'a> {
             let hello = Hello { before: self.before.clone(), ..hello };
             let outcome = self.converse(&mut outbox, hello).await;
             match &outcome {
-                Outcome::Left => outbox.leave("it was told to stop"),
+                Outcome::Left => outbox.leave("it was asked to stop"),
                 Outcome::Refused { reason } | Outcome::Failed { reason } => outbox.leave(reason),
                 _ => {}
             }

@@ -53,15 +53,15 @@ impl Device for Processor {
 }
 
 /// The slow reference implementation that every device is compared with.
-pub struct Twin;
+pub struct ReferenceCpu;
 
-impl Opener for Twin {
+impl Opener for ReferenceCpu {
     fn backend(&self) -> &str {
         "cpu"
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        Box::new(Cpu::twin(1)).build(&Whole::of(blueprint), Keep::Everything)
+        Box::new(Cpu::reference(1)).build(&Whole::of(blueprint), Keep::Everything)
     }
 }
 

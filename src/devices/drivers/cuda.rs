@@ -179,7 +179,7 @@ fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
     static TAKEN: Mutex<BTreeMap<usize, Verdicts>> = Mutex::new(BTreeMap::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     let (products, attention) = taken.entry(ordinal).or_default();
-    let told = |what: &str, why: Option<&str>| {
+    let report = |what: &str, why: Option<&str>| {
         if let Some(why) = why {
             say!("cuda {ordinal}: {what} with mma: {why}");
         }
@@ -191,7 +191,7 @@ fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
             let device = device.sm90a(Trial::default());
             // A trial without enough memory decides nothing: the next opening repeats it.
             *products = (!device.undecided()).then(|| device.below().is_none());
-            told("products stay", device.below());
+            report("products stay", device.below());
             device
         }
     };
@@ -200,7 +200,7 @@ fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
         None => {
             let device = device.attention_sm90a(AttentionTrial::default());
             *attention = (!device.undecided()).then(|| device.flash());
-            told("attention stays", device.attention_below());
+            report("attention stays", device.attention_below());
             device
         }
     }

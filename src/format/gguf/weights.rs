@@ -1,7 +1,7 @@
 //! Tensors of a GGUF under Hugging Face names. They stay packed in the map; each is widened when it is asked
 //! for, on all threads, and what is stored as f32, f16 or bf16 is given as it is.
 //!
-//! llama.cpp turns the rows of q and k for arch `llama`, so that rotary pairs lie side by side; Hugging Face
+//! llama.cpp permutes the rows of q and k for arch `llama`, so that rotary pairs are side by side; Hugging Face
 //! has them half a head apart. Rows are whole blocks in every kind, so they are put back as they are.
 
 use super::reader::{Gguf, Info};
@@ -16,11 +16,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How the rows of a tensor lie in the file.
+/// Order of the rows of a tensor in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
     AsTheyAre,
-    /// Rotary pairs side by side within each of so many heads.
+    /// Rotary pairs side by side within each head, for this number of heads.
     Paired(usize),
 }
 
@@ -70,7 +70,7 @@ impl Weights {
     }
 }
 
-/// Tables that are computed anew, or read elsewhere (`rope_freqs` goes into the configuration).
+/// Tables that are recomputed, or read elsewhere (`rope_freqs` goes into the configuration).
 pub(super) fn is_not_a_weight(stored: &str) -> bool {
     stored.starts_with("rope_freqs") || stored.ends_with(".attn_rot_embd.weight")
 }
@@ -162,7 +162,7 @@ impl Gguf {
 /// f32, little endian.
 fn widen(packed: &[u8], info: &Info, rows: Rows) -> Vec<u8> {
     let elements: usize = info.shape.iter().product();
-    // A vector that is turned has rows of one element.
+    // A vector that is permuted has rows of one element.
     let (n, row) = match (rows, &info.shape[..]) {
         (Rows::Paired(_), [n]) => (*n, 1),
         (_, [.., last]) if elements > 0 => (elements / last, *last),

@@ -151,16 +151,16 @@ pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
 /// Permutes rows of q and k to llama.cpp's order, in which the two rows of a rotary pair are adjacent within each head.
 /// `values` consists of `rows` rows of equal length.
 pub fn pair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
-    turned(values, rows, |row| (source_row(row, rows, Rows::Paired(heads)), row))
+    permuted(values, rows, |row| (source_row(row, rows, Rows::Paired(heads)), row))
 }
 
 /// The inverse of [`pair_rows`].
 pub fn unpair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
-    turned(values, rows, |row| (row, source_row(row, rows, Rows::Paired(heads))))
+    permuted(values, rows, |row| (row, source_row(row, rows, Rows::Paired(heads))))
 }
 
 /// Permutes rows; `place` gives (to, from) of each row.
-fn turned(values: &[f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) -> Vec<f32> {
+fn permuted(values: &[f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) -> Vec<f32> {
     let size = values.len() / rows.max(1);
     let mut out = vec![0f32; values.len()];
     for (to, from) in (0..rows).map(place) {

@@ -38,14 +38,14 @@ b.no_truncation(); b.no_padding()
 FAST = {n: PreTrainedTokenizerFast(tokenizer_object=t, **{k: v['content'] if isinstance(v, dict) else v for k, v in CONFIG[n].items() if k.endswith('token') and k != 'add_bos_token'}) for n, t in FILES.items()}
 
 G, E = '{% generation %}', '{% endgeneration %}'
-TWIN = {
+MARKED = {
     'smollm2': "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}" + G + "{{ message['content'] + '<|im_end|>' }}" + E + "{{ '\n' }}{% else %}{{ message['content'] + '<|im_end|>' + '\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     'instruct': "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}" + G + "{{ ' ' + message['content'] | trim + eos_token }}" + E + "{% endif %}{% endfor %}",
     'trimmed': "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\n\n' }}" + G + "{{ message['content'] | trim + '<|im_end|>' }}" + E + "{% else %}{{ '<|im_start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|im_end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}",
     # earlier turns lose their thinking, and only the newest turn keeps an empty one, as in Qwen3
     'thinking': "{% set ns = namespace(last=-1) %}{% for message in messages %}{% if message['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\n' }}" + G + "{% set content = message['content'].split('</think>')[-1].lstrip('\n') %}{% if loop.index0 > ns.last and loop.last %}{{ '<think>\n' + message['content'].split('</think>')[0].split('<think>')[-1].strip('\n') + '\n</think>\n\n' if '</think>' in message['content'] else '<think>\n\n</think>\n\n' }}{% endif %}{{ content + '<|im_end|>' }}" + E + "{{ '\n' }}{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
 }
-PLAIN = {n: t.replace(G, '').replace(E, '') for n, t in TWIN.items()}
+PLAIN = {n: t.replace(G, '').replace(E, '') for n, t in MARKED.items()}
 ON = {'smollm2': 'bytes', 'trimmed': 'bytes', 'thinking': 'bytes', 'instruct': 'pieces'}
 
 
@@ -76,10 +76,10 @@ def case(tokenizer, template, row, ids, mask):
 def talk(tokenizer, template, row, messages):
     fast = FAST[tokenizer]
     text = fast.apply_chat_template(messages, chat_template=PLAIN[template], tokenize=False)
-    assert text == fast.apply_chat_template(messages, chat_template=TWIN[template], tokenize=False)
-    out = fast.apply_chat_template(messages, chat_template=TWIN[template], return_assistant_tokens_mask=True, return_dict=True)
+    assert text == fast.apply_chat_template(messages, chat_template=MARKED[template], tokenize=False)
+    out = fast.apply_chat_template(messages, chat_template=MARKED[template], return_assistant_tokens_mask=True, return_dict=True)
     assert out['input_ids'] == fast(text, add_special_tokens=False).input_ids
-    for kind in [PLAIN, TWIN]:
+    for kind in [PLAIN, MARKED]:
         case(tokenizer, kind[template], row, out['input_ids'], out['assistant_masks'])
 
 

@@ -17,7 +17,7 @@ pub struct Who {
     pub part: u32,
 }
 
-const NOBODY: Who =
+const NO_THREAD: Who =
     Who { launch: 0, block: 0, thread: 0, barriers: 0, warp_barriers: 0, part_barriers: 0, part: 0 };
 /// Represents several threads, or several blocks.
 const MANY: u32 = u32::MAX;
@@ -57,7 +57,7 @@ pub struct Region {
 impl Region {
     /// Uninitialized contents.
     pub fn new(len: usize) -> Region {
-        let word = Word { written: 0, writer: NOBODY, reader: NOBODY, parts: (0, 0), constant: 0 };
+        let word = Word { written: 0, writer: NO_THREAD, reader: NO_THREAD, parts: (0, 0), constant: 0 };
         Region { bytes: vec![0; len], words: vec![word; len.div_ceil(4)] }
     }
 
@@ -86,7 +86,7 @@ impl Region {
         for (w, mask) in Self::mask(at, len) {
             let word = &mut self.words[w];
             if word.written & mask != mask {
-                return Err(format!("byte {at} is read and nobody wrote it"));
+                return Err(format!("byte {at} is read but was never written"));
             }
             if !word.writer.before(&who) {
                 let t = word.writer.thread;
@@ -176,7 +176,7 @@ impl Region {
     pub fn get(&self, at: usize, out: &mut [u8]) -> Result<(), String> {
         let all = Self::mask(at, out.len()).all(|(w, mask)| self.words[w].written & mask == mask);
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
-        if all { Ok(()) } else { Err("the host reads what nobody wrote".into()) }
+        if all { Ok(()) } else { Err("the host reads bytes that were never written".into()) }
     }
 
     /// Marks the contents as uninitialized.

@@ -95,7 +95,7 @@ impl Shared {
     }
 
     fn barrier(&mut self, at: u64, warp: usize, clock: &Clock) -> Result<&mut Barrier, String> {
-        let barrier = self.barriers.get_mut(&at).ok_or_else(|| format!("no mbarrier lies at {at:#x}"))?;
+        let barrier = self.barriers.get_mut(&at).ok_or_else(|| format!("there is no mbarrier at {at:#x}"))?;
         let (by, then) = barrier.made;
         if by != warp && clock[by] < then {
             return Err("an mbarrier is used, and nothing orders it after its initialisation".into());
@@ -207,7 +207,7 @@ impl Warp {
         for l in lanes(active) {
             let (at, expected, me) = (at[l], expected[l] as u32, self.number());
             if !at.is_multiple_of(8) || at as usize + 8 > shared.region.bytes.len() || expected == 0 {
-                return Err("an mbarrier out of bounds, not aligned or of nobody".into());
+                return Err("an mbarrier out of bounds, not aligned or without arrivals".into());
             }
             let barrier = Barrier {
                 expected,

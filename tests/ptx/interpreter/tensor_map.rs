@@ -48,7 +48,7 @@ impl Warp {
         for lane in (0..32).filter(|l| active >> l & 1 == 1) {
             let (l, who, me) = (lane as usize, self.who(block, lane), self.number());
             let of_param = |i: u64| block.call.args.get(i as usize).filter(|v| v.bytes == 128);
-            let param = map[l].checked_sub(MAPS).and_then(of_param).ok_or("no tensor map lies there")?;
+            let param = map[l].checked_sub(MAPS).and_then(of_param).ok_or("there is no tensor map")?;
             let map = block.call.maps[param.bits as usize];
             if map.part.0 != 64 || map.part.1 > 256 || !to[l].is_multiple_of(128) {
                 return Err("a box that is not 128 bytes wide, or not aligned".into());

@@ -124,10 +124,10 @@ impl Warp {
             self.step(ins, active, lanes, (block, &mut memory)).map_err(|e| address(ins, &e, self.index))?;
         }
         if self.multiplies() {
-            return Err(format!("warp {}: ends with wgmma that nobody waited for", self.index));
+            return Err(format!("warp {}: ends with wgmma that was not waited for", self.index));
         }
         if !self.open.is_empty() || self.under_way.iter().any(|g| !g.is_empty()) {
-            return Err(format!("warp {}: ends with copies that nobody waited for", self.index));
+            return Err(format!("warp {}: ends with copies that were not waited for", self.index));
         }
         Ok(Stop::Ended)
     }
@@ -350,7 +350,7 @@ impl Warp {
         if self.in_flight[register] == 0 {
             Ok(())
         } else {
-            Err("a register of a wgmma that nobody waited for".into())
+            Err("a register of a wgmma that was not waited for".into())
         }
     }
 

@@ -128,7 +128,7 @@ impl Warp {
                 return Err("a left operand that was never set".into());
             }
             if groups().flat_map(|g| &g.sums).any(|sums| sums.contains(&r)) {
-                return Err("a register of a wgmma that nobody waited for".into());
+                return Err("a register of a wgmma that was not waited for".into());
             }
         }
         self.fenced(&registers)?;
@@ -176,7 +176,7 @@ impl Warp {
         for group in self.groups_under_way.iter().chain([&self.filling]) {
             let shared = |other: &[usize]| other.iter().any(|r| registers.contains(r));
             if shared(&group.left) || group.sums.iter().any(|s| *s != registers && shared(s)) {
-                return Err("a register of another wgmma that nobody waited for".into());
+                return Err("a register of another wgmma that was not waited for".into());
             }
         }
         self.fenced(&registers)?;

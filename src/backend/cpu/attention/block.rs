@@ -1,5 +1,5 @@
 //! A block of scores as attention and its gradient see it: keys down, queries across, so that what belongs to one
-//! query lies in one lane of the vectors and is never added across lanes.
+//! query is in one lane of the vectors and is never added across lanes.
 //!
 //! Above the diagonal nothing is multiplied: groups of queries stop at the last key that one of them sees. A value
 //! does not depend on what else is in its block: all chains are in ascending order of channels, keys or queries.
@@ -118,7 +118,7 @@ pub trait BlockProducts<'a> {
     /// out[queries, D] (=|+=) scale * blockᵀ x (k or v); what is not seen is 0 in the block, which may be rounded.
     ///
     /// # Safety
-    /// Nobody else touches that output meanwhile.
+    /// No other thread accesses that output during the call.
     unsafe fn to_queries(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen);
 
     /// out[keys, D] (=|+=) scale * block x (q or dout); what is not seen is 0 in the block, which may be rounded.

@@ -1,5 +1,5 @@
-//! The products of a block of attention on f32 numbers. Keys and values are read where they lie; only queries are
-//! turned, once for all blocks of keys. In bf16 it multiplies rounded copies: the reference of `block_pairs.rs`,
+//! The products of a block of attention on f32 numbers. Keys and values are read in place; only queries are
+//! transposed, once for all blocks of keys. In bf16 it multiplies rounded copies: the reference of `block_pairs.rs`,
 //! to the bit, and what computes bf16 where there is no fast instruction for it.
 
 use super::super::gemm::product::{small, tile};
@@ -9,7 +9,7 @@ use super::super::runtime::bf16::{round, round_here};
 use super::block::{BlockProducts, Into, KEYS, Keys, QUERIES, Seen, Which};
 use crate::backend::Write;
 
-/// Of one kind, in f32: its numbers where they lie, or a rounded copy.
+/// Of one kind, in f32: its numbers in place, or a rounded copy.
 struct Matrix<'a, 'r> {
     there: Option<Strided<'a>>,
     copy: Option<&'r mut [f32]>,
@@ -44,7 +44,7 @@ pub struct Floats<'a, 'c, 'r> {
     queries: [Matrix<'a, 'r>; 2],
     keys: [Matrix<'a, 'r>; 2],
     /// [queries / 32][D][32] of each kind, as the right factor of tiles.
-    turned: [&'r mut [f32]; 2],
+    transposed: [&'r mut [f32]; 2],
 }
 
 impl<'a, 'c, 'r> Floats<'a, 'c, 'r> {
@@ -58,11 +58,11 @@ impl<'a, 'c, 'r> Floats<'a, 'c, 'r> {
         let mut parts = room.chunks_exact_mut((QUERIES * size).max(1));
         const { assert!(QUERIES == KEYS, "all parts are of one length") };
         let mut part = || parts.next().unwrap_or_default();
-        let turned = [part(), part()];
+        let transposed = [part(), part()];
         let rounded = cx.precision != Precision::F32;
         let mut matrix = || Matrix { there: None, copy: rounded.then(&mut part), size };
         let (queries, keys) = ([matrix(), matrix()], [matrix(), matrix()]);
-        Floats { cx, size, queries, keys, turned }
+        Floats { cx, size, queries, keys, transposed }
     }
 
     fn settle(&self, block: &mut [f32], seen: Seen) {
@@ -72,10 +72,12 @@ impl<'a, 'c, 'r> Floats<'a, 'c, 'r> {
     }
 }
 
-/// turned[queries / 32][D][32] = x[queries, D]
-fn turn(turned: &mut [f32], x: Strided, queries: usize) {
-    let size = turned.len() / QUERIES;
-    for (p, panel) in turned.chunks_exact_mut((size * COLS).max(1)).enumerate().take(queries.div_ceil(COLS)) {
+/// transposed[queries / 32][D][32] = x[queries, D]
+fn transpose(transposed: &mut [f32], x: Strided, queries: usize) {
+    let size = transposed.len() / QUERIES;
+    for (p, panel) in
+        transposed.chunks_exact_mut((size * COLS).max(1)).enumerate().take(queries.div_ceil(COLS))
+    {
         let (x, n) = (x.from(p * COLS, 0), COLS.min(queries - p * COLS));
         product_tiles::lay_out(panel, x.transposed(), (size, n), 1.0);
     }
@@ -83,10 +85,10 @@ fn turn(turned: &mut [f32], x: Strided, queries: usize) {
 
 impl<'a> BlockProducts<'a> for Floats<'a, '_, '_> {
     fn queries(&mut self, x: [Option<Strided<'a>>; 2], count: usize) {
-        for ((matrix, turned), x) in self.queries.iter_mut().zip(&mut self.turned).zip(x) {
+        for ((matrix, transposed), x) in self.queries.iter_mut().zip(&mut self.transposed).zip(x) {
             let Some(x) = x else { continue };
             matrix.set(x, count);
-            turn(turned, matrix.get(), count);
+            transpose(transposed, matrix.get(), count);
         }
     }
 
@@ -95,11 +97,11 @@ impl<'a> BlockProducts<'a> for Floats<'a, '_, '_> {
     }
 
     fn scores(&mut self, out: &mut [f32], which: Which, seen: Seen, scale: f32) {
-        let (x, turned) = (self.keys[which as usize].get(), &self.turned[which as usize]);
+        let (x, transposed) = (self.keys[which as usize].get(), &self.transposed[which as usize]);
         for c in (0..seen.queries).step_by(COLS) {
             let n = COLS.min(seen.queries - c);
             let sizes = Sizes { m: seen.of(c + n - 1), n, k: self.size };
-            let f = Factors { a: x, b: Strided::rows(&turned[c * self.size..], COLS), scale };
+            let f = Factors { a: x, b: Strided::rows(&transposed[c * self.size..], COLS), scale };
             small(self.cx, (&mut out[c..], QUERIES), Write::Set, sizes, f);
         }
     }

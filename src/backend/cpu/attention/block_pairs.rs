@@ -123,7 +123,7 @@ pub struct InPairs<'r> {
     here: Words<&'r [u32]>,
     count: usize,
     /// q and dout as the right factor of scores, [queries / 32][D / 2][32]: pairs along the channels.
-    turned: [&'r mut [u32]; 2],
+    transposed: [&'r mut [u32]; 2],
     /// The same as the right factor of what is added up over queries, [D / 32][queries / 2][32].
     over_queries: [&'r mut [u32]; 2],
     /// A block of scores, as a left factor.
@@ -147,7 +147,7 @@ impl<'r> InPairs<'r> {
             keys,
             here: Words { rows: [&[]; 2], over_keys: &[] },
             count: 0,
-            turned: [QUERIES * pairs; 2].map(&mut part),
+            transposed: [QUERIES * pairs; 2].map(&mut part),
             over_queries: [QUERIES / 2 * panels; 2].map(&mut part),
             block: part(KEYS * QUERIES / 2),
         }
@@ -155,7 +155,7 @@ impl<'r> InPairs<'r> {
 }
 
 /// out[queries / 32][D / 2][32] = x[count, D]
-fn turn(out: &mut [u32], x: Strided, (count, size): (usize, usize)) {
+fn transpose(out: &mut [u32], x: Strided, (count, size): (usize, usize)) {
     let pairs = size.div_ceil(2);
     assert!(x.col == 1 && x.holds(count, size) && out.len() == QUERIES * pairs, "queries in rows");
     for i in (0..count).step_by(16) {
@@ -189,7 +189,7 @@ fn stack(out: &mut [u32], x: Strided, (count, size): (usize, usize)) {
                 whole = [Some(&pads[0][..]), Some(&pads[1][..])];
             }
             let [Some(even), Some(odd)] = whole else { unreachable!("both were filled") };
-            // SAFETY: as in `turn`.
+            // SAFETY: as in `transpose`.
             unsafe { avx512_bf16::interleave(out, even, odd) };
         }
     }
@@ -199,7 +199,7 @@ impl<'a> BlockProducts<'a> for InPairs<'_> {
     fn queries(&mut self, x: [Option<Strided<'a>>; 2], count: usize) {
         for (i, x) in x.into_iter().enumerate() {
             let Some(x) = x else { continue };
-            turn(self.turned[i], x, (count, self.size));
+            transpose(self.transposed[i], x, (count, self.size));
             if self.keys.pass == Pass::Backward {
                 stack(self.over_queries[i], x, (count, self.size));
             }
@@ -220,7 +220,7 @@ impl<'a> BlockProducts<'a> for InPairs<'_> {
                 continue;
             }
             let target = Target { at: c, ..Target::rows(&out, QUERIES, Write::Set) };
-            let panel = &self.turned[which][c * pairs..];
+            let panel = &self.transposed[which][c * pairs..];
             let left =
                 Pairs { k: pairs, a: self.here.rows[which].as_ptr(), row: pairs, col: 1, b: panel.as_ptr() };
             assert!(keys <= self.count, "keys were paired");
@@ -240,7 +240,7 @@ impl<'a> BlockProducts<'a> for InPairs<'_> {
             .take(seen.keys.div_ceil(2))
         {
             let (even, odd) = rows.split_at(QUERIES);
-            // SAFETY: as in `turn`.
+            // SAFETY: as in `transpose`.
             unsafe { avx512_bf16::interleave(out, even, odd) };
         }
         if !seen.keys.is_multiple_of(2) {
@@ -267,7 +267,7 @@ impl<'a> BlockProducts<'a> for InPairs<'_> {
     unsafe fn to_keys(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen) {
         const PAIRS: usize = QUERIES / 2;
         let rows = self.block.chunks_exact_mut(PAIRS).zip(block.chunks_exact(QUERIES));
-        // SAFETY: as in `turn`.
+        // SAFETY: as in `transpose`.
         rows.take(seen.keys).for_each(|(out, row)| unsafe { avx512_bf16::pair_up(out, row) });
         let pairs = seen.queries.div_ceil(2);
         if !seen.queries.is_multiple_of(2) {

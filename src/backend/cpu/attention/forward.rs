@@ -111,7 +111,7 @@ pub fn forward(
     let keys = PairedKeys::new(cx, (&x, segments), Pass::Forward, room);
     let (out, lse) = (Shared::new(out), logsumexp.map(Shared::new));
     cx.threads.each(tasks.len(), |i| {
-        // The longest first: nobody waits for them in the end.
+        // The longest first, so that no thread waits for them at the end.
         let q = tasks[tasks.len() - 1 - i];
         with_products(cx, x.heads.size, keys.as_ref(), |products, [block, _]| {
             let running = attend(cx, (&out, products, block), &x, q);

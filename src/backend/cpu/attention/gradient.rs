@@ -1,7 +1,7 @@
 //! The gradient of attention. A row of the microbatch is cut into stretches, and a task is a stretch of queries of
 //! one head against a stretch of keys: all tasks whose stretches are equally far apart run at a time, because no two of
 //! them write to the same tokens, and nearer ones come first. A head has parts of dk and dv of its own, which are
-//! added up afterwards over the query heads that share a key/value head, in order. Probabilities are computed anew
+//! added up afterwards over the query heads that share a key/value head, in order. Probabilities are recomputed
 //! from the saved logsumexp, block by block.
 
 use super::super::operands::{Context, Target};
@@ -113,7 +113,7 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, (x, segments): (Inputs, &[S
 /// dq, and the parts of dk and dv.
 type Gradients<'s> = (Shared<'s>, Shared<'s>, Shared<'s>);
 
-/// One task. Whoever is first to write to a token's gradient sets it: the squares on the diagonal.
+/// One task. The first write to a token's gradient sets it: the squares on the diagonal.
 fn square<'a>(
     cx: Context,
     ((dq, dk, dv), products, [p, ds]): (&Gradients, &mut dyn BlockProducts<'a>, [&mut [f32]; 2]),

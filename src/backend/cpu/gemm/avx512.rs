@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 ///
 /// # Safety
 /// The processor has AVX-512 F; every element that the sizes and strides name is inside its allocation, and
-/// the output is nobody else's meanwhile. Of b only the first `cols` values of a row are read.
+/// no other thread accesses the output during the call. Of b only the first `cols` values of a row are read.
 #[target_feature(enable = "avx512f")]
 pub unsafe fn tile(parts: &[Part], place: Place) {
     macro_rules! by_rows {

@@ -157,14 +157,14 @@ pub unsafe fn pair_and_turn(
 ) {
     // SAFETY: the caller's promise.
     let pairs = unsafe { load_rows(rows, |i| _mm512_castsi512_ps(pairs_of(x.add(i * stride), numbers))) };
-    for (w, &turned) in transposed(pairs).iter().enumerate().take(numbers.div_ceil(2)) {
+    for (w, &column) in transposed(pairs).iter().enumerate().take(numbers.div_ceil(2)) {
         // SAFETY: as above.
-        unsafe { _mm512_storeu_ps(out.add(w * COLS).cast(), turned) };
+        unsafe { _mm512_storeu_ps(out.add(w * COLS).cast(), column) };
     }
 }
 
 /// Pairs along the columns become pairs along the rows: out[w * 32 + j] is the pair of rows 2 w and 2 w + 1 in column j
-/// of x, for `rows` rows that lie `stride` words apart, of which `words` words (at most 16) are read; what is beyond is 0.
+/// of x, for `rows` rows `stride` words apart, of which `words` words (at most 16) are read; what is beyond is 0.
 ///
 /// # Safety
 /// As there; `rows.div_ceil(2) * 32` words can be written.
@@ -189,8 +189,8 @@ pub unsafe fn turn_rows(out: *mut u32, (x, stride): (*const u32, usize), rows: u
         for w in 0..rows.div_ceil(2) {
             let (even, odd) = (load(2 * w), load(2 * w + 1));
             for (half, order) in orders.iter().enumerate() {
-                let turned = _mm512_permutex2var_epi16(even, *order, odd);
-                _mm512_storeu_si512(out.add(w * COLS + 16 * half).cast(), turned);
+                let paired = _mm512_permutex2var_epi16(even, *order, odd);
+                _mm512_storeu_si512(out.add(w * COLS + 16 * half).cast(), paired);
             }
         }
     }
@@ -227,7 +227,7 @@ fn paired(low: __m512, high: __m512) -> __m512i {
 }
 
 /// Pairs along K become pairs along N: out[n / 2 * 32 + k] for 16 outputs n and at most 16 k, of which words
-/// exist for `words` (others become 0). Words of the next k lie 32 further on.
+/// exist for `words` (others become 0). Words of the next k are 32 further on.
 ///
 /// # Safety
 /// AVX-512 F and BW; `words` rows of 16 words can be read, and 16 words written in each of 8 rows of `out`.

@@ -1,4 +1,4 @@
-//! Frozen products of few rows, as decoding makes them: the weights are read once, from where they lie, by all
+//! Frozen products of few rows, as decoding makes them: the weights are read once, in place, by all
 //! threads, because reading them is all that takes time. A task is a few panels, whose chains run side by side.
 //!
 //! Every output is the chain that tiles compute, so that a token decoded alone has the bits of a token in a
@@ -71,7 +71,7 @@ fn lay_out<'a>(
     (a.left.from(row, 0).numbers(), room, a.rank)
 }
 
-/// Most terms of what is added: the room of a thread holds so many for every panel.
+/// Most terms of what is added: the room of a thread holds this number for every panel.
 pub const RANK: usize = 2 * SLICE / PANELS;
 
 /// Of every output of the panels.

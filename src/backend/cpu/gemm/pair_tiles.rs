@@ -52,7 +52,7 @@ pub unsafe fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) 
     }
     let row = |i: usize| if i < k { &b.from(i, 0).data[..cols] } else { &[] };
     for (w, out) in panel.chunks_exact_mut(COLS).enumerate() {
-        assert_eq!(b.col, 1, "one of both lies side by side");
+        assert_eq!(b.col, 1, "rows or columns of the factor are contiguous");
         let (even, odd) = (row(2 * w), row(2 * w + 1));
         let whole = odd.len() / 16 * 16;
         // SAFETY: the caller's promise.

@@ -27,7 +27,7 @@ pub fn small(cx: Context, out: (&mut [f32], usize), write: Write, sizes: Sizes, 
 /// The same on the caller's thread, into part of an output that others write elsewhere.
 ///
 /// # Safety
-/// Nobody else touches the m x n outputs at the target meanwhile.
+/// No other thread accesses the m x n outputs at the target during the call.
 pub unsafe fn tile(cx: Context, target: Target, sizes: Sizes, f: Factors) {
     if sizes.m == 0 || sizes.n == 0 {
         return;

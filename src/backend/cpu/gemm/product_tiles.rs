@@ -19,11 +19,11 @@ pub const SLICE: usize = 768;
 const BLOCK: usize = 264;
 /// Most panels of a task: the slices of its left factor are read once for all of them.
 const GROUP: usize = 24;
-/// Tasks for each thread, if the panels are enough: of one size, and few, because each reads its rows anew.
+/// Tasks for each thread, if the panels are enough: of one size, and few, because each reads its rows again.
 const TASKS: usize = 4;
 /// The same for narrow outputs, which have few panels to share out.
 const NARROW: usize = 96;
-/// Up to so many rows a right factor is read in place.
+/// Up to this number of rows a right factor is read in place.
 const IN_PLACE: usize = 96;
 
 thread_local! {
@@ -96,13 +96,13 @@ fn across(cx: Context, target: Target, sizes: Sizes, f: Factors) {
         let i = task * COLS;
         let rows = COLS.min(m - i);
         let mut flat = [0.0f32; 16 * COLS];
-        let (out, turned) = (Shared::new(&mut flat), Sizes { m: n, n: rows, k });
+        let (out, transposed) = (Shared::new(&mut flat), Sizes { m: n, n: rows, k });
         let here = Target::rows(&out, COLS, Write::Set);
         let (a, b) = (f.b.transposed(), f.a.from(i, 0).transposed());
         let at = target.from(i, 0).pointer(rows, n);
         // SAFETY: sizes were checked; `flat` is ours, and so are these rows of the output.
         unsafe {
-            tile(here, turned, Factors { a, b, scale: f.scale });
+            tile(here, transposed, Factors { a, b, scale: f.scale });
             for r in 0..rows {
                 let row = std::slice::from_raw_parts_mut(at.add(r * target.stride), n);
                 for (j, out) in row.iter_mut().enumerate() {

@@ -61,7 +61,7 @@ pub fn reads_columns_alone() -> bool {
 ///
 /// # Safety
 /// Every element that the sizes and strides name is inside its allocation, as is what [`reads_columns_alone`] says of b,
-/// and the output is nobody else's meanwhile.
+/// and no other thread accesses the output during the call.
 #[inline]
 pub unsafe fn tile(parts: &[Part], place: Place) {
     // SAFETY: the caller's promise, and the processor was asked.
@@ -108,11 +108,11 @@ mod tests {
         kernels
     }
 
-    /// How left factors lie: one row after the other, or one column.
+    /// Layout of left factors: one row after the other, or one column after the other.
     #[derive(Clone, Copy, PartialEq)]
-    enum Lies {
-        Upright,
-        Turned,
+    enum Layout {
+        RowMajor,
+        ColumnMajor,
     }
 
     /// A sum of two products [12, 32], and their terms.
@@ -120,20 +120,20 @@ mod tests {
         left: [Vec<f32>; 2],
         right: [Vec<f32>; 2],
         terms: [usize; 2],
-        lies: Lies,
+        layout: Layout,
     }
 
     impl Case {
-        fn new(terms: [usize; 2], lies: Lies, draws: &mut Stream) -> Self {
+        fn new(terms: [usize; 2], layout: Layout, draws: &mut Stream) -> Self {
             let mut numbers = |n: usize| (0..n).map(|_| draws.unit() - 0.5).collect::<Vec<_>>();
             let left = terms.map(|k| numbers(ROWS * (k + 3)));
-            Case { left, right: terms.map(|k| numbers(k * COLS)), terms, lies }
+            Case { left, right: terms.map(|k| numbers(k * COLS)), terms, layout }
         }
 
         fn parts(&self) -> [Part; 2] {
             [0, 1].map(|i| {
                 let (k, wide) = (self.terms[i], self.terms[i] + 3);
-                let (row, col) = if self.lies == Lies::Turned { (1, ROWS) } else { (wide, 1) };
+                let (row, col) = if self.layout == Layout::ColumnMajor { (1, ROWS) } else { (wide, 1) };
                 Part { k, a: self.left[i].as_ptr(), row, col, b: self.right[i].as_ptr(), stride: COLS }
             })
         }
@@ -147,7 +147,7 @@ mod tests {
             let mut sum = 0.0;
             for (i, &k) in self.terms.iter().enumerate() {
                 for t in 0..k {
-                    let at = if self.lies == Lies::Turned { t * ROWS + r } else { r * (k + 3) + t };
+                    let at = if self.layout == Layout::ColumnMajor { t * ROWS + r } else { r * (k + 3) + t };
                     sum = plus(self.left[i][at], self.right[i][t * COLS + c], sum);
                 }
             }
@@ -159,9 +159,11 @@ mod tests {
     fn tiles_equal_scalar_chains_and_write_nothing_outside() {
         let mut draws = Stream::new(&[11]);
         let stride = COLS + 5;
-        let (upright, turned) = (Lies::Upright, Lies::Turned);
-        for (terms, lies) in [([7, 3], upright), ([1, 0], turned), ([0, 0], upright), ([5, 1], turned)] {
-            let case = Case::new(terms, lies, &mut draws);
+        let (by_rows, by_columns) = (Layout::RowMajor, Layout::ColumnMajor);
+        for (terms, layout) in
+            [([7, 3], by_rows), ([1, 0], by_columns), ([0, 0], by_rows), ([5, 1], by_columns)]
+        {
+            let case = Case::new(terms, layout, &mut draws);
             let before: Vec<f32> = (0..(ROWS + 1) * stride).map(|_| draws.unit()).collect();
             for (name, kernel, rounds) in kernels() {
                 for (rows, cols) in (1..=ROWS).flat_map(|r| (1..=COLS).map(move |c| (r, c))) {

@@ -35,10 +35,11 @@ pub trait Tiled: gemv::Chains {
         left: Side,
     ) -> Right<'a>;
     /// Columns k .. k + 32 of rows from .. from + n, `from` a multiple of 32, as a tile reads them.
-    fn turned<'a>(&'a self, wide: &'a mut [f32], k: usize, rows: (usize, usize), left: Side) -> Right<'a>;
+    fn transposed<'a>(&'a self, wide: &'a mut [f32], k: usize, rows: (usize, usize), left: Side)
+    -> Right<'a>;
     /// What [`Tiled::upright`] will read for panel p.
     fn next_forward(&self, p: usize, from: usize, k: usize) -> Option<Ahead>;
-    /// What [`Tiled::turned`] will read.
+    /// What [`Tiled::transposed`] will read.
     fn next_backward(&self, k: usize, from: usize, n: usize) -> Option<Ahead>;
 
     /// y[T, N] (=|+=) x wᵀ [+ what is added]
@@ -85,7 +86,7 @@ pub trait Tiled: gemv::Chains {
                 for (from, n) in product_tiles::slices(self.rows()) {
                     let added = added.filter(|_| from + n == self.rows());
                     for p in area.panels.clone() {
-                        let right = self.turned(wide, p * COLS, (from, n), dy.side);
+                        let right = self.transposed(wide, p * COLS, (from, n), dy.side);
                         let share = Share { left: dy.from(area.row, from), k: n, right };
                         let here = slice_of(dx.from(area.row, p * COLS), from);
                         let size = (area.rows, COLS.min(self.cols() - p * COLS));
@@ -129,7 +130,7 @@ pub trait Tiled: gemv::Chains {
     ) {
         let out = Shared::new(out);
         for col in (0..self.cols()).step_by(COLS) {
-            let right = self.turned(&mut *wide, col, (outputs.start, outputs.len()), e.side);
+            let right = self.transposed(&mut *wide, col, (outputs.start, outputs.len()), e.side);
             let share = Share { left: e, k: outputs.len(), right };
             let target = Target { at: col, ..Target::rows(&out, self.cols(), write) };
             tiles(target, (e.rows, COLS.min(self.cols() - col)), (share, None), (None, 0, 0), &mut []);

@@ -1,7 +1,7 @@
 //! An adapter's own products. In f32 they are products like any other. In bf16 their factors are rounded as those of
-//! frozen products are (A, B and what lies between them too; parameters, sums and gradients stay f32), and multiplied in
-//! pairs: x aᵀ and dy b along the columns of activations, which lie in pairs already, and the gradients of A and B
-//! along tokens, for which a task turns the pairs of 32 columns of a slice, in L2.
+//! frozen products are (A, B and the values between too; parameters, sums and gradients stay f32), and multiplied in
+//! pairs: x aᵀ and dy b along the columns of activations, which are in pairs already, and the gradients of A and B
+//! along tokens, for which a task transposes the pairs of 32 columns of a slice, in L2.
 //!
 //! Each output is the chain that the f32 tile computes of the same rounded numbers, slice by slice.
 
@@ -17,13 +17,13 @@ use super::super::runtime::threads::Shared;
 use super::bf16_activations::pair_two;
 use crate::backend::{View, ViewMut, Write};
 
-/// Most rows of a task of [`Cpu::thin`], and least tasks for each thread: a task lays its right factor out anew.
+/// Most rows of a task of [`Cpu::thin`], and least tasks for each thread: a task lays its right factor out again.
 const ROWS: usize = 132;
 const TASKS: usize = 4;
 /// Pairs of tokens of a task that only pairs.
 const PAIRS: usize = 256;
-/// Rows of a tile of gradients, which is turned where B's is written.
-const TURNED: usize = 16;
+/// Rows of a tile of gradients, which is transposed where B's is written.
+const TILE_ROWS: usize = 16;
 
 /// panel[k / 2][wide] of pairs along the rows of x [k, n]; zeros beyond its columns, and beside a last single row.
 fn along_rows(cx: Context, panel: &mut [u32], x: &[f32], (n, wide): (usize, usize)) {
@@ -90,10 +90,10 @@ impl Cpu {
         thin: View<Memory>,
         wide: Left,
         scale: f32,
-        lies: Lies,
+        layout: Layout,
     ) {
         let (t, rank, n) = (thin.rows, thin.cols, wide.cols);
-        let shape = if lies == Lies::Turned { (n, rank) } else { (rank, n) };
+        let shape = if layout == Layout::Transposed { (n, rank) } else { (rank, n) };
         assert!(
             wide.rows == t && wide.holds(t, n) && shape == (out.rows, out.cols),
             "factors have one row a token"
@@ -103,7 +103,7 @@ impl Cpu {
                 let factor = self.factor(thin);
                 let thin = factor.left(self.context()).numbers();
                 let (m, columns) = (out.rows, out.cols);
-                let (a, b) = if lies == Lies::Turned {
+                let (a, b) = if layout == Layout::Transposed {
                     (floats.transposed(), thin)
                 } else {
                     (thin.transposed(), floats)
@@ -119,10 +119,10 @@ impl Cpu {
                 self.done(factor);
             }
             Side::Pairs(words, stride) => {
-                let across = rank.next_multiple_of(TURNED);
+                let across = rank.next_multiple_of(TILE_ROWS);
                 let mut paired = self.recycling.take_pairs(paired_words(t, rank));
                 along_rows(self.context(), paired.pairs_mut(), thin.values(), (rank, across));
-                let sizes = AlongTokens { t, rank, n, across, scale, lies };
+                let sizes = AlongTokens { t, rank, n, across, scale, layout };
                 pairs_along_tokens(self.context(), out.values_mut(), paired.pairs(), (words, stride), sizes);
                 self.recycling.give(paired);
             }
@@ -132,16 +132,16 @@ impl Cpu {
 
 /// Words of the thin factor [T, R] in pairs along tokens.
 pub fn paired_words(t: usize, rank: usize) -> usize {
-    t.div_ceil(2) * rank.next_multiple_of(TURNED)
+    t.div_ceil(2) * rank.next_multiple_of(TILE_ROWS)
 }
 
-/// How a gradient lies.
+/// Layout of a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lies {
+pub(super) enum Layout {
     /// [R, K], as A.
     Upright,
     /// [N, R], as B.
-    Turned,
+    Transposed,
 }
 
 /// What [`pairs_along_tokens`] multiplies.
@@ -152,10 +152,10 @@ struct AlongTokens {
     /// Words of a pair of tokens of the thin factor.
     across: usize,
     scale: f32,
-    lies: Lies,
+    layout: Layout,
 }
 
-/// out = thinᵀ wide, of which `thin` lies in pairs along tokens and `wide` along columns.
+/// out = thinᵀ wide, of which `thin` is in pairs along tokens and `wide` along columns.
 fn pairs_along_tokens(
     cx: Context,
     out: &mut [f32],
@@ -167,9 +167,9 @@ fn pairs_along_tokens(
     cx.threads.each(s.n.div_ceil(COLS), |task| {
         let col = task * COLS;
         let cols = COLS.min(s.n - col);
-        for first in (0..s.rank).step_by(TURNED) {
-            let rows = TURNED.min(s.rank - first);
-            let mut flat = [0.0f32; TURNED * COLS];
+        for first in (0..s.rank).step_by(TILE_ROWS) {
+            let rows = TILE_ROWS.min(s.rank - first);
+            let mut flat = [0.0f32; TILE_ROWS * COLS];
             let here = Shared::new(&mut flat);
             for (from, k) in product_tiles::slices(s.t) {
                 let write = if from > 0 { Write::Add } else { Write::Set };
@@ -193,7 +193,7 @@ fn pairs_along_tokens(
             }
             // SAFETY: these columns of the wide factor are this task's.
             let part = |at: usize, len: usize| unsafe { out.slice(at, len) };
-            if s.lies == Lies::Turned {
+            if s.layout == Layout::Transposed {
                 for j in 0..cols {
                     let to = part((col + j) * s.rank + first, rows);
                     to.iter_mut().enumerate().for_each(|(r, o)| *o = flat[r * COLS + j]);

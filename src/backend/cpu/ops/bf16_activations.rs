@@ -1,6 +1,6 @@
 //! Activations in 16 bits: bf16 numbers in pairs, as the left factor of a frozen product reads them
 //! (`avx512_bf16.rs`), the first of each pair in the upper half of a word. What only products read is never written in
-//! f32: it takes half the memory and half the way to it, and nobody has to pair it again. Rows have even numbers of
+//! f32: it takes half the memory and half the way to it, and no product has to pair it again. Rows have even numbers of
 //! columns, so that pairs do not cross rows.
 
 use super::super::device::Cpu;

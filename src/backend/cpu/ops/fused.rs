@@ -1,12 +1,12 @@
 //! What the CPU does faster than its spelling in verbs: a projection and its adapter in one pass over the
-//! output, while the tile is in registers. `Cpu::twin` runs the spelling.
+//! output, while the tile is in registers. `Cpu::reference` runs the spelling.
 
 use super::super::device::Cpu;
 use super::super::gemm::added::{Added, RANK};
 use super::super::operands::{Left, Products, Strided};
 use super::super::runtime::memory::Memory;
 use super::super::weights::weight::Weight;
-use super::adapter::Lies;
+use super::adapter::Layout;
 use super::head::{self, Question};
 use super::linear::{Factor, Way};
 use crate::backend::fused::{lm_head_loss_in_chunks, lora_grad_of_factors};
@@ -30,10 +30,10 @@ impl Cpu {
         self.thin(view_mut(&mut dh, rows, rank), dy, Strided::rows(b.values(), b.cols), scale);
         let (memory, offset) = (dab.memory, dab.offset);
         let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
-        self.along_tokens(db, h, dy, scale, Lies::Turned);
+        self.along_tokens(db, h, dy, scale, Layout::Transposed);
         let x = self.factor(x);
         let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
-        self.along_tokens(da, view(&dh, rows, rank), x.left(self.context()), 1.0, Lies::Upright);
+        self.along_tokens(da, view(&dh, rows, rank), x.left(self.context()), 1.0, Layout::Upright);
         self.done(x);
         dh
     }

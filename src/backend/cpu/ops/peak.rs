@@ -1,4 +1,4 @@
-//! What this processor can do at most, measured: its kernel on numbers that lie in the first cache, and copies of
+//! What this processor can do at most, measured: its kernel on numbers in the first cache, and copies of
 //! what no cache holds. All threads at once, best of several, so that others disturb little.
 
 use super::super::device::Cpu;

@@ -1,5 +1,5 @@
 //! Memory: 64-byte aligned f32 values, or bf16 numbers in pairs, recycled. Tests ask for poison: whatever is handed out is then full of
-//! NaN, so that a verb that reads what nobody wrote is found out in any build.
+//! NaN, so that a verb that reads values that were never written is detected in any build.
 //!
 //! A buffer that is asked for takes the smallest free one that it fills by at least three quarters. On a
 //! miss, free buffers are let go, the largest first, until what is held with the new one is within a quarter
@@ -226,7 +226,7 @@ mod tests {
         }
         pool.peak();
         assert_eq!(pool.peak(), 0, "nothing is in use");
-        // Nothing lies there that is larger than what is asked for.
+        // The pool holds nothing larger than what is asked for.
         let mut pool = Recycling::default();
         let (one, two) = (pool.take(160), pool.take(320));
         pool.give(two);

@@ -111,7 +111,7 @@ impl Board {
         }
     }
 
-    /// Nobody may join any more; waits for those who have.
+    /// No thread may join any more; waits for those that have.
     fn close(&self) {
         self.state.fetch_and(!OPEN, SeqCst);
         let mut looks = 0u32;
@@ -173,12 +173,12 @@ impl Threads {
         let board = &*self.board;
         let task: &Task = &task;
         // SAFETY: only the lifetime changes. Workers follow the pointer between joining and leaving, and
-        // `Closing` lets nobody join and waits for all to leave before `task` goes out of scope.
+        // `Closing` lets no thread join and waits for all to leave before `task` goes out of scope.
         let job = Job(unsafe { std::mem::transmute::<*const Task, *const Task<'static>>(task) });
         *board.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         board.tasks.store(tasks, SeqCst);
         board.next.store(0, SeqCst);
-        // Where a caller has panicked itself, nobody has taken it.
+        // If a caller panicked itself, its panic was not taken.
         board.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
         let number = board.state.load(SeqCst) / JOB + 1;
         board.state.store(number * JOB + OPEN, SeqCst);
@@ -245,7 +245,7 @@ pub struct Shared<'a, T = f32> {
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a pointer to values that may be sent; whoever turns it into slices promises that they do not overlap.
+// SAFETY: a pointer to values that may be sent; code that makes slices of it promises that they do not overlap.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -265,7 +265,7 @@ impl<'a, T> Shared<'a, T> {
     /// No two parts that are alive at the same time overlap.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice(&self, from: usize, len: usize) -> &mut [T] {
-        assert!(from <= self.len && len <= self.len - from, "a part lies inside the whole");
+        assert!(from <= self.len && len <= self.len - from, "a part is inside the whole");
         // SAFETY: inside the slice that `new` was given, which stays borrowed; disjoint as promised.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(from), len) }
     }
@@ -309,7 +309,7 @@ mod tests {
         let threads = Threads::new(3);
         for _ in 0..20 {
             let run = || threads.each(8, |i| assert!(i != 5, "five"));
-            assert!(caught(run).unwrap_err().contains("five"), "whoever's thread it was");
+            assert!(caught(run).unwrap_err().contains("five"), "the panic of any thread is caught");
             threads.each(8, |_| ());
         }
         let caller = || threads.each(2, |_| assert!(std::thread::current().name() == Some("cpu-1")));

@@ -40,7 +40,7 @@ pub struct UprightPairs<'a> {
 }
 
 /// out[n][32] = one run of each row.
-pub struct Turned<'a> {
+pub struct Transposed<'a> {
     /// 32 numbers for each row.
     pub out: &'a mut [f32],
     /// As many as there are terms.
@@ -51,7 +51,7 @@ pub struct Turned<'a> {
 
 /// The same in pairs of bf16 numbers: out[n / 2][32].
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub struct TurnedPairs<'a> {
+pub struct TransposedPairs<'a> {
     /// 32 words for two rows.
     pub out: &'a mut [u32],
     /// As many as there are terms.
@@ -97,13 +97,13 @@ impl Visitor for UprightPairs<'_> {
     }
 }
 
-impl Visitor for Turned<'_> {
+impl Visitor for Transposed<'_> {
     type Result = ();
     fn visit<P: Packed>(self) {
         #[cfg(target_arch = "x86_64")]
         if isa::best() == Isa::Avx512 {
             // SAFETY: the processor was asked.
-            return unsafe { vectors::turned::<P>(self.out, self.rows, self.run) };
+            return unsafe { vectors::transposed_run::<P>(self.out, self.rows, self.run) };
         }
         for (n, out) in self.out.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {
             unpack::<P>(out, &self.rows, n, self.run);
@@ -111,12 +111,12 @@ impl Visitor for Turned<'_> {
     }
 }
 
-impl Visitor for TurnedPairs<'_> {
+impl Visitor for TransposedPairs<'_> {
     type Result = ();
     fn visit<P: Packed>(self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: factors are pairs where the processor has AVX-512 BF16.
-        return unsafe { vectors::turned_pairs::<P>(self.out, self.rows, self.run) };
+        return unsafe { vectors::transposed_pairs::<P>(self.out, self.rows, self.run) };
         #[cfg(not(target_arch = "x86_64"))]
         unreachable!("pairs are for AVX-512 BF16");
     }

@@ -1,5 +1,5 @@
 //! [`super::block_unpack`] on AVX-512, once for each type of block. Forward wants the numbers of 32 outputs side by side, so
-//! sixteen runs at a time are turned; the input gradient wants the numbers of one output side by side, as runs have
+//! sixteen runs at a time are transposed; the input gradient wants the numbers of one output side by side, as runs have
 //! them.
 
 use super::super::gemm::avx512_bf16::pair_up;
@@ -16,7 +16,7 @@ use std::ops::Range;
 fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
     let block = &rows.bytes[row * rows.size + run * RUN / P::ELEMENTS * P::BYTES..][..P::BYTES];
     let run = run % (P::ELEMENTS / RUN);
-    // SAFETY: whoever unpacks does so on AVX-512.
+    // SAFETY: callers unpack on AVX-512 only.
     unsafe {
         match P::LEVELS {
             Some(levels) => look_up(out, &levels, &block[..4], &block[4 + RUN / 2 * run..][..RUN / 2]),
@@ -106,9 +106,9 @@ pub unsafe fn upright<P: Packed>(out: &mut [f32], rows: Rows, runs: Range<usize>
             for half in [0, 16] {
                 // SAFETY: a run has two halves of sixteen numbers, and a row of `out` two of sixteen outputs.
                 unsafe {
-                    let turned = transposed(load_rows(16, |i| _mm512_loadu_ps(wide[i].as_ptr().add(half))));
-                    for (k, &turned) in turned.iter().enumerate() {
-                        _mm512_storeu_ps(out.as_mut_ptr().add((half + k) * COLS + first), turned);
+                    let columns = transposed(load_rows(16, |i| _mm512_loadu_ps(wide[i].as_ptr().add(half))));
+                    for (k, &column) in columns.iter().enumerate() {
+                        _mm512_storeu_ps(out.as_mut_ptr().add((half + k) * COLS + first), column);
                     }
                 }
             }
@@ -133,33 +133,33 @@ pub unsafe fn upright_pairs<P: Packed>(out: &mut [u32], rows: Rows, runs: Range<
                 for (words, wide) in words.iter_mut().zip(&wide) {
                     pair_up(words, wide);
                 }
-                let turned = transposed(load_rows(16, |i| _mm512_loadu_ps(words[i].as_ptr().cast())));
-                for (k, &turned) in turned.iter().enumerate() {
-                    _mm512_storeu_ps(out.as_mut_ptr().add(k * COLS + first).cast(), turned);
+                let columns = transposed(load_rows(16, |i| _mm512_loadu_ps(words[i].as_ptr().cast())));
+                for (k, &column) in columns.iter().enumerate() {
+                    _mm512_storeu_ps(out.as_mut_ptr().add(k * COLS + first).cast(), column);
                 }
             }
         }
     }
 }
 
-/// See [`super::block_unpack::Turned`].
+/// See [`super::block_unpack::Transposed`].
 ///
 /// # Safety
 /// AVX-512 F, BW, DQ and VL.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub unsafe fn turned<P: Packed>(out: &mut [f32], rows: Rows, run: usize) {
+pub unsafe fn transposed_run<P: Packed>(out: &mut [f32], rows: Rows, run: usize) {
     for (n, out) in out.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {
         unpack::<P>(out, &rows, n, run);
     }
 }
 
-/// See [`super::block_unpack::TurnedPairs`].
+/// See [`super::block_unpack::TransposedPairs`].
 ///
 /// # Safety
-/// As [`turned`]; AVX-512 BF16.
+/// As [`transposed_run`]; AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub unsafe fn turned_pairs<P: Packed>(out: &mut [u32], rows: Rows, run: usize) {
-    // Its twin is rounded in the same way, and a word takes the upper halves of two numbers.
+pub unsafe fn transposed_pairs<P: Packed>(out: &mut [u32], rows: Rows, run: usize) {
+    // The widened bf16 kernel rounds in the same way, and a word takes the upper halves of two numbers.
     let rows = Rows { rounded: Rounded::Bf16, ..rows };
     let mut wide = [[0.0; RUN]; 2];
     for (pair, out) in out.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {

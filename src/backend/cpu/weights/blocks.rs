@@ -73,7 +73,7 @@ impl Tiled for InBlocks {
         }
     }
 
-    fn turned<'a>(
+    fn transposed<'a>(
         &'a self,
         wide: &'a mut [f32],
         k: usize,
@@ -84,12 +84,12 @@ impl Tiled for InBlocks {
         match left {
             Side::Floats(_) => {
                 let wide = &mut wide[..n * COLS];
-                self.block.visit(unpack::Turned { out: &mut *wide, rows, run });
+                self.block.visit(unpack::Transposed { out: &mut *wide, rows, run });
                 Right::Floats(wide)
             }
             Side::Pairs(..) => {
                 let words = bytemuck::cast_slice_mut(&mut wide[..n.div_ceil(2) * COLS]);
-                self.block.visit(unpack::TurnedPairs { out: &mut *words, rows, run });
+                self.block.visit(unpack::TransposedPairs { out: &mut *words, rows, run });
                 Right::Pairs(words)
             }
         }

@@ -1,5 +1,5 @@
-//! The chains of few rows, straight from blocks: sixteen outputs side by side, their codes as they lie in memory. What
-//! a run's codes are is loaded for sixteen rows and turned once, four bytes at a time, so that a lane has the codes
+//! The chains of few rows, straight from blocks: sixteen outputs side by side, their codes as stored in memory. What
+//! a run's codes are is loaded for sixteen rows and transposed once, four bytes at a time, so that a lane has the codes
 //! of its own output; number by number they are then shifted to where a level is looked up, scaled, and multiplied.
 //!
 //! A number is worth what [`Packed::unpack`] makes of it, and numbers are added in ascending order, as tiles add
@@ -48,7 +48,7 @@ struct ToBf16;
 impl Become for ToBf16 {
     #[inline(always)]
     fn of(x: __m512) -> __m512 {
-        // SAFETY: whoever decodes does so on AVX-512.
+        // SAFETY: callers decode on AVX-512 only.
         unsafe { rounded(x) }
     }
 }
@@ -90,7 +90,7 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
         let sides = [0, 16].map(|side| sixteen(&rows, p * COLS + side));
         for (i, x) in x.as_chunks::<RUN>().0.iter().enumerate() {
             let (block, run) = ((from + i) / in_block * P::BYTES, (from + i) % in_block);
-            // Two chains: while one adds, the codes of the other are turned.
+            // Two chains: while one adds, the codes of the other are transposed.
             for (sum, side) in sums.iter_mut().zip(&sides) {
                 // SAFETY: the caller has checked that rows have these blocks.
                 unsafe {
@@ -111,7 +111,7 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn sixteen(rows: &Rows, first: usize) -> Sixteen {
     // No matrix has rows of 128 MB, but a gather is not checked.
-    assert!(rows.size <= i32::MAX as usize / 16, "sixteen rows lie within reach of an i32");
+    assert!(rows.size <= i32::MAX as usize / 16, "sixteen rows are within reach of an i32");
     let row = |i: usize| (first + i).min(rows.count - 1) * rows.size;
     let offsets: [i32; 16] = std::array::from_fn(|i| (row(i) - row(0)) as i32);
     // SAFETY: sixteen numbers.
@@ -129,7 +129,7 @@ unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usiz
         match P::LAYOUT {
             CodeLayout::Planes { at } => {
                 let first = at + run / 2 * 32;
-                let [low, high] = [first, first + 16].map(|at| turned(blocks, at));
+                let [low, high] = [first, first + 16].map(|at| transposed_words(blocks, at));
                 let down = _mm_cvtsi32_si128(4 * (run % 2) as i32);
                 for j in 0..4 {
                     wide[j] = _mm512_srl_epi32(low[j], down);
@@ -137,21 +137,21 @@ unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usiz
                 }
             }
             CodeLayout::Halves { at, .. } | CodeLayout::Pairs { at } => {
-                wide[..4].copy_from_slice(&turned(blocks, at + 16 * run));
+                wide[..4].copy_from_slice(&transposed_words(blocks, at + 16 * run));
             }
             CodeLayout::Fifths { at, bits, .. } => {
-                wide[..4].copy_from_slice(&turned(blocks, at));
+                wide[..4].copy_from_slice(&transposed_words(blocks, at));
                 wide[4] = _mm512_i32gather_epi32::<1>(offsets, blocks[0].add(bits).cast());
             }
             CodeLayout::Bytes { at } => {
-                wide[..4].copy_from_slice(&turned(blocks, at + 32 * run));
-                wide[4..].copy_from_slice(&turned(blocks, at + 32 * run + 16));
+                wide[..4].copy_from_slice(&transposed_words(blocks, at + 32 * run));
+                wide[4..].copy_from_slice(&transposed_words(blocks, at + 32 * run + 16));
             }
             CodeLayout::Split => {
                 let split = P::split(run);
                 for half in [0, 1] {
-                    let low = turned(blocks, split.low.at + 16 * half);
-                    let high = turned(blocks, split.high.at + 16 * half);
+                    let low = transposed_words(blocks, split.low.at + 16 * half);
+                    let high = transposed_words(blocks, split.high.at + 16 * half);
                     for (wide, (low, high)) in wide[4 * half..].iter_mut().zip(low.into_iter().zip(high)) {
                         *wide = together(&split, low, high);
                     }
@@ -177,7 +177,7 @@ fn together(split: &Split, low: __m512i, high: __m512i) -> __m512i {
 /// Sixteen bytes of sixteen rows, from byte `at` on: lane i of vector j has bytes 4 j .. 4 j + 4 of row i.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn turned(rows: &[*const u8; 16], at: usize) -> [__m512i; 4] {
+unsafe fn transposed_words(rows: &[*const u8; 16], at: usize) -> [__m512i; 4] {
     let mut quads = [_mm512_setzero_si512(); 4];
     for (g, quad) in quads.iter_mut().enumerate() {
         // SAFETY: the caller's promise: sixteen bytes can be read of each row.
@@ -215,7 +215,7 @@ unsafe fn scales<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usi
             return [(a, b), (c, d)];
         }
         if P::SCALES == Scales::SixBits {
-            return six_bits(turned(blocks, 0), run);
+            return six_bits(transposed_words(blocks, 0), run);
         }
         let words = |at| _mm512_i32gather_epi32::<1>(offsets, blocks[0].add(at).cast());
         let half = |words| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));

@@ -41,7 +41,7 @@ pub fn widen_rows<S: Vectors>(out: &mut [f32], words: &[S::Word]) {
 }
 
 /// out[n][32] of `ns` outputs n (at most 16) and at most 32 k, of which words exist for `ks` (others become 0). Words of
-/// the next k lie 32 further on.
+/// the next k are 32 further on.
 pub fn turn<S: Vectors>(out: &mut [f32], x: &[S::Word], (ks, ns): (usize, usize)) {
     assert!(ks * S::DEPTH <= COLS && ns <= 16 && ns * COLS <= out.len(), "room for the outputs");
     assert!(ks > 0 && (ks - 1) * COLS + 16 <= x.len(), "the words are there");
@@ -61,7 +61,7 @@ pub fn turn<S: Vectors>(out: &mut [f32], x: &[S::Word], (ks, ns): (usize, usize)
     }
 }
 
-/// The chains over x of some panels, from 0, whose words lie `deep` rows apart.
+/// The chains over x of some panels, from 0, whose words are `deep` rows apart.
 pub fn of_words<S: Vectors>(x: &[f32], (words, deep): (&[S::Word], usize), panels: usize) -> Sums {
     let terms = x.len().div_ceil(S::DEPTH);
     assert!((1..=PANELS).contains(&panels), "some panels");

@@ -105,8 +105,8 @@ impl Vectors for bf16 {
         let lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         let upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
         // SAFETY: the caller's promise.
-        let turned = unsafe { transposed(load_rows(ks, |i| _mm512_loadu_ps(x.add(i * COLS).cast()))) };
-        for (n, &pairs) in turned.iter().enumerate().take(ns) {
+        let columns = unsafe { transposed(load_rows(ks, |i| _mm512_loadu_ps(x.add(i * COLS).cast()))) };
+        for (n, &pairs) in columns.iter().enumerate().take(ns) {
             let (even, odd) = apart(_mm512_castps_si512(pairs));
             // SAFETY: the caller's promise.
             unsafe {
@@ -120,12 +120,12 @@ impl Vectors for bf16 {
 /// The chains over x of P panels, from 0, in ascending order of k.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; P panels of x's terms lie `deep` rows of words apart.
+/// AVX-512 F, BW and VL; P panels of x's terms are `deep` rows of words apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub unsafe fn of_words<S: Vectors, const P: usize>(x: &[f32], words: *const S::Word, deep: usize) -> Sums {
     let mut sums = [[_mm512_setzero_ps(); 2]; P];
     for word in 0..x.len().div_ceil(S::DEPTH) {
-        // A last single number goes with 0, which lies beside it in the panel too.
+        // A last single number goes with 0, which is beside it in the panel too.
         let second = x.get(word * S::DEPTH + 1).copied().unwrap_or(0.0);
         let x = [_mm512_set1_ps(x[word * S::DEPTH]), _mm512_set1_ps(second)];
         for (p, sums) in sums.iter_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! Numbers as panels hold them.
 //!
-//! A word holds the DEPTH numbers of one output that follow each other along K. bf16 numbers lie in pairs, the
+//! A word holds the DEPTH numbers of one output that follow each other along K. bf16 numbers are stored in pairs, the
 //! one of even k in the upper half: widening it is clearing the lower half, `_mm512_dpbf16_ps` adds the upper
 //! product first, so that both kernels add in ascending order of k, and one layout serves them all.
 

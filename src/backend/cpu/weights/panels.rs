@@ -1,10 +1,10 @@
-//! A frozen matrix in panels, packed once: [N / 32][K][32], so that 32 outputs lie side by side for every input,
-//! in the dtype of the file. What is widened to f32 is one panel's slice at a time, in L2; bf16 numbers, which lie
-//! in pairs along K, are widened for the f32 kernel and taken as they are by the one for bf16.
+//! A frozen matrix in panels, packed once: [N / 32][K][32], so that 32 outputs are side by side for every input,
+//! in the dtype of the file. What is widened to f32 is one panel's slice at a time, in L2; bf16 numbers, which are
+//! stored in pairs along K, are widened for the f32 kernel and taken as they are by the one for bf16.
 //!
-//! One layout serves both directions. Forward takes a slice of a panel as it lies; the input gradient, whose
-//! inner dimension is N, turns blocks of 16 outputs while it widens them or pairs them anew (3 % of the product at
-//! 256 rows; a second copy of the weights would save that).
+//! One layout serves both directions. Forward takes a slice of a panel as stored; the input gradient, whose
+//! inner dimension is N, transposes blocks of 16 outputs while it widens them or pairs them again (3 % of the product
+//! at 256 rows; a second copy of the weights would save that).
 
 use super::super::gemm::avx512_bf16;
 use super::super::gemm::gemv::{Chains, Sums};
@@ -74,7 +74,7 @@ impl<S: Vectors> Tiled for Panels<S> {
         }
     }
 
-    fn turned<'a>(
+    fn transposed<'a>(
         &'a self,
         wide: &'a mut [f32],
         k: usize,
