@@ -130,6 +130,10 @@ fn held(write: Write, rows: usize, cols: usize) -> Out {
     }
 }
 
+/// Frozen matrices and integers on a device.
+pub type Prepared<B> =
+    (Vec<<B as Backend>::Weight>, Option<<B as Backend>::Tokens>, Option<<B as Backend>::Ids>);
+
 /// What an op is given on the device.
 pub struct Given<'a, B: Backend> {
     pub i: &'a [View<'a, B::Memory>],
@@ -162,6 +166,8 @@ pub struct Tokens {
 }
 
 pub type Verb<B> = Box<dyn Fn(&mut B, &Given<B>, &mut [Guarded<B>])>;
+/// Matrices for all outputs.
+type Formulas = Box<dyn Fn(&Known) -> Vec<Mat>>;
 type Formula = Box<dyn Fn(&[Mat]) -> Mat>;
 
 /// An output is the gradient of sum(dy * formula(x)) in `x[which]`.
@@ -185,7 +191,7 @@ pub enum Rounds {
     Parts,
     /// A factor of each term: the bound is 2^-8 of the sum of the terms' magnitudes, which this gives for each output;
     /// an empty one stands for an output that is not rounded.
-    Terms(Box<dyn Fn(&Known) -> Vec<Mat>>),
+    Terms(Formulas),
 }
 
 /// An op at one size.
@@ -198,7 +204,7 @@ pub struct Case<B: Backend> {
     pub ids: Option<Vec<u32>>,
     pub verb: Verb<B>,
     /// Every output in f64.
-    pub want: Box<dyn Fn(&Known) -> Vec<Mat>>,
+    pub want: Formulas,
     /// For each output, the largest error relative to its largest value; 0 means the same number.
     pub bounds: Vec<f64>,
     pub gradients: Vec<Gradient>,
@@ -289,7 +295,7 @@ impl<B: Device> Case<B> {
     }
 
     /// The frozen matrices and integers on a device.
-    pub fn prepare(&self, b: &mut B) -> (Vec<B::Weight>, Option<B::Tokens>, Option<B::Ids>) {
+    pub fn prepare(&self, b: &mut B) -> Prepared<B> {
         let weights = self.frozen.iter().map(|w| w.on(b)).collect();
         let tokens = self.tokens.as_ref();
         let tokens = tokens.map(|t| b.tokens(TokenRows { ids: &t.ids, bounds: &t.bounds, past: t.past }));
