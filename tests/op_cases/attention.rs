@@ -98,7 +98,7 @@ const SMOLLM2: Heads = heads(9, 3, 64);
 fn sizes(set: Set) -> Vec<((usize, Vec<u32>), Heads)> {
     let odd = cross(set.of(&[0, 1, 2, 3, 17, 70, 97, 129, 200], &[]), &HEADS);
     // The formula is slow.
-    let odd = odd.into_iter().filter(|(t, heads)| *t < 100 || heads.query * heads.size <= 300);
+    let odd = odd.into_iter().filter(|(t, heads)| *t < 100 || heads.size < 64);
     let model = set.of(&[], &[1024]).into_iter().map(|t| ((t, rows_of(set, t)), SMOLLM2));
     let long = set.of(&[], &[1024, 4096]).into_iter().map(|t| ((t, vec![0, t as u32]), SMOLLM2));
     let odd = odd.map(|(t, heads)| ((t, bounds(t)), heads));
