@@ -75,6 +75,14 @@ impl Target {
         }
     }
 
+    /// The same on this number of threads, for the processor.
+    pub fn on_threads(self, threads: usize) -> Self {
+        match self {
+            Target::Cpu(footprint) => Target::Cpu(footprint.on_threads(threads)),
+            other => other,
+        }
+    }
+
     /// Bytes of a frozen matrix of that many numbers.
     pub fn matrix_bytes(self, encoding: Encoding, numbers: usize) -> usize {
         self.open().matrix_bytes(encoding, numbers)

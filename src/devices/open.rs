@@ -97,14 +97,14 @@ pub fn takes(
     Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs))?)
 }
 
-/// Input of the memory estimate, from a CPU backend without threads.
+/// Input of the memory estimate.
 fn load<'a>(
     chosen: &Chosen,
     (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
     Need { tokens, measured, .. }: Need,
 ) -> Result<Load<'a>, ModelError> {
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
-    whole.load(&cpu::cpu(chosen.options.dtype, 1))
+    whole.load_on(cpu::target(chosen.options.dtype))
 }
 
 /// The numeric class of the CPU, as opened by [`open`].
@@ -130,11 +130,9 @@ pub fn fits_by_layers(
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<(), Refusal> {
-    // A CPU backend without threads is enough for the estimate.
-    let cpu = cpu::cpu(chosen.options.dtype, 1);
     let one = Config { layers: 1, ..config.clone() };
     let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
-    let needed = memory::estimate(whole.load(&cpu)?, Keep::Inputs)?.total();
+    let needed = memory::estimate(whole.load_on(cpu::target(chosen.options.dtype))?, Keep::Inputs)?.total();
     let limit = limit(chosen).bytes();
     if needed <= limit {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Measurements of devices in the cache folder: one file, `profiles.json`, with a record for each device and shape of
 //! model. `finetune bench` and every run write it, `finetune plan` reads it. New measurements replace old ones
-//! gradually. An unreadable or unwritable file affects plans only, not runs. Memory measurements can refuse a run of
-//! one CPU that would fit by its shapes: the refusal names the file.
+//! gradually. An unreadable or unwritable file affects plans only, not runs. No decision
+//! depends on measurements of memory.
 
 use crate::config::cache;
 use crate::format::atomic;

@@ -231,7 +231,10 @@ impl<B: Fused> Decoder<B> {
             (None, Some(table)) if self.span.first => {
                 self.backend.embed(view_mut(&mut x, t, c), table, tokens);
             }
-            _ => return Err(self.fault("a first stage takes ids, a later one the hidden states before it")),
+            _ => {
+                self.backend.recycle(x);
+                return Err(self.fault("a first stage takes ids, a later one the hidden states before it"));
+            }
         }
         Ok(x)
     }
@@ -266,7 +269,7 @@ fn dropout<'a>(lora: &LoraSpec, (step, rows): (u64, &'a [u64])) -> Option<Dropou
     (lora.dropout > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: lora.dropout })
 }
 
-/// The adapters of a layer, whose entries come next: the first of each pair is A.
+/// Takes a layer's adapters from `entries`, which gives every A in the order of the layout.
 fn adapters<'a>(
     entries: &mut Peekable<impl Iterator<Item = &'a Entry>>,
     lora: &LoraSpec,

@@ -11,7 +11,7 @@ use crate::backend::{
 const LOGITS: usize = 1 << 24;
 
 /// Rows whose logits exist at once: few for a large vocabulary, but enough for fast products.
-pub(super) fn chunk(outputs: usize) -> usize {
+fn chunk(outputs: usize) -> usize {
     (LOGITS / outputs.max(1) / 16 * 16).max(256)
 }
 

@@ -277,7 +277,7 @@ impl Limit {
         // Each policy takes less memory than those before it.
         let first = all.partition_point(|keep| !fits(keep));
         let Some(&fastest) = all.get(first) else {
-            // Or the first one that is computed again has room for more.
+            // Keeping the values of one block may take less than keeping only inputs.
             let (keep, least) = advice::least(shapes)?;
             let fits = least.total() <= self.bytes();
             return if fits {
@@ -288,7 +288,7 @@ impl Limit {
         };
         let keep = match self {
             Limit::Typed(_) => fastest,
-            Limit::Free(_) => comfortable(shapes, &all[first..]).unwrap_or(fastest),
+            Limit::Free(_) => comfortable(shapes, &all[first..]).filter(fits).unwrap_or(fastest),
         };
         Ok((keep, estimate(load, keep)?))
     }

@@ -36,26 +36,12 @@ pub struct Microbatch {
     pub targets: Targets,
 }
 
-impl Microbatch {
-    /// The first tokens of the first row, at most `most`.
-    pub fn beginning(mut self, most: usize) -> Self {
-        let end = self.bounds.get(1).map_or(0, |&end| end as usize).min(most);
-        self.rows.truncate(1);
-        self.ids.truncate(end);
-        self.bounds = vec![0, end as u32];
-        match &mut self.targets {
-            Targets::Tokens(all) => all.truncate(end),
-            Targets::Labels(all) => all.truncate(1),
-        }
-        self
-    }
-}
-
-/// Names a forward pass until its backward pass. The caller chooses it, for example the number of a microbatch.
+/// Names a forward pass until its backward pass. The caller chooses it, for example the number
+/// of a microbatch; `u64::MAX` is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Names a text that is being generated. The caller chooses it.
+/// Names a text that is being generated. The caller chooses it; `u64::MAX` is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session(pub u64);
 

@@ -135,16 +135,15 @@ fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refus
         return Ok(());
     }
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
-    let mut model = devices::open(
-        chosen,
-        weights,
-        options.data.class_weights.clone(),
-        Need { tokens: LONGEST, measured: None, keep: None },
-    )?;
+    let need = |tokens| Need { tokens, measured: None, keep: None };
+    let fits = |tokens: &usize| devices::settle(chosen, weights, need(*tokens)).is_ok();
+    // A size that does not fit is not measured; the choice among all sizes follows.
+    let Some(tokens) = [LONGEST, SIZES[1], SIZES[0]].into_iter().find(fits) else { return Ok(()) };
+    let mut model = devices::open(chosen, weights, options.data.class_weights.clone(), need(tokens))?;
     let layout = layout::of(&p.config, &p.spec, 0..p.config.layers);
     let flat = initial_parameters(&layout, &p.spec, &*p.base.files.tensors)?;
     let class = model.class();
-    let mut local = Local::new(&mut *model, &signals::STOP).measured_with(trials(&p.config, LONGEST));
+    let mut local = Local::new(&mut *model, &signals::STOP).measured_with(trials(&p.config, tokens));
     local.set_parameters(0, &flat)?;
     for speed in local.speeds(0) {
         let memory = speed.memory.unwrap_or_default();

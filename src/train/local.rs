@@ -11,7 +11,10 @@ use crate::model::generate::generate;
 use crate::model::layout::Layout;
 use crate::model::stage::{Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
 use crate::numeric::fixed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time after which no further trial starts: a model alone delays no other device.
+const ENOUGH: Duration = Duration::from_secs(2);
 
 /// One complete model in this process.
 pub struct Local<'a> {
@@ -19,8 +22,6 @@ pub struct Local<'a> {
     stop: &'a Stop,
     layout: Layout,
     class: String,
-    /// Transfers after the last gradient.
-    traffic: Traffic,
     /// Tokens, seconds and bytes of each microbatch.
     measured: Trials,
     /// Trial microbatches before the first step, and the number of measured ones.
@@ -78,7 +79,7 @@ impl<'a> Local<'a> {
 
     fn at(place: Place<'a>, stop: &'a Stop, layout: Layout, class: String) -> Self {
         let (measured, trials) = (Trials::default(), (Vec::new(), 0));
-        Local { place, stop, layout, class, traffic: Traffic::default(), measured, trials }
+        Local { place, stop, layout, class, measured, trials }
     }
 
     /// Measures the model with `trials`, small ones first, once its parameters are set. The gradients are dropped.
@@ -94,7 +95,7 @@ impl<'a> Local<'a> {
         }
         let (trials, before) = (std::mem::take(&mut self.trials.0), self.measured.time.n);
         let (place, stop) = (&mut self.place, self.stop);
-        let measured = self.measured.run(&trials, &mut |batch| {
+        let measured = self.measured.run(&trials, ENOUGH, &mut |batch| {
             if stop.urgency() == Urgency::Now {
                 return Ok(None);
             }
@@ -107,31 +108,33 @@ impl<'a> Local<'a> {
         measured
     }
 
-    /// Adds one microbatch to `sums`, all or nothing; the inner error is a value that the sums cannot hold. If no
-    /// result arrives, for example after a signal, `sums` is empty.
+    /// Adds one microbatch to `sums`, all or nothing, and returns its transfers; the inner error is a value that the sums
+    /// cannot hold. If no result arrives, for example after a signal, `sums` is empty.
     fn add(
         &mut self,
         batch: &Microbatch,
         cap: i64,
         sums: &mut Sums,
-    ) -> Result<Result<(), Refused>, TrainError> {
+    ) -> Result<Result<Traffic, Refused>, TrainError> {
         let (step, tokens, own) = (batch.step, batch.ids.len() as f64, batch.clone());
         // The sums move to the thread that has the gradient, so the gradient is never copied.
         let mut taken = std::mem::take(sums);
         let computed = self.place.ask(self.stop, move |model| {
             // Resets the peak memory of earlier work.
             model.in_use();
+            let before = model.traffic();
             let mut sum = None;
             let each = &mut |_, loss: &_, gradient: &[f32]| sum = Some(taken.add(loss, gradient, cap));
             model.gradients(&[&own], each)?;
-            Ok((taken, Added { sum, traffic: model.traffic(), in_use: model.in_use() }))
+            Ok((taken, Added { sum, traffic: model.traffic().since(&before), in_use: model.in_use() }))
         });
         let nothing = || Fault::Device { device: self.class.clone(), reason: "it gave no gradient".into() };
         let computed = computed.and_then(|computed| computed);
         let (taken, added) = computed.map_err(|fault| TrainError::Device { step, fault })?;
-        (*sums, self.traffic) = (taken, added.traffic);
+        *sums = taken;
         added.in_use.into_iter().for_each(|seen| self.measured.memory.add(tokens, seen));
-        added.sum.ok_or_else(|| TrainError::Device { step, fault: nothing() })
+        let sum = added.sum.ok_or_else(|| TrainError::Device { step, fault: nothing() })?;
+        Ok(sum.map(|()| added.traffic))
     }
 
     /// Reports a bad value with its location, after a second computation of the microbatch: if the two results differ,
@@ -191,7 +194,7 @@ impl Compute for Local<'_> {
         sums: &mut Sums,
         _: Say,
     ) -> Result<Option<Effort>, TrainError> {
-        let (cap, before) = (fixed::cap(work.len()), self.traffic);
+        let (cap, mut traffic) = (fixed::cap(work.len()), Traffic::default());
         sums.reset(self.layout.len());
         let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));
         let since = |at: Instant| at.duration_since(given).as_millis() as f64 / 1e3;
@@ -206,11 +209,11 @@ impl Compute for Local<'_> {
             self.measured.time.add(batch.ids.len() as f64, (ended - began).as_secs_f64());
             match self.unless_stopped(added)? {
                 None => return Ok(None),
-                Some(Ok(())) => {}
+                Some(Ok(moved)) => traffic.add(&moved),
                 Some(Err(bad)) => return Err(self.address(bad, (index, batch), cap, sums)),
             }
         }
-        let traffic = Some(self.traffic.since(&before)).filter(|t| t.submissions > 0);
+        let traffic = Some(traffic).filter(|t| t.submissions > 0);
         Ok(Some(Effort { shared: None, spans, traffic }))
     }
 

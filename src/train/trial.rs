@@ -1,5 +1,5 @@
 //! Trial microbatches that measure a device's time and memory before it takes part. Their tokens are synthetic, because
-//! neither depends on the content of rows. Small trials come first, and measuring stops after a time limit, so that a
+//! neither depends on the content of rows. Rows are short, so attention over long rows is not measured. Small trials come first, and measuring stops after a time limit, so that a
 //! slow device loses little time.
 
 use crate::model::config::Config;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 pub const LONGEST: usize = 1024;
 /// Tokens of each row of a trial.
 const ROW: usize = 128;
-/// Time after which no further trial starts. A trial that takes longer runs once.
-const ENOUGH: Duration = Duration::from_millis(300);
+/// A first pass that takes longer counts: what it warms up, such as compiled kernels, is a small part of its time.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A pass that was made, with its peak of memory where the device measures it.
 pub struct Passed(pub Option<InUse>);
@@ -29,11 +29,12 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Runs every trial twice; only the second pass counts, because the first one warms up. A `None` of `pass` ends the
-    /// trials.
+    /// Runs every trial twice; only the second pass counts, because the first one warms up, unless that takes longer
+    /// than `PATIENCE`. No trial starts later than `enough` after the first. A `None` of `pass` ends the trials.
     pub fn run<E>(
         &mut self,
         trials: &[Microbatch],
+        enough: Duration,
         pass: &mut dyn FnMut(&Microbatch) -> Result<Option<Passed>, E>,
     ) -> Result<(), E> {
         let began = Instant::now();
@@ -43,14 +44,14 @@ impl Trials {
         };
         for batch in trials {
             let Some(mut measured) = timed(batch)? else { return Ok(()) };
-            if measured.0 < ENOUGH {
+            if measured.0 < PATIENCE {
                 let Some(again) = timed(batch)? else { return Ok(()) };
                 measured = again;
             }
             let tokens = batch.ids.len() as f64;
             self.time.add(tokens, measured.0.as_secs_f64());
             measured.1.into_iter().for_each(|seen| self.memory.add(tokens, seen));
-            if began.elapsed() > ENOUGH {
+            if began.elapsed() > enough {
                 return Ok(());
             }
         }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 struct Chain {
     low: Option<Decoder<Cpu>>,
     high: Decoder<Cpu>,
-    /// Hidden states of no pass are kept here: the caller of a chain needs none after the forward pass.
+    /// Number of parameters of the model.
     values: usize,
 }
 

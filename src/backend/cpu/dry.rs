@@ -35,6 +35,13 @@ impl Cpu {
     }
 }
 
+impl Footprint {
+    /// The same on this number of threads.
+    pub fn on_threads(self, threads: usize) -> Self {
+        Footprint { threads: threads.max(1), ..self }
+    }
+}
+
 /// The counted memory.
 pub struct DryCpu {
     is: Footprint,

@@ -92,7 +92,7 @@ pub enum Op<'a> {
     AdapterGrad(Matrix, Low),
     /// The same, and dx.
     AdaptedGrad(Matrix, Matrix, &'a Weight, Low),
-    /// Attention over rows and the number of their keys, for each row an even one.
+    /// Attention; the number of keys, that of each row rounded up to an even one.
     Attention(Heads, usize),
     /// Its gradient; q, k, v and the output.
     AttentionGrad(Heads, usize, [Matrix; 4]),

@@ -20,6 +20,8 @@ use crate::train::trial::{Passed, Trials, at_rest, trials};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Time after which no further trial starts: the coordinator waits for the slowest device.
+const TRIALS: Duration = Duration::from_millis(300);
 /// Interval at which a throttled device checks its cancel flag.
 const NAP: Duration = Duration::from_millis(10);
 
@@ -312,7 +314,7 @@ impl DeviceWorker {
         let rest = self.model.as_mut().and_then(|model| at_rest(&mut **model));
         rest.into_iter().for_each(|seen| taken.memory.rest(seen));
         // The adapter keeps its initial values: time does not depend on them. An error occurs again in the first lease.
-        let _ = taken.run(&trials, &mut |batch| -> Result<_, Failed> {
+        let _ = taken.run(&trials, TRIALS, &mut |batch| -> Result<_, Failed> {
             let began = Instant::now();
             self.model()?.gradient(batch, &mut gradient)?;
             self.throttle(began)?;

@@ -2,7 +2,7 @@
 
 use super::{Device, Driver, Share};
 use crate::backend::facts::{Facts, Kind};
-use crate::backend::{Cpu, Fault};
+use crate::backend::{Backend, Cpu, Fault, Target};
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::config::groups::{CPU, ComputeDtype};
 use crate::devices::building::{Opened, Whole};
@@ -26,7 +26,7 @@ impl Driver for Processor {
     }
 
     fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
-        Ok(Load { home, ..whole.load(&cpu(dtype, 1))? })
+        Ok(Load { home, ..whole.load_on(target(dtype))? })
     }
 }
 
@@ -63,6 +63,11 @@ impl Opener for ReferenceCpu {
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         Box::new(Cpu::reference(1)).build(&Whole::of(blueprint), Keep::Everything)
     }
+}
+
+/// The CPU with all threads of this process, for estimates of memory.
+pub fn target(dtype: ComputeDtype) -> Target {
+    cpu(dtype, 1).target().on_threads(cores())
 }
 
 /// The CPU in the given precision, or in the faster one on this machine.

@@ -63,7 +63,7 @@ impl Decoder<Dry> {
         let top = self.ascend(batch, (!first).then_some(&hidden[..]), Want::Gradient(WHOLE))?;
         let full = self.backend.live();
         let (residual, _) = self.descend(WHOLE, (!last).then_some(&hidden[..]))?;
-        // Both times the gradient of the residual stream exists, unless it came from the next stage.
+        // Of a last stage, both numbers have the gradient of the residual stream; of another one, only `after`.
         let after = self.backend.live() - if last { 0 } else { self.backend.bytes(&residual) };
         self.backend.recycle(residual);
         top.recycle(&mut self.backend);

@@ -9,7 +9,8 @@ use crate::model::head::Below;
 use crate::model::linear::Batch;
 use crate::model::stage::{Output, Session};
 
-/// Cache capacity in tokens beyond the first ones; the capacity doubles when it is full.
+/// Least cache capacity in tokens beyond the needed ones. A full cache grows by a quarter: a text is copied a few times,
+/// and little of its memory stays unused.
 const ROOM: usize = 256;
 
 /// Keys and values of a text.
@@ -93,7 +94,7 @@ impl<B: Fused> Decoder<B> {
         }
         let limit = self.config.longest_row();
         let first = text.capacity == 0;
-        text.capacity = if first { needed + ROOM } else { needed.max(2 * text.capacity) }.min(limit);
+        text.capacity = (needed + ROOM.max(text.capacity / 4)).min(limit);
         self.rotations.reach(&mut self.backend, text.capacity);
         if first {
             text.caches = self.blocks.iter().map(|b| b.cache(&mut self.backend, text.capacity)).collect();
