@@ -36,6 +36,7 @@ impl Cpu {
 }
 
 /// The counted memory.
+#[derive(Clone)]
 pub struct DryCpu {
     is: Footprint,
     recycling: Recycling<usize>,
@@ -180,6 +181,10 @@ impl Device for DryCpu {
 
     fn shortens(&self, cols: usize) -> bool {
         self.rounds() && cols.is_multiple_of(2)
+    }
+
+    fn copied(&self) -> Box<dyn Device> {
+        Box::new(self.clone())
     }
 
     fn inside(&mut self, op: Op) -> bool {
