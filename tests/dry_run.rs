@@ -87,7 +87,7 @@ fn check<B: Fused>(device: &str, open: &dyn Fn() -> B) {
 }
 
 /// A real model in blocks, with rows of 128 tokens.
-fn check_smollm2<B: Fused>(device: &str, open: &dyn Fn() -> B, lengths: &[usize]) {
+fn check_smollm2<B: Fused>(device: &str, open: &dyn Fn() -> B, lengths: &[usize], keeps: &[Keep]) {
     let Some(path) = std::env::var_os("FINETUNE_SMOLLM2_GGUF") else {
         return println!("skipped: FINETUNE_SMOLLM2_GGUF");
     };
@@ -103,7 +103,7 @@ fn check_smollm2<B: Fused>(device: &str, open: &dyn Fn() -> B, lengths: &[usize]
         let batch = Microbatch { step: 1, rows: (1..bounds.len() as u64).collect(), ids, bounds, targets };
         let (name, tensors) = (format!("SmolLM2 of {tokens} tokens"), &*files.tensors);
         let job = Job { name, config: &config, tensors, lora: lora.clone(), batch };
-        for keep in [Keep::Everything, Keep::Parts([0, 12, 18]), Keep::Inputs] {
+        for &keep in keeps {
             let ratio = job.compare(open, Build { keep, ..Build::whole(&config) });
             println!("{device} {} {keep:?}: counted / in use is {ratio:.4}", job.name);
         }
@@ -126,8 +126,9 @@ fn dry_peak_equals_the_cpu_in_bf16() {
 
 #[test]
 fn dry_peak_of_smollm2_equals_the_cpu() {
-    check_smollm2("f32", &|| Cpu::new(2), &[64, 300]);
-    check_smollm2("bf16", &|| Cpu::bf16(2), &[64, 300]);
+    let keeps = [Keep::Everything, Keep::Parts([0, 12, 18]), Keep::Inputs];
+    check_smollm2("f32", &|| Cpu::new(2), &[64, 300], &keeps);
+    check_smollm2("bf16", &|| Cpu::bf16(2), &[64, 300], &keeps);
 }
 
 /// Arithmetic and bytes of the ops that the CPU really computes; copies to and from the host are not in a dry run.
@@ -155,25 +156,24 @@ fn dry_run_counts_the_work_of_real_ops() {
     }
 }
 
-/// Runs `check` on each software driver of Vulkan.
-fn on_drivers(check: &dyn Fn(&str, &dyn Fn() -> Wgpu)) {
-    for driver in ["llvmpipe", "SwiftShader"] {
-        let all = adapters();
-        let Some(adapter) = all.iter().find(|a| a.is_software() && a.name().contains(driver)) else {
-            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
-            println!("skipped: no Vulkan driver {driver}");
-            continue;
-        };
-        check(driver, &|| Wgpu::open(adapter, Options::default()).unwrap());
+/// Runs `check` on lavapipe.
+fn on_lavapipe(check: &dyn Fn(&dyn Fn() -> Wgpu)) {
+    let all = adapters();
+    match all.iter().find(|a| a.is_software() && a.name().contains("llvmpipe")) {
+        Some(adapter) => check(&|| Wgpu::open(adapter, Options::default()).unwrap()),
+        None => {
+            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
+            println!("skipped: no Vulkan driver llvmpipe");
+        }
     }
 }
 
 #[test]
-fn dry_peak_equals_vulkan_drivers() {
-    on_drivers(&|driver, open| check(driver, open));
+fn dry_peak_equals_lavapipe() {
+    on_lavapipe(&|open| check("lavapipe", open));
 }
 
 #[test]
-fn dry_peak_of_smollm2_equals_vulkan_drivers() {
-    on_drivers(&|driver, open| check_smollm2(driver, open, &[32]));
+fn dry_peak_of_smollm2_equals_lavapipe() {
+    on_lavapipe(&|open| check_smollm2("lavapipe", open, &[32], &[Keep::Parts([0, 12, 18])]));
 }

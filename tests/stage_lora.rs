@@ -308,7 +308,7 @@ fn sixteen_bit_activations_count_two_bytes() {
     let kept = |keep, device| estimate(Load { device, ..load }, keep).kept;
     let [f32, bf16] = [Cpu::new(1), Cpu::bf16(1)].map(|cpu| cpu.target());
     // Gate, up and the inputs and outputs of attention, and a quarter more for waiting buffers, as each policy keeps
-    // them.
+    // them. A buffer that is reused is filled by at least three quarters.
     let (narrow, attended) = (2 * 576 + 2 * 192, 576);
     for (keep, numbers) in [
         (Keep::Everything, 2 * 1536 + narrow),
@@ -316,7 +316,9 @@ fn sixteen_bit_activations_count_two_bytes() {
         (Keep::Parts([0, 0, 30]), attended),
         (Keep::Inputs, 0),
     ] {
-        assert_eq!(kept(keep, f32) - kept(keep, bf16), 1024 * 30 * numbers * 2 * 5 / 4, "{keep:?}");
+        let least = kept(keep, f32) - 1024 * 30 * numbers * 2 * 5 / 4;
+        let found = kept(keep, bf16);
+        assert!(least <= found && found <= least * 4 / 3, "{keep:?}: {found} bytes, {least} without reuse");
     }
 }
 

@@ -22,8 +22,7 @@ use std::iter::Peekable;
 use std::ops::Range;
 use text::Text;
 
-pub(super) use dry_run::dry_memory;
-pub use dry_run::{Cost, dry_run};
+pub use dry_run::{Cost, DryRuns, dry_run};
 
 /// Values that blocks keep between forward and backward. All policies give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,20 +5,17 @@
 //! its measured memory ([`Fit`]) replaces the figures, but no decision depends on it.
 
 mod advice;
+mod rehearsals;
 
 use super::config::Config;
-use super::decoder::{Build, Cost, Keep, dry_memory, dry_run};
-use super::layout;
+use super::decoder::Keep;
 use super::lora::LoraSpec;
 pub use super::memory_fit::{Fit, InUse, Used};
-use super::stage::{Microbatch, Targets};
 use super::weights::ModelError;
 use crate::backend::Target;
-use crate::numeric::block::{Block, Encoding};
-use crate::numeric::dtype::Dtype;
 use crate::numeric::line::Line;
-use crate::numeric::tensor::{About, Tensor, Tensors};
 pub use advice::{largest, least};
+use rehearsals::{Counts, Rehearsals};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -142,78 +139,7 @@ impl Home {
 
 /// Estimates the memory of `load` with the policy `keep`.
 pub fn estimate(load: Load, keep: Keep) -> Result<Estimate, ModelError> {
-    let Load { config, lora, tokens, weights, home, measured, .. } = load;
-    let trained = layout::of(config, lora, 0..config.layers).len() as u64;
-    let cost = counted(load, keep)?;
-    let counted = (cost.kept, cost.peak - cost.at_rest - cost.kept, cost.peak, Basis::Counted);
-    let blocks = keep.blocks(config.layers);
-    let line = measured.filter(|fit| fit.blocks == blocks && fit.reaches(tokens)).map(|fit| fit.line);
-    let (kept, scratch, in_use, basis) = line.map_or(counted, |line| {
-        let (grows, fixed) = ((line.each * tokens as f64) as u64, line.fixed as u64);
-        let resident = trained * ON_DEVICE;
-        (grows, fixed.saturating_sub(resident), grows + fixed.max(resident), Basis::Measured(line))
-    });
-    let recycled = |bytes: u64| bytes + bytes / 4;
-    let (adapter, kept, scratch) = (trained * home.adapter(), recycled(kept), recycled(scratch));
-    Ok(Estimate { weights, adapter, kept, scratch, in_use, basis })
-}
-
-/// Most tokens of a dry run; more take proportionally more.
-const DRY: usize = 1 << 18;
-
-/// The device's memory for the longest microbatch, by a dry run.
-fn counted(load: Load, keep: Keep) -> Result<Cost, ModelError> {
-    let (target, batch) = load.rehearsal();
-    let build = Build { keep, ..Build::whole(load.config) };
-    let cost = dry_memory(target, (load.config, &load.unread(), load.lora), build, &batch)?;
-    let more = load.tokens as f64 / batch.ids.len() as f64;
-    if more <= 1.0 {
-        return Ok(cost);
-    }
-    // Below the memory of any device, so that sums do not overflow.
-    let grown = |bytes: u64| ((bytes as f64 * more) as u64).min(1 << 60);
-    let (kept, peak) = (grown(cost.kept), cost.at_rest + grown(cost.peak - cost.at_rest));
-    Ok(Cost { kept, peak, ..cost })
-}
-
-impl Load<'_> {
-    /// The device, and the longest microbatch: each token is a target, and rows are as long as they may be.
-    fn rehearsal(&self) -> (Target, Microbatch) {
-        let Load { config, .. } = self;
-        let [q, widest] = [config.heads.query * config.heads.size, config.feed_forward.max(config.hidden)];
-        let tokens = self.tokens.clamp(1, DRY);
-        let bounds: Vec<u32> = (0..tokens).step_by(config.longest_row().max(1)).map(|at| at as u32).collect();
-        let rows = bounds.len();
-        let targets = match config.labels {
-            Some(_) => Targets::Labels(vec![0; rows]),
-            None => Targets::Tokens(vec![0; tokens]),
-        };
-        let bounds = bounds.into_iter().chain([tokens as u32]).collect();
-        let (ids, rows) = (vec![0; tokens], vec![0; rows]);
-        let batch = Microbatch { step: 1, rows, ids, bounds, targets };
-        (self.device.of_model(config.heads, widest.max(q)), batch)
-    }
-
-    fn unread(&self) -> Unread {
-        Unread(if self.quantised { Encoding::Blocks(Block::Q8_0) } else { Encoding::Plain(Dtype::Bf16) })
-    }
-}
-
-/// Weights of which only the encoding is known.
-struct Unread(Encoding);
-
-impl Tensors for Unread {
-    fn tensor(&self, _: &str) -> Result<Option<Tensor<'_>>, String> {
-        Ok(None)
-    }
-
-    fn about(&self, _: &str) -> Result<Option<About>, String> {
-        Ok(Some(About { shape: Vec::new(), encoding: self.0 }))
-    }
-
-    fn names(&self) -> Vec<String> {
-        Vec::new()
-    }
+    Rehearsals::new(load, Counts::Memory)?.estimate(load.tokens, keep)
 }
 
 /// Bytes in readable form: `3.10 GB`, `15 MB`.
@@ -269,43 +195,43 @@ impl Limit {
     /// that keeps at most `COMFORT` bytes, unless it costs too much time. A dry run decides: what was measured of a
     /// device neither refuses a run nor changes it.
     pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
-        let shapes = Load { measured: None, ..load };
-        let total = |keep| estimate(shapes, keep).map(|estimate| estimate.total());
-        total(Keep::Inputs)?;
-        let fits = |keep: &Keep| total(*keep).is_ok_and(|total| total <= self.bytes());
+        let (shapes, tokens) = (Load { measured: None, ..load }, load.tokens);
+        let mut runs = Rehearsals::new(shapes, Counts::Memory)?;
         let all: Vec<Keep> = policies(load.config.layers).collect();
         // Each policy takes less memory than those before it.
-        let first = all.partition_point(|keep| !fits(keep));
-        let Some(&fastest) = all.get(first) else {
+        let first = all.partition_point(|keep| !runs.total(tokens, *keep).is_ok_and(|n| n <= self.bytes()));
+        let keep = match (all.get(first), self) {
+            (Some(&fastest), Limit::Typed(_)) => fastest,
+            (Some(&fastest), Limit::Free(_)) => {
+                let keep = comfortable(shapes, &mut runs, &all[first..])?;
+                if runs.total(tokens, keep)? <= self.bytes() { keep } else { fastest }
+            }
             // Keeping the values of one block may take less than keeping only inputs.
-            let (keep, least) = advice::least(shapes)?;
-            let fits = least.total() <= self.bytes();
-            return if fits {
-                Ok((keep, estimate(load, keep)?))
-            } else {
-                Err(advice::too_little(shapes, self.bytes())?)
-            };
-        };
-        let keep = match self {
-            Limit::Typed(_) => fastest,
-            Limit::Free(_) => comfortable(shapes, &all[first..]).filter(fits).unwrap_or(fastest),
+            (None, _) => match advice::least(shapes)? {
+                (keep, least) if least.total() <= self.bytes() => keep,
+                _ => return Err(advice::too_little(shapes, self.bytes())?),
+            },
         };
         Ok((keep, estimate(load, keep)?))
     }
 }
 
-/// The first of `policies` that keeps at most [`COMFORT`] bytes, or the last one before they cost too much time.
-fn comfortable(load: Load, policies: &[Keep]) -> Option<Keep> {
-    let much = |keep: &Keep| counted(load, *keep).is_ok_and(|cost| cost.kept > COMFORT);
+/// The first of `policies` that keeps at most [`COMFORT`] bytes, or the last one before they cost too much time; the
+/// first one whatever it costs.
+fn comfortable(load: Load, runs: &mut Rehearsals, policies: &[Keep]) -> Result<Keep, ModelError> {
+    let mut much = |keep: &Keep| runs.cost(load.tokens, *keep).is_ok_and(|cost| cost.kept > COMFORT);
+    if !much(&policies[0]) {
+        return Ok(policies[0]);
+    }
     let first = policies.partition_point(much);
-    let usual = arithmetic(load, Keep::Everything).ok()?;
+    let mut runs = Rehearsals::new(load, Counts::Arithmetic)?;
+    let usual = runs.cost(load.tokens, Keep::Everything)?.flops;
     let cheap = |keep: &Keep| {
-        let again = arithmetic(load, *keep).map(|flops| flops / usual - 1.0);
+        let again = runs.cost(load.tokens, *keep).map(|cost| cost.flops / usual - 1.0);
         keep.counts(load.config.layers)[3] == 0 && again.is_ok_and(|again| again <= DEAR)
     };
-    // The first one is the fastest, whatever it costs.
-    let last = if first == 0 { 0 } else { policies.partition_point(cheap).saturating_sub(1) };
-    policies.get(first.min(last)).copied()
+    let last = policies.partition_point(cheap).saturating_sub(1);
+    Ok(policies[first.min(last)])
 }
 
 /// Policies for kept values, fastest first: products are recomputed before attention is.
@@ -314,13 +240,6 @@ fn policies(layers: usize) -> impl Iterator<Item = Keep> {
     let attended = (1..=layers).map(move |n| Keep::Parts([0, layers - n, n]));
     let inputs = (1..layers).map(move |n| Keep::Parts([0, 0, layers - n]));
     [Keep::Everything].into_iter().chain(narrow).chain(attended).chain(inputs).chain([Keep::Inputs])
-}
-
-/// Operations of one microbatch, with what is computed again.
-fn arithmetic(load: Load, keep: Keep) -> Result<f64, ModelError> {
-    let (target, batch) = load.rehearsal();
-    let build = Build { keep, ..Build::whole(load.config) };
-    Ok(dry_run(target, (load.config, &load.unread(), load.lora), build, &batch)?.flops)
 }
 
 /// Returns the policy within `limit`, and its estimate.

@@ -43,6 +43,7 @@ impl Footprint {
 }
 
 /// The counted memory.
+#[derive(Clone)]
 pub struct DryCpu {
     is: Footprint,
     recycling: Recycling<usize>,
@@ -187,6 +188,10 @@ impl Device for DryCpu {
 
     fn shortens(&self, cols: usize) -> bool {
         self.rounds() && cols.is_multiple_of(2)
+    }
+
+    fn copied(&self) -> Box<dyn Device> {
+        Box::new(self.clone())
     }
 
     fn inside(&mut self, op: Op) -> bool {

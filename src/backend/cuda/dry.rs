@@ -48,6 +48,7 @@ impl<D: Driver> Cuda<D> {
 }
 
 /// The counted memory.
+#[derive(Clone)]
 pub struct DryCuda {
     is: Footprint,
     live: u64,
@@ -120,6 +121,10 @@ impl Device for DryCuda {
 
     fn ids(&self, count: usize) -> usize {
         count
+    }
+
+    fn copied(&self) -> Box<dyn Device> {
+        Box::new(self.clone())
     }
 
     fn inside(&mut self, op: Op) -> bool {

@@ -41,6 +41,8 @@ pub trait Device {
         let _ = vocab;
         usize::MAX
     }
+    /// The same memory, to return to.
+    fn copied(&self) -> Box<dyn Device>;
     /// Takes and gives back what the op takes inside. False where a fused op is a composition of others.
     fn inside(&mut self, op: Op) -> bool;
 }

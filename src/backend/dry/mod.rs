@@ -16,6 +16,8 @@ use std::rc::Rc;
 pub struct Dry {
     target: Target,
     device: Box<dyn Device>,
+    /// The memory to which [`Dry::rewind`] returns.
+    begin: Option<Box<dyn Device>>,
     /// Sizes of integers that were dropped.
     dropped: Dropped,
 }
@@ -25,7 +27,8 @@ type Dropped = Rc<RefCell<Vec<usize>>>;
 impl Checked<Dry> {
     /// Memory in which nothing is used.
     pub fn new(target: Target) -> Self {
-        Checked::around(Dry { target, device: target.open(), dropped: Dropped::default() })
+        let (device, dropped) = (target.open(), Dropped::default());
+        Checked::around(Dry { target, device, begin: None, dropped })
     }
 }
 
@@ -33,6 +36,19 @@ impl Dry {
     /// Bytes in use.
     pub fn live(&self) -> u64 {
         self.device.live()
+    }
+
+    /// Remembers what is in use now.
+    pub fn begin(&mut self) {
+        self.begin = Some(self.device.copied());
+    }
+
+    /// Returns to what was in use at [`Dry::begin`]. Buffers that were taken since are gone.
+    pub fn rewind(&mut self) {
+        if let Some(begin) = &self.begin {
+            self.device = begin.copied();
+            self.dropped.borrow_mut().clear();
+        }
     }
 
     /// Bytes of a buffer.

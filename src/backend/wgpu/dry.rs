@@ -36,6 +36,7 @@ impl Wgpu {
 }
 
 /// The counted memory.
+#[derive(Clone)]
 pub struct DryWgpu {
     is: Footprint,
     live: u64,
@@ -93,6 +94,10 @@ impl Device for DryWgpu {
 
     fn chunk(&self, vocab: usize) -> usize {
         ((self.is.binding / 4) as usize / vocab.max(1)).max(1)
+    }
+
+    fn copied(&self) -> Box<dyn Device> {
+        Box::new(self.clone())
     }
 
     fn inside(&mut self, op: Op) -> bool {

@@ -2,10 +2,11 @@
 //! microbatch takes on a device, for every family, task, policy for kept values and range of layers, without a formula
 //! of its own.
 
-use super::{Build, Decoder};
-use crate::backend::{Backend, Dry, Fault, Target};
+use super::{Build, Decoder, Keep};
+use crate::backend::{Backend, Dry, Fault, Notes, Target};
 use crate::model::config::Config;
 use crate::model::lora::LoraSpec;
+use crate::model::rotation::Rotations;
 use crate::model::stage::{Microbatch, WHOLE, Want};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
@@ -25,36 +26,66 @@ pub struct Cost {
     pub bytes: f64,
 }
 
-/// Runs a stage on `batch` on a device like `target`. Of `tensors`, only encodings are read.
+/// Runs a stage on `batch` on a device like `target`. Of the tensors, only encodings are read.
 pub fn dry_run(
     target: Target,
-    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    model: (&Config, &dyn Tensors, &LoraSpec),
     build: Build,
     batch: &Microbatch,
 ) -> Result<Cost, ModelError> {
-    let (backend, notes) = Dry::new(target).timed();
-    let mut stage = Decoder::load(backend, config, tensors, lora, build)?;
-    notes.take();
-    let mut cost = stage.rehearse(batch)?;
-    for taken in notes.take().values() {
-        cost.flops += taken.flops;
-        cost.bytes += taken.bytes;
-    }
-    Ok(cost)
+    let keep = build.keep;
+    Ok(DryRuns::of(Dry::new(target).timed(), model, build)?.run(keep, batch)?)
 }
 
-/// The same without arithmetic and bytes moved, in less time.
-pub(in crate::model) fn dry_memory(
-    target: Target,
-    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
-    build: Build,
-    batch: &Microbatch,
-) -> Result<Cost, ModelError> {
-    Ok(Decoder::load(Dry::new(target), config, tensors, lora, build)?.rehearse(batch)?)
+/// Dry runs of one stage, which is built once. Each begins like a first microbatch.
+pub struct DryRuns {
+    stage: Decoder<Dry>,
+    notes: Notes,
+}
+
+impl DryRuns {
+    /// A whole model.
+    pub fn new(target: Target, model: (&Config, &dyn Tensors, &LoraSpec)) -> Result<Self, ModelError> {
+        Self::of(Dry::new(target).timed(), model, Build::whole(model.0))
+    }
+
+    /// The same without arithmetic and bytes moved, in less time.
+    pub fn of_memory(target: Target, model: (&Config, &dyn Tensors, &LoraSpec)) -> Result<Self, ModelError> {
+        Self::of((Dry::new(target), Notes::default()), model, Build::whole(model.0))
+    }
+
+    fn of(
+        (backend, notes): (Dry, Notes),
+        (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+        build: Build,
+    ) -> Result<Self, ModelError> {
+        let mut stage = Decoder::load(backend, config, tensors, lora, build)?;
+        stage.backend.begin();
+        Ok(DryRuns { stage, notes })
+    }
+
+    /// Number of trained parameters.
+    pub fn trained(&self) -> usize {
+        self.stage.layout.len()
+    }
+
+    /// Cost of one microbatch.
+    pub fn run(&mut self, keep: Keep, batch: &Microbatch) -> Result<Cost, Fault> {
+        self.stage.keep = keep;
+        self.stage.backend.rewind();
+        self.stage.rotations = Rotations::new(&mut self.stage.backend, &self.stage.config);
+        self.notes.take();
+        let mut cost = self.stage.rehearse(batch)?;
+        for taken in self.notes.take().values() {
+            cost.flops += taken.flops;
+            cost.bytes += taken.bytes;
+        }
+        Ok(cost)
+    }
 }
 
 impl Decoder<Dry> {
-    /// Counts the memory of one microbatch, which must be the first one.
+    /// Counts the memory of one microbatch.
     fn rehearse(&mut self, batch: &Microbatch) -> Result<Cost, Fault> {
         let at_rest = self.backend.live();
         self.backend.peak();

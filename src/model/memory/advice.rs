@@ -1,7 +1,8 @@
 //! Advice for a run that does not fit. Every suggestion is checked with the estimate that refused the run, so that a
 //! run that follows it is not refused.
 
-use super::{Estimate, Load, estimate, size};
+use super::rehearsals::{Counts, Rehearsals};
+use super::{Estimate, Load, size};
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
 use crate::model::weights::ModelError;
@@ -9,28 +10,36 @@ use crate::model::weights::ModelError;
 /// The modules of the first LoRA paper, and the smallest common set.
 const FEWEST: [&str; 2] = ["q_proj", "v_proj"];
 
+/// Candidates for the policy with the smallest estimate. Where the head takes less than a block, the values of one
+/// block cost nothing: the first recomputed block needs that memory anyway.
+const FRUGAL: [Keep; 2] = [Keep::Inputs, Keep::Parts([0, 0, 1])];
+
 /// Returns the policy with the smallest estimate, and that estimate.
 pub fn least(load: Load) -> Result<(Keep, Estimate), ModelError> {
-    // Where the head takes less than a block, the values of one block cost nothing: the first recomputed block needs
-    // that memory anyway.
-    let keep = Keep::Parts([0, 0, 1]);
-    let (inputs, one) = (estimate(load, Keep::Inputs)?, estimate(load, keep)?);
-    Ok(if one.total() < inputs.total() { (keep, one) } else { (Keep::Inputs, inputs) })
+    let mut runs = Rehearsals::new(load, Counts::Memory)?;
+    let [inputs, one] = FRUGAL;
+    let (frugal, other) = (runs.estimate(load.tokens, inputs)?, runs.estimate(load.tokens, one)?);
+    Ok(if other.total() < frugal.total() { (one, other) } else { (inputs, frugal) })
 }
 
 /// Whether the most frugal policy stays within `limit` bytes.
 fn fits(load: Load, limit: u64) -> bool {
-    least(load).is_ok_and(|(_, estimate)| estimate.total() <= limit)
+    Rehearsals::new(load, Counts::Memory).is_ok_and(|mut runs| fit(&mut runs, load.tokens, limit))
+}
+
+fn fit(runs: &mut Rehearsals, tokens: usize, limit: u64) -> bool {
+    FRUGAL.into_iter().any(|keep| runs.total(tokens, keep).is_ok_and(|total| total <= limit))
 }
 
 /// The longest microbatch that stays within `limit` bytes with the most frugal policy; 0 where none does.
 pub fn largest(load: Load, limit: u64) -> usize {
-    most(load.tokens.max(1), |tokens| fits(Load { tokens, ..load }, limit))
+    let runs = Rehearsals::new(load, Counts::Memory);
+    runs.map_or(0, |mut runs| most(load.tokens.max(1), |tokens| fit(&mut runs, tokens, limit)))
 }
 
 /// The largest number up to `top` for which `fits` holds, else 0. `fits` is monotonic: if it holds for a number, it
 /// holds for all smaller ones.
-fn most(top: usize, fits: impl Fn(usize) -> bool) -> usize {
+fn most(top: usize, mut fits: impl FnMut(usize) -> bool) -> usize {
     if fits(top) {
         return top;
     }

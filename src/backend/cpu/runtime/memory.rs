@@ -99,7 +99,7 @@ impl Lines for usize {
 }
 
 /// Free buffers and what is in use.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Recycling<L = Vec<Line>> {
     /// By lines.
     free: BTreeMap<usize, Vec<L>>,

@@ -1,0 +1,108 @@
+//! Dry runs of the longest microbatch of a load. A search asks for many: the model is built once for all of them.
+
+use super::{Basis, Estimate, Load, ON_DEVICE};
+use crate::model::decoder::{Cost, DryRuns, Keep};
+use crate::model::stage::{Microbatch, Targets};
+use crate::model::weights::ModelError;
+use crate::numeric::block::{Block, Encoding};
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{About, Tensor, Tensors};
+
+/// Most tokens of a dry run; more take proportionally more.
+const MOST: usize = 1 << 18;
+
+/// Whether arithmetic is counted too, which takes longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counts {
+    /// Memory alone.
+    Memory,
+    /// Memory and arithmetic.
+    Arithmetic,
+}
+
+/// Dry runs of one load on its device.
+pub struct Rehearsals<'a> {
+    load: Load<'a>,
+    runs: DryRuns,
+}
+
+impl<'a> Rehearsals<'a> {
+    /// Builds the model without its weights.
+    pub fn new(load: Load<'a>, counts: Counts) -> Result<Self, ModelError> {
+        let config = load.config;
+        let [q, widest] = [config.heads.query * config.heads.size, config.feed_forward.max(config.hidden)];
+        let target = load.device.of_model(config.heads, widest.max(q));
+        let encoding = match load.quantised {
+            true => Encoding::Blocks(Block::Q8_0),
+            false => Encoding::Plain(Dtype::Bf16),
+        };
+        let model = (config, &Unread(encoding) as &dyn Tensors, load.lora);
+        let runs = match counts {
+            Counts::Memory => DryRuns::of_memory(target, model)?,
+            Counts::Arithmetic => DryRuns::new(target, model)?,
+        };
+        Ok(Rehearsals { load, runs })
+    }
+
+    /// Cost of a microbatch of that many tokens.
+    pub fn cost(&mut self, tokens: usize, keep: Keep) -> Result<Cost, ModelError> {
+        let batch = self.batch(tokens.clamp(1, MOST));
+        let cost = self.runs.run(keep, &batch)?;
+        let more = tokens as f64 / batch.ids.len() as f64;
+        if more <= 1.0 {
+            return Ok(cost);
+        }
+        // Below the memory of any device, so that sums do not overflow.
+        let grown = |bytes: u64| ((bytes as f64 * more) as u64).min(1 << 60);
+        let (kept, peak) = (grown(cost.kept), cost.at_rest + grown(cost.peak - cost.at_rest));
+        Ok(Cost { kept, peak, ..cost })
+    }
+
+    /// One row, in which each token is a target.
+    fn batch(&self, tokens: usize) -> Microbatch {
+        let targets = match self.load.config.labels {
+            Some(_) => Targets::Labels(vec![0]),
+            None => Targets::Tokens(vec![0; tokens]),
+        };
+        Microbatch { step: 1, rows: vec![0], ids: vec![0; tokens], bounds: vec![0, tokens as u32], targets }
+    }
+
+    /// Estimate for a microbatch of that many tokens.
+    pub fn estimate(&mut self, tokens: usize, keep: Keep) -> Result<Estimate, ModelError> {
+        let Load { config, weights, home, measured, .. } = self.load;
+        let (trained, cost) = (self.runs.trained() as u64, self.cost(tokens, keep)?);
+        let counted = (cost.kept, cost.peak - cost.at_rest - cost.kept, cost.peak, Basis::Counted);
+        let blocks = keep.blocks(config.layers);
+        let line = measured.filter(|fit| fit.blocks == blocks && fit.reaches(tokens)).map(|fit| fit.line);
+        let (kept, scratch, in_use, basis) = line.map_or(counted, |line| {
+            let (grows, fixed) = ((line.each * tokens as f64) as u64, line.fixed as u64);
+            let resident = trained * ON_DEVICE;
+            (grows, fixed.saturating_sub(resident), grows + fixed.max(resident), Basis::Measured(line))
+        });
+        let recycled = |bytes: u64| bytes + bytes / 4;
+        let (adapter, kept, scratch) = (trained * home.adapter(), recycled(kept), recycled(scratch));
+        Ok(Estimate { weights, adapter, kept, scratch, in_use, basis })
+    }
+
+    /// Bytes of the estimate.
+    pub fn total(&mut self, tokens: usize, keep: Keep) -> Result<u64, ModelError> {
+        Ok(self.estimate(tokens, keep)?.total())
+    }
+}
+
+/// Weights of which only the encoding is known.
+struct Unread(Encoding);
+
+impl Tensors for Unread {
+    fn tensor(&self, _: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(None)
+    }
+
+    fn about(&self, _: &str) -> Result<Option<About>, String> {
+        Ok(Some(About { shape: Vec::new(), encoding: self.0 }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
