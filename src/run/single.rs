@@ -44,9 +44,10 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let mut job = Job::new(prepared, planned, options)?;
     job.resume(&place)?;
     let weights = job.prepared.model();
-    let longest = job.longest(options);
+    // A trial may be longer than the run's own microbatches.
+    let trials = trials(weights.0, need.tokens);
+    let longest = trials.iter().map(|batch| batch.ids.len()).fold(job.longest(options), usize::max);
     let takes = devices::takes(&chosen, weights, Need { tokens: longest, ..need })?;
-    let trials = trials(weights.0, longest);
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     // Devices are measured again in every run, because earlier measurements may come from a busy machine.
     let mut local = Local::apart(model, &signals::STOP).measured_with(trials);
