@@ -160,6 +160,11 @@ fn demo_learns_and_runs_take_the_next_free_folder() {
     let out = b.run("--max-steps 2 --data rows.jsonl -o piped --log-json /dev/stdout");
     let log = String::from_utf8(out.stdout).unwrap();
     assert!(log.lines().last().is_some_and(|line| line.contains(r#""event":"done""#)), "{log}");
+    // The log stays in the folder, and standard output gets its lines.
+    let out = b.run("--max-steps 2 --data rows.jsonl -o printed --log-json -");
+    assert_eq!(out.stdout, b.read("printed/metrics.jsonl"));
+    let recorded = String::from_utf8(b.read("printed/run.yaml")).unwrap();
+    assert!(recorded.lines().any(|line| line.starts_with("log_json: \"-\"")), "{recorded}");
 }
 
 #[test]

@@ -113,6 +113,13 @@ fn stands(event: &Event, step: u64, looked: Option<u64>) -> bool {
     }
 }
 
+/// Prints one event on standard output. A closed output does not end the run.
+pub fn print(event: &Event) {
+    if let Ok(text) = line(event) {
+        let _ = io::stdout().write_all(text.as_bytes());
+    }
+}
+
 fn line(event: &Event) -> io::Result<String> {
     Ok(serde_json::to_string(event)? + "\n")
 }

@@ -25,7 +25,7 @@ mod write;
 pub use card::card;
 pub use console::{Console, Look};
 pub use history::{History, Live, Member, Point, State};
-pub use metrics::{Metrics, read};
+pub use metrics::{Metrics, print, read};
 pub use progress::Progress;
 pub use roster::{Roster, Row};
 pub use serve::Dashboard;

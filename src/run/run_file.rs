@@ -61,7 +61,8 @@ const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
 /// The recorded form of a value.
 fn recorded(name: &str, value: &str) -> String {
     let reserved = name == "model" && value == demo::NAME || value == "-";
-    let is_path = WRITTEN.contains(&name) || READ.contains(&name) && !reserved && Path::new(value).exists();
+    let written = WRITTEN.contains(&name);
+    let is_path = !reserved && (written || READ.contains(&name) && Path::new(value).exists());
     match std::path::absolute(value) {
         Ok(path) if is_path => path.display().to_string(),
         _ => value.to_string(),

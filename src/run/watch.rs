@@ -21,6 +21,8 @@ const METRICS: &str = "metrics.jsonl";
 pub struct Watch {
     console: Console,
     metrics: Metrics,
+    /// Whether standard output gets the log's lines too (`--log-json -`).
+    prints: bool,
     board: Option<TensorBoard>,
     page: Option<Dashboard>,
     history: Live,
@@ -30,7 +32,9 @@ impl Watch {
     /// Opens all outputs of the options; a resumed run appends to its files.
     pub fn new(options: &Options, place: &RunFolder, state: &State, look: Look) -> Result<Self, Refusal> {
         let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
-        let path = options.log_json.clone().unwrap_or_else(|| place.dir.join(METRICS));
+        let prints = options.log_json.as_ref().is_some_and(|path| path.as_os_str() == "-");
+        let elsewhere = options.log_json.clone().filter(|_| !prints);
+        let path = elsewhere.unwrap_or_else(|| place.dir.join(METRICS));
         // A link (/dev/stdout) is resolved, so that the link itself is not replaced.
         let path = path.canonicalize().unwrap_or(path);
         // A log of another run is truncated last, after all checks. Only a run that continues reads its own log, and
@@ -60,7 +64,7 @@ impl Watch {
             }
             None => Metrics::create(&path)?,
         };
-        Ok(Watch { console, metrics, board, page, history })
+        Ok(Watch { console, metrics, prints, board, page, history })
     }
 
     /// The events so far.
@@ -81,6 +85,9 @@ impl Watch {
         let event = &event;
         self.console.see(event);
         self.metrics.see(event);
+        if self.prints {
+            report::print(event);
+        }
         self.history.see(event);
         if let Some(board) = &mut self.board {
             board.see(event);
