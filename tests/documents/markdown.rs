@@ -73,6 +73,12 @@ pub fn shape(line: &str) -> String {
     if line.trim_start().starts_with("-> ") {
         return "->".into();
     }
+    // `device   cpu: CLASS on PROCESSOR, 2 threads`
+    let processor = line
+        .strip_prefix("device ")
+        .and_then(|rest| rest.split_once(" on ")?.1.split_once(", "))
+        .map(|p| p.0);
+    let line = processor.map_or(line.to_string(), |name| line.replace(name, "#"));
     let mut words: Vec<&str> = Vec::new();
     for word in line.split_whitespace() {
         let bare = word.trim_end_matches([',', ';', ':', ')']);
@@ -90,9 +96,9 @@ pub fn shape(line: &str) -> String {
     words.join(" ")
 }
 
-/// Lines of one machine only.
+/// Lines of one machine only, and empty ones.
 fn depends_on_the_machine(line: &str) -> bool {
-    line.starts_with("note: computes on the CPU: no GPU found")
+    line.is_empty() || line.starts_with("note: computes on the CPU: no GPU found")
 }
 
 /// Whether the real output has the shape that is shown; a shown `...` stands for any lines. The error names the shown

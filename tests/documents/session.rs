@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// The longest time that one command may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// What is run instead of a part of a command. {port} is a free port.
 const INSTEAD: &[(&str, &str)] = &[
     // Built by the test; the first steps show every kind of line.
@@ -82,7 +82,8 @@ impl Session {
         let out = File::create(&log).unwrap();
         let path = std::env::var("PATH").unwrap_or_default();
         let mut shell = std::process::Command::new("bash");
-        for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("FINETUNE_") || n.starts_with("HF_")) {
+        for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("FINETUNE_") || n.starts_with("HF_"))
+        {
             shell.env_remove(name);
         }
         shell.arg("-c").arg(text).current_dir(self.dir.path());
@@ -120,7 +121,8 @@ impl Session {
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        let real = fs::read_to_string(log).unwrap().replace(&*self.home(&command.machine).to_string_lossy(), "~");
+        let real =
+            fs::read_to_string(log).unwrap().replace(&*self.home(&command.machine).to_string_lossy(), "~");
         let real = real.replace(&*self.dir.path().to_string_lossy(), "~");
         let refused = command.shown.last().is_some_and(|line| line.starts_with("error: "));
         let problem = match status {
