@@ -191,7 +191,7 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "report", about: "write the report of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]) },
     Verb { name: "contracts", about: "list the guarantees of this program, with their tests", positional: "", most: 0, own: &[JSON], shared: Some(&[]) },
-    Verb { name: "doctor", about: "check what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]) },
+    Verb { name: "doctor", about: "list what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]) },
     Verb { name: "import", about: "convert a YAML file of Axolotl, LLaMA-Factory or TRL", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]) },
     Verb { name: "help", about: "explain a topic (data, devices, cluster ...), a verb or an option", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]) },
     Verb { name: "completions", about: "print completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]) },
