@@ -3,7 +3,7 @@
 //! Modules form floors and import only lower ones (`tests/tidy.rs` enforces this): `support`, `numeric`, `families`;
 //! `data`, `format`; `backend`; `model`; `train`; `cluster`, which also imports `net`, and beside it `config`;
 //! `devices`; `forecast`; `run`, which also imports `report`; at the top `cli`, which no module imports. Invariants and
-//! the map of the code are in `docs/architecture.md`.
+//! the map of the code are in `docs/explain/architecture.md`.
 
 pub mod backend;
 pub mod cli;

@@ -218,7 +218,7 @@ fn tell_device(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
     ))?;
     if !facts["bytes_per_token"].is_null() {
         inv.say(&format!(
-            "and has {:.1} MB and {:.1} kB a token in use beside the weights",
+            "and has {:.1} MB and {:.1} kB per token in use beside the weights",
             number(facts, "fixed_bytes") / 1e6,
             number(facts, "bytes_per_token") / 1e3,
         ))?;

@@ -55,7 +55,8 @@ const COMMON: [&str; 25] = [
 /// The same command with a help text that fits a screen.
 fn short(c: Command) -> Command {
     let trains = c.get_arguments().any(|a| a.get_id() == "learning-rate");
-    let common = |a: &Arg| COMMON.contains(&a.get_id().as_str());
+    // The verb's own options stay, and of the others the common ones.
+    let common = |a: &Arg| a.get_help_heading() == Some("options") || COMMON.contains(&a.get_id().as_str());
     if trains { c.mut_args(|a| if common(&a) { a } else { a.hide(true) }) } else { c }
 }
 

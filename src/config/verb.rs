@@ -103,13 +103,13 @@ const PLAN: &[Opt] = &[
         "link",
         Takes::One("SPEED"),
         "",
-        "network to remote devices: 1gbit, 100mbit, 50MB (a second) [1gbit]",
+        "speed of the network to remote devices: 1gbit, 100mbit, 50MB (per second) [1gbit]",
     ),
     own(
         "assume-gpu",
         Takes::One("SIZE"),
         "",
-        "whether the run fits on a card of that much memory which is not here (8GB)",
+        "estimate for a card with this much memory (8GB), which this machine need not have",
     ),
     JSON,
 ];
@@ -126,24 +126,72 @@ const IMPORT: &[Opt] = &[
 
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
+const fn reworded(section: Section, name: &'static str, takes: Takes, help: &'static str) -> Opt {
+    let default = if matches!(takes, Takes::Switch) { "false" } else { "" };
+    Opt { name, section, takes, default, help }
+}
+
+const EXPORTS: &[&str] = &["export", "merge"];
+
+/// Rows that replace those of [`TABLE`] for some verbs, where the option means something else than in training.
+static REWORDED: [(&[&str], Opt); 5] = [
+    (
+        EXPORTS,
+        reworded(
+            Section::Model,
+            "model",
+            Takes::One("MODEL"),
+            "another copy of the base (default: that of the run)",
+        ),
+    ),
+    (
+        EXPORTS,
+        reworded(
+            Section::Output,
+            "output",
+            Takes::One("PATH"),
+            "folder or file to write (default: OUT-FORM, as out-merged)",
+        ),
+    ),
+    (EXPORTS, reworded(Section::Output, "overwrite", Takes::Switch, "replace an earlier export")),
+    (
+        &["inspect"],
+        reworded(
+            Section::Model,
+            "model",
+            Takes::One("MODEL"),
+            "model whose tokenizer and template the rows get",
+        ),
+    ),
+    (
+        &["doctor"],
+        reworded(
+            Section::Output,
+            "output",
+            Takes::One("DIR"),
+            "folder of a run, whose free space is checked too",
+        ),
+    ),
+];
+
 /// Every verb.
 #[rustfmt::skip]
 pub const VERBS: &[Verb] = &[
     Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None },
-    Verb { name: "plan", about: "say what a training command would do, its memory and time, without doing it", positional: "MODEL", most: 1, own: PLAN, shared: None },
+    Verb { name: "plan", about: "print steps, memory and time of a training command, without running it", positional: "MODEL", most: 1, own: PLAN, shared: None },
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING) },
     Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, or a classifier's accuracy", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]) },
-    Verb { name: "token", about: "print the secret that the machines of a run share; make it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
+    Verb { name: "token", about: "print the token that the machines of a run share; create it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
     Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]) },
     Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
-    Verb { name: "report", about: "write the page and pictures of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]) },
-    Verb { name: "contracts", about: "list what this program guarantees, and the tests of it", positional: "", most: 0, own: &[JSON], shared: Some(&[]) },
-    Verb { name: "doctor", about: "say what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]) },
+    Verb { name: "report", about: "write the report of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]) },
+    Verb { name: "contracts", about: "list the guarantees of this program, with their tests", positional: "", most: 0, own: &[JSON], shared: Some(&[]) },
+    Verb { name: "doctor", about: "list what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]) },
     Verb { name: "import", about: "convert a YAML file of Axolotl, LLaMA-Factory or TRL", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]) },
     Verb { name: "help", about: "explain a topic (data, devices, cluster ...), a verb or an option", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]) },
     Verb { name: "completions", about: "print completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]) },
@@ -154,6 +202,10 @@ impl Verb {
     /// The arguments of its command line.
     pub fn accepts(&self) -> Accepts<'static> {
         let shared = TABLE.iter().filter(|o| self.shared.is_none_or(|s| s.contains(&o.name)));
+        let shared = shared.map(|o| {
+            let own = REWORDED.iter().find(|(verbs, row)| verbs.contains(&self.name) && row.name == o.name);
+            own.map_or(o, |(_, row)| row)
+        });
         let own: &'static [Opt] = self.own;
         let first = std::ptr::eq(self, &VERBS[0]) || self.name == VERBS[0].name;
         Accepts {
@@ -185,9 +237,9 @@ impl Verb {
 
 fn epilogue() -> String {
     let keys =
-        "A YAML key is a flag with underscores; flag over YAML over environment (FINETUNE_KEY) over default.";
+        "A YAML key is a flag with underscores. Precedence: flag, YAML, environment (FINETUNE_KEY), default.";
     format!(
-        "verbs:\n{}\n{keys}\nfinetune help options lists every option, finetune help the topics.",
+        "verbs:\n{}\n{keys}\n`finetune help options` lists every option, `finetune help` the topics.",
         lines()
     )
 }

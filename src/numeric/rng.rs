@@ -83,7 +83,7 @@ mod tests {
         assert_ne!(permutation(100, &[7, 3]), permutation(100, &[7, 4]));
     }
 
-    /// The key of a dropout mask from docs/protocol.md: seed, step, row, module, token; then channels.
+    /// The key of a dropout mask from docs/explain/protocol.md: seed, step, row, module, token; then channels.
     #[test]
     fn dropout_key_gives_the_bits_of_the_protocol() {
         let base = hash(&[7, 1, 42, 3, 0]);

@@ -1,4 +1,4 @@
-//! docs/protocol.md numbers every message and lists every field with its type, as on the wire.
+//! docs/explain/protocol.md numbers every message and lists every field with its type, as on the wire.
 
 /// The variants of an enum in the order of its definition.
 fn variants(source: &str, name: &str) -> Vec<String> {
@@ -25,7 +25,7 @@ fn documented(text: &str, heading: &str) -> Vec<String> {
 #[test]
 fn documented_numbers_match_the_wire() {
     let source = include_str!("../../src/cluster/message.rs");
-    let text = include_str!("../../docs/protocol.md");
+    let text = include_str!("../../docs/explain/protocol.md");
     assert_eq!(documented(text, "Worker to coordinator:"), variants(source, "ToCoordinator"));
     assert_eq!(documented(text, "Coordinator to worker:"), variants(source, "ToWorker"));
     assert_eq!(variants(source, "Bye"), ["Done", "Later", "Halted", "Refused", "Out"]);
@@ -102,7 +102,7 @@ fn declared() -> Vec<String> {
 
 #[test]
 fn documented_fields_match_the_wire() {
-    let text = include_str!("../../docs/protocol.md");
+    let text = include_str!("../../docs/explain/protocol.md");
     let section = text.split("### Every field").nth(1).unwrap();
     let block = section.split("```\n").nth(1).unwrap();
     let documented: Vec<&str> = block.lines().collect();

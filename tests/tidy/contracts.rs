@@ -1,5 +1,5 @@
-//! Documents that name tests: `contracts/*.yaml` and the invariants of docs/architecture.md. The name of a missing test
-//! is a finding, and so is a contract or an invariant without a test.
+//! Documents that name tests: `contracts/*.yaml` and the invariants of docs/explain/architecture.md. The name of a
+//! missing test is a finding, and so is a contract or an invariant without a test.
 
 use crate::source::{Tree, words};
 use std::collections::HashSet;
@@ -52,10 +52,10 @@ pub fn check_contracts(tree: &Tree) -> Vec<String> {
     found
 }
 
-/// In docs/architecture.md, every numbered line below `## Invariants` ends with `(test: ..., ...)` in backticks.
+/// In docs/explain/architecture.md, every numbered line below `## Invariants` ends with `(test: ..., ...)` in backticks.
 pub fn check_invariants(tree: &Tree) -> Vec<String> {
-    let Some(file) = tree.files.iter().find(|f| f.path == "docs/architecture.md") else {
-        return vec!["docs/architecture.md is missing".into()];
+    let Some(file) = tree.files.iter().find(|f| f.path == "docs/explain/architecture.md") else {
+        return vec!["docs/explain/architecture.md is missing".into()];
     };
     let names = test_names(tree);
     let section = file.text.split("\n## ").find(|s| s.starts_with("Invariants")).unwrap_or_default();
@@ -70,7 +70,7 @@ pub fn check_invariants(tree: &Tree) -> Vec<String> {
     }
     let mut found = Vec::new();
     if items.is_empty() {
-        found.push("docs/architecture.md: no numbered invariants below `## Invariants`".into());
+        found.push("docs/explain/architecture.md: no numbered invariants below `## Invariants`".into());
     }
     for item in items {
         let shown: String = item.chars().take(60).collect();
@@ -115,7 +115,7 @@ fn a_name_without_a_test_is_found() {
         ("none", 1),
     ] {
         let text = doc(line);
-        let found = check_invariants(&Tree::of(&[("docs/architecture.md", text.as_str()), test]));
+        let found = check_invariants(&Tree::of(&[("docs/explain/architecture.md", text.as_str()), test]));
         assert_eq!(found.len(), want, "{line}: {found:?}");
     }
 }

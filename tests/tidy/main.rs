@@ -8,6 +8,7 @@ mod banned_words;
 mod circles;
 mod contracts;
 mod floors;
+mod links;
 mod shape;
 mod source;
 mod variables;
@@ -112,7 +113,7 @@ fn check(rule: &str, findings: Vec<String>) {
 
 #[test]
 fn arrows_between_floors_go_down_only() {
-    check("floors (docs/architecture.md)", floors::check(&Tree::read()));
+    check("floors (docs/explain/architecture.md)", floors::check(&Tree::read()));
 }
 
 #[test]
@@ -172,5 +173,11 @@ fn every_variable_that_is_named_is_known() {
 fn every_test_that_is_named_exists() {
     let tree = Tree::read();
     check("contracts", contracts::check_contracts(&tree));
-    check("invariants of docs/architecture.md", contracts::check_invariants(&tree));
+    check("invariants of docs/explain/architecture.md", contracts::check_invariants(&tree));
+}
+
+#[test]
+fn every_link_and_named_document_exists() {
+    let exists = |path: &str| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists();
+    check("links and paths of documents", links::check(&Tree::read(), exists));
 }

@@ -1,7 +1,7 @@
 //! The CPU backend: the one that everyone has, and the reference for all others.
 //!
 //! Every verb cuts its output into tasks of a fixed size and has finished when it returns. Results depend on the shapes and the instruction set variant alone: on one class, one thread
-//! and seven give the same bits. Orders of summation and bounds are in docs/numerics.md.
+//! and seven give the same bits. Orders of summation and bounds are in docs/explain/numerics.md.
 //!
 //! Each folder sees those before it: `runtime` (threads, memory, instruction sets), `operands.rs`, `gemm` (products),
 //! `weights` (frozen matrices), `attention`, `device.rs`, `ops` (the verbs).

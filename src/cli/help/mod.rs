@@ -21,10 +21,10 @@ macro_rules! topics {
 /// Name, one line, text; in the order of a first reading.
 const TOPICS: &[(&str, &str, &str)] = topics![
     "start": "from nothing to an adapter, command by command",
-    "data": "forms of rows, and what of them is trained on",
+    "data": "forms of rows, and which part of them is trained on",
     "model": "what can be trained, quantised bases, types of numbers",
     "training": "steps, batches, learning rate; what a run prints",
-    "devices": "cards, CPUs, and why one is not found",
+    "devices": "cards and CPUs, and why a card is not found",
     "cluster": "one run on several machines",
     "watch": "terminal, page, metrics, reports",
     "output": "what a run writes; stop and resume",
@@ -57,7 +57,8 @@ fn overview() -> String {
         text += &format!("  {name:<12} {about}\n");
     }
     text += "  options      every option, in groups\n";
-    text + "  VERB         what a verb takes, as `finetune VERB --help` does\n\nverbs:\n"
+    text += "  OPTION       one option, as in `finetune help rank`\n";
+    text + "  VERB         the options of a verb\n\nverbs:\n"
         + verb::lines().trim_end()
 }
 

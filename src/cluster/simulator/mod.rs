@@ -1,5 +1,5 @@
-//! Complete runs in virtual time: the real machine, workers that follow docs/protocol.md, and a network and faults
-//! drawn from a seed. Gradients are a few integers, hashed from a microbatch and the parameters, so that a
+//! Complete runs in virtual time: the real machine, workers that follow docs/explain/protocol.md, and a network and
+//! faults drawn from a seed. Gradients are a few integers, hashed from a microbatch and the parameters, so that a
 //! microbatch that is lost, counted twice or computed with other parameters changes the next sum.
 //!
 //! `FINETUNE_SEEDS=100000` runs that many seeds; `FINETUNE_SEED=17` runs one seed and prints its events.

@@ -1,4 +1,4 @@
-//! A worker's side of the conversation, from `Ready` to the end of one connection, as docs/protocol.md describes it.
+//! A worker's side of the conversation, from `Ready` to the end of one connection (docs/explain/protocol.md).
 //! The worker gets messages and the ends of computations, and returns what to send and to start.
 
 use super::super::message::{

@@ -1,7 +1,7 @@
 //! The container: header, metadata, tensor table. The contents of the file are not trusted: a count is compared with
 //! the remaining bytes before anything is allocated for it, and after [`Gguf::open`] no tensor extends beyond the file.
 //!
-//! Format: ggml's `docs/gguf.md`, versions 2 and 3, little endian.
+//! Format: ggml's `gguf.md`, versions 2 and 3, little endian.
 
 use super::quant;
 use super::value::Value;
