@@ -1,10 +1,14 @@
 //! Models by id, from a test server: the requests, the contents of the cache, and the messages to the user.
 
 use finetune::format::hub::{Hub, Parts};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,8 +25,16 @@ struct Site {
     gated: bool,
     /// Range requests are ignored.
     no_ranges: bool,
+    /// After the response for the weights, the connection stays open.
+    stalls: bool,
+    /// Small files are on another path of this server, and weights on the server of this address, as at the Hub.
+    storage: Option<String>,
+    /// The listing has another hash of the weights.
+    wrong_hash: bool,
     /// `METHOD path [range]`, in order.
     log: Arc<Mutex<Vec<String>>>,
+    /// Paths of the requests with a token.
+    trusted: Arc<Mutex<Vec<String>>>,
 }
 
 impl Site {
@@ -44,44 +56,29 @@ impl Site {
     }
 
     /// One request per connection.
-    fn answer(&self, mut stream: TcpStream) {
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let mut first = String::new();
-        if reader.read_line(&mut first).unwrap_or(0) == 0 {
-            return;
-        }
-        let mut headers = HashMap::new();
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).unwrap();
-            match line.trim().split_once(':') {
-                Some((key, value)) => headers.insert(key.to_lowercase(), value.trim().to_owned()),
-                None => break,
-            };
-        }
+    fn answer(&self, stream: impl Read + Write) {
+        let mut reader = BufReader::new(stream);
+        let (first, headers) = head(&mut reader);
+        let words: Vec<&str> = first.split_whitespace().collect();
+        let [method, path, _] = words[..] else { return };
         let length = headers.get("content-length").and_then(|n| n.parse().ok()).unwrap_or(0);
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
-        let words: Vec<&str> = first.split_whitespace().collect();
         let range = headers.get("range").cloned();
-        self.log.lock().unwrap().push(format!(
-            "{} {} {}",
-            words[0],
-            words[1],
-            range.clone().unwrap_or_default()
-        ));
+        self.log.lock().unwrap().push(format!("{method} {path} {}", range.clone().unwrap_or_default()));
+        if headers.contains_key("authorization") {
+            self.trusted.lock().unwrap().push(path.to_owned());
+        }
         let trusted = headers.get("authorization").is_some_and(|a| a == "Bearer secret");
-        let reply = self.reply(words[0], words[1], &body, (range, trusted));
-        let _ = stream.write_all(&reply);
+        let reply = self.reply(path, &body, (range, trusted));
+        let stream = reader.get_mut();
+        let _ = stream.write_all(&reply).and_then(|()| stream.flush());
+        if self.stalls && path.contains("model.safetensors") {
+            std::thread::sleep(Duration::from_secs(60));
+        }
     }
 
-    fn reply(
-        &self,
-        method: &str,
-        path: &str,
-        body: &[u8],
-        (range, trusted): (Option<String>, bool),
-    ) -> Vec<u8> {
+    fn reply(&self, path: &str, body: &[u8], (range, trusted): (Option<String>, bool)) -> Vec<u8> {
         let json = |text: String| message("200 OK", "content-type: application/json\r\n", text.as_bytes());
         let refused = |status, code: &str| message(status, &format!("x-error-code: {code}\r\n"), b"");
         let commit = |revision: &str| match revision {
@@ -103,6 +100,9 @@ impl Site {
         if path.starts_with("/api/models/owner/tiny/paths-info/") {
             return json(self.paths_info(body));
         }
+        if let Some(stored) = path.strip_prefix("/stored/") {
+            return self.content(stored.split('?').next().unwrap(), range.as_deref());
+        }
         let Some(rest) = path.strip_prefix("/owner/tiny/resolve/") else {
             return refused("401 Unauthorized", "RepoNotFound");
         };
@@ -111,17 +111,28 @@ impl Site {
         }
         let (revision, name) = rest.split_once('/').unwrap();
         assert!(commit(revision).is_some(), "resolved by commit");
+        match &self.storage {
+            None => self.content(name, range.as_deref()),
+            Some(storage) if name.ends_with(".safetensors") => {
+                let hash = "x-xet-hash: 00ff\r\nlink: <https://xet.invalid>; rel=\"xet-auth\"\r\n";
+                let at = format!("{hash}location: {storage}/stored/{name}?Expires=1&Signature=a/b\r\n");
+                message("302 Found", &at, b"Found. Redirecting")
+            }
+            Some(_) => {
+                message("307 Temporary Redirect", &format!("location: /stored/{name}\r\n"), b"Redirecting")
+            }
+        }
+    }
+
+    fn content(&self, name: &str, range: Option<&str>) -> Vec<u8> {
         let content = &self.files[name];
-        let start = match range.as_deref().and_then(|r| r.strip_prefix("bytes=")) {
+        let start = match range.and_then(|r| r.strip_prefix("bytes=")) {
             Some(range) if !self.no_ranges => range.split_once('-').unwrap().0.parse().unwrap(),
             _ => 0,
         };
         let status = if start > 0 { "206 Partial Content" } else { "200 OK" };
-        let mut reply =
-            message(status, &format!("etag: \"x\"\r\nx-repo-commit: {revision}\r\n"), &content[start..]);
-        if method == "HEAD" {
-            reply.truncate(reply.len() - (content.len() - start));
-        } else if name == "model.safetensors"
+        let mut reply = message(status, "etag: \"x\"\r\n", &content[start..]);
+        if name == "model.safetensors"
             && let Some(cut) = self.cuts.lock().unwrap().pop()
         {
             reply.truncate(reply.len() - (content.len() - start).saturating_sub(cut));
@@ -143,13 +154,32 @@ impl Site {
             let mut entry =
                 serde_json::json!({"type": "file", "path": name, "oid": oid, "size": content.len()});
             if name.ends_with(".safetensors") {
-                entry["lfs"] = serde_json::json!({"oid": "y", "size": content.len(), "pointerSize": 130});
+                let hash = if self.wrong_hash { "0".repeat(64) } else { sha256(content) };
+                entry["lfs"] = serde_json::json!({"oid": hash, "size": content.len(), "pointerSize": 130});
             }
             Some(entry)
         };
         serde_json::json!(asked["paths"].as_array().unwrap().iter().filter_map(entry).collect::<Vec<_>>())
             .to_string()
     }
+}
+
+/// The first line of a request, and its headers.
+fn head(reader: &mut impl BufRead) -> (String, HashMap<String, String>) {
+    let (mut first, mut headers) = (String::new(), HashMap::new());
+    reader.read_line(&mut first).unwrap_or(0);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap_or(0);
+        match line.trim().split_once(':') {
+            Some((key, value)) => headers.insert(key.to_lowercase(), value.trim().to_owned()),
+            None => return (first, headers),
+        };
+    }
+}
+
+fn sha256(content: &[u8]) -> String {
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn message(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
@@ -396,4 +426,126 @@ fn silent_hub_times_out() {
     let hub = Hub { patience: Duration::from_secs(1), ..hub(&endpoint, cache.path()) };
     let error = get(&hub, None).unwrap_err().to_string();
     assert!(error.contains("sent nothing for 1 seconds"), "{error}");
+}
+
+/// The server stops in the middle of the weights and keeps the connection open.
+#[test]
+fn stalled_download_times_out_and_keeps_its_bytes() {
+    let (site, cache) = (Site { stalls: true, ..site() }, tempfile::tempdir().unwrap());
+    *site.cuts.lock().unwrap() = vec![0, 0, 0, 5000];
+    let hub = Hub { patience: Duration::from_secs(1), ..hub(&site.serve(), cache.path()) };
+    let began = Instant::now();
+    let error = get(&hub, None).unwrap_err().to_string();
+    assert!(error.contains("sent nothing for 1 seconds"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    let hash = sha256(&site.files["model.safetensors"]);
+    let partial = cache.path().join(format!("models--owner--tiny/blobs/{hash}.incomplete"));
+    assert_eq!(std::fs::read(partial).unwrap(), site.files["model.safetensors"][..5000]);
+}
+
+/// As at the Hub: small files are behind a redirect within it, weights in a storage of another host or port.
+#[test]
+fn redirect_to_a_storage_keeps_ranges_and_drops_the_token() {
+    for host in ["127.0.0.1", "localhost"] {
+        let (storage, cache) = (site(), tempfile::tempdir().unwrap());
+        *storage.cuts.lock().unwrap() = vec![5000];
+        let at = storage.serve().replace("127.0.0.1", host);
+        let site = Site { gated: true, storage: Some(at), ..site() };
+        let hub = Hub { token: Some("secret".into()), ..hub(&site.serve(), cache.path()) };
+        let folder = get(&hub, None).unwrap();
+        assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), site.files["model.safetensors"]);
+        let weights = "GET /stored/model.safetensors?Expires=1&Signature=a/b ";
+        let size = site.files["model.safetensors"].len();
+        assert_eq!(storage.log(), [weights.to_owned(), format!("{weights}bytes=5000-{}", size - 1)]);
+        assert_eq!(*storage.trusted.lock().unwrap(), Vec::<String>::new());
+        let trusted = site.trusted.lock().unwrap().clone();
+        assert_eq!(trusted.len(), site.log().len());
+        assert!(trusted.contains(&"/stored/config.json".to_owned()), "{trusted:?}");
+    }
+}
+
+#[test]
+fn weights_with_another_hash_are_refused_and_deleted() {
+    let (site, cache) = (Site { wrong_hash: true, ..site() }, tempfile::tempdir().unwrap());
+    let error = get(&hub(&site.serve(), cache.path()), None).unwrap_err().to_string();
+    assert!(error.contains("the content of 'model.safetensors' does not have its hash"), "{error}");
+    let blobs = std::fs::read_dir(cache.path().join("models--owner--tiny/blobs")).unwrap();
+    assert_eq!(blobs.count(), 2, "configuration and tokenizer");
+}
+
+/// A proxy that leads every connection to `site`, with TLS where the port is 443; returns its address and its log.
+fn proxy(site: &Site) -> (String, Arc<Mutex<Vec<String>>>) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hub");
+    let certificate = CertificateDer::from_pem_file(golden.join("certificate.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(golden.join("key.pem")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let (site, log) = (site.clone(), Arc::new(Mutex::new(Vec::new())));
+    let shared = log.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (site, config, log) = (site.clone(), config.clone(), shared.clone());
+            std::thread::spawn(move || {
+                let (first, _) = head(&mut BufReader::new(&stream));
+                log.lock().unwrap().push(first.trim().to_owned());
+                let _ = (&stream).write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
+                match first.contains(":443 ") {
+                    true => {
+                        let mut tls = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+                        site.answer(&mut tls);
+                        tls.conn.send_close_notify();
+                        let _ = tls.flush();
+                    }
+                    false => site.answer(&stream),
+                }
+            });
+        }
+    });
+    (address, log)
+}
+
+/// The program, with the variables of a user: proxies, certificates, caches.
+#[test]
+fn program_uses_proxy_and_certificates_of_the_environment() {
+    let site = site();
+    let (proxy, log) = proxy(&site);
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hub/certificate.pem");
+    let own = own.to_str().unwrap();
+    let run = |variables: &[(&str, &str)]| {
+        let cache = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "HF_TOKEN", "HF_HUB_CACHE"] {
+            command.env_remove(name).env_remove(name.to_lowercase());
+        }
+        command.args(["inspect", "owner/tiny"]).env("HF_HOME", cache.path());
+        let out = command.envs(variables.iter().copied()).output().unwrap();
+        let weights = cache.path().join("hub/models--owner--tiny/snapshots").join(COMMIT);
+        (weights.join("model.safetensors").is_file(), String::from_utf8(out.stderr).unwrap())
+    };
+    let (http, https) = (("HF_ENDPOINT", "http://hub.invalid"), ("HF_ENDPOINT", "https://hub.invalid"));
+    let (arrived, said) = run(&[http, ("HTTP_PROXY", &proxy)]);
+    assert!(arrived, "{said}");
+    assert!(log.lock().unwrap().iter().all(|line| line == "CONNECT hub.invalid:80 HTTP/1.1"), "{log:?}");
+    log.lock().unwrap().clear();
+    let (arrived, said) = run(&[https, ("https_proxy", &proxy), ("SSL_CERT_FILE", own)]);
+    assert!(arrived, "{said}");
+    assert!(log.lock().unwrap().iter().all(|line| line == "CONNECT hub.invalid:443 HTTP/1.1"), "{log:?}");
+    assert!(log.lock().unwrap().len() >= 5, "{log:?}");
+    // A certificate that no authority of the system signed.
+    let (arrived, said) = run(&[https, ("HTTPS_PROXY", &proxy)]);
+    assert!(
+        !arrived && said.contains("cannot reach https://hub.invalid: ") && said.contains("certificate"),
+        "{said}"
+    );
+    log.lock().unwrap().clear();
+    for direct in
+        [&[http, ("HTTPS_PROXY", &proxy)][..], &[http, ("HTTP_PROXY", &proxy), ("NO_PROXY", ".invalid")]]
+    {
+        let (arrived, said) = run(direct);
+        assert!(!arrived && said.contains("cannot reach http://hub.invalid: "), "{said}");
+    }
+    assert!(log.lock().unwrap().is_empty(), "{log:?}");
 }

@@ -8,9 +8,8 @@ use super::packing::Packing;
 use super::page::{self, Form, Surroundings};
 use super::prometheus;
 use bytes::Bytes;
-use futures::StreamExt;
-use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
-use hyper::body::{Frame, Incoming};
+use http_body_util::{BodyExt, Full, channel::Channel, combinators::BoxBody};
+use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -262,15 +261,16 @@ fn same(a: &str, b: &str) -> bool {
 
 /// Server-sent events: the number of events so far, after each change.
 fn news(shown: &Arc<Shown>) -> Answer {
-    let seen = shown.news.subscribe();
-    let lines = futures::stream::unfold(seen, |mut seen| async move {
-        seen.changed().await.ok()?;
-        let line = format!("data: {}\n\n", *seen.borrow_and_update());
-        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), seen))
+    let mut seen = shown.news.subscribe();
+    let (mut lines, body) = Channel::new(1);
+    tokio::spawn(async move {
+        // The first line opens the stream, so that a reader that reconnects asks for the current state.
+        let mut line = Bytes::from_static(b"data: 0\n\n");
+        while lines.send_data(line).await.is_ok() && seen.changed().await.is_ok() {
+            line = format!("data: {}\n\n", *seen.borrow_and_update()).into();
+        }
     });
-    // The first line opens the stream, so that a reader that reconnects asks for the current state.
-    let first = futures::stream::once(async { Ok(Frame::data(Bytes::from_static(b"data: 0\n\n"))) });
-    with("text/event-stream", StatusCode::OK, BodyExt::boxed(StreamBody::new(first.chain(lines))))
+    with("text/event-stream", StatusCode::OK, body.boxed())
 }
 
 fn text(kind: &'static str, packing: Packing, bytes: Bytes) -> Answer {

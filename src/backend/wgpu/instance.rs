@@ -55,7 +55,7 @@ pub fn adapters() -> Vec<Adapter> {
     let instance =
         Instance::new(InstanceDescriptor { flags, ..InstanceDescriptor::new_without_display_handle() });
     let backends = Backends::VULKAN | Backends::METAL | Backends::DX12;
-    let found = futures::executor::block_on(instance.enumerate_adapters(backends));
+    let found = pollster::block_on(instance.enumerate_adapters(backends));
     let mut all: Vec<Adapter> =
         found.into_iter().map(|inner| Adapter { info: inner.get_info(), inner }).collect();
     all.sort_by_cached_key(|a| {

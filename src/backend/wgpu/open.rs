@@ -66,7 +66,7 @@ impl Checked<Wgpu> {
             memory_hints: wgpu::MemoryHints::Performance,
             ..Default::default()
         };
-        let opened = futures::executor::block_on(adapter.inner.request_device(&descriptor))
+        let opened = pollster::block_on(adapter.inner.request_device(&descriptor))
             .map_err(|e| fault(format!("cannot be opened: {e}")))?;
         let binding = options.binding_limit.unwrap_or(u64::MAX).min(binding(&limits));
         let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };

@@ -1,10 +1,9 @@
 //! Downloads files into the cache. A blob grows as `HASH.incomplete` and gets its final name only when it is complete
 //! and its hash is correct. After an interruption the download continues with the missing bytes.
 
-use super::{Progress, Session, is_plain};
+use super::client::Failure;
+use super::{Progress, Session, encoded, is_plain};
 use crate::format::error::FormatError;
-use futures::StreamExt;
-use hf_hub::repository::RepoTreeEntry;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -27,7 +26,7 @@ pub(super) struct Listed {
 
 impl Session<'_> {
     /// Downloads `names` of `commit` into the snapshot, except those that exist.
-    pub async fn files(
+    pub fn files(
         &self,
         commit: &str,
         names: &[String],
@@ -38,20 +37,22 @@ impl Session<'_> {
         if wanted.is_empty() {
             return Ok(());
         }
-        for file in self.list(commit, &wanted).await? {
+        for file in self.list(commit, &wanted)? {
             if !is_plain(&file.oid) || file.sha256.as_deref().is_some_and(|h| !is_plain(h)) {
                 return Err(self.odd(&format!("the hash of '{}' is not one", file.name)));
             }
-            let blob = self.blob(commit, &file, progress).await?;
+            let blob = self.blob(commit, &file, progress)?;
             self.here.link(commit, &file.name, &blob)?;
         }
         Ok(())
     }
 
     /// The Hub's listing of the files `names`, in their order.
-    pub async fn list(&self, commit: &str, names: &[String]) -> Result<Vec<Listed>, FormatError> {
-        let request = self.repo.get_paths_info().paths(names.to_vec()).revision(commit).send();
-        let mut all = self.timed(request).await?.into_iter().filter_map(listed).collect::<Vec<_>>();
+    pub fn list(&self, commit: &str, names: &[String]) -> Result<Vec<Listed>, FormatError> {
+        let path = format!("/api/models/{}/paths-info/{}", self.id, encoded(commit));
+        let answer = self.client.json(&path, Some(&serde_json::json!({"paths": names})));
+        let answer = answer.map_err(|failure| self.explain(failure))?;
+        let mut all: Vec<_> = answer.as_array().into_iter().flatten().filter_map(listed).collect();
         let take = |name: &String| {
             let at = all.iter().position(|f| f.name == *name);
             at.map(|at| all.swap_remove(at)).ok_or_else(|| self.odd(&format!("it lists no '{name}'")))
@@ -60,7 +61,7 @@ impl Session<'_> {
     }
 
     /// The blob name of `file`; downloads the blob if necessary.
-    async fn blob(
+    fn blob(
         &self,
         commit: &str,
         file: &Listed,
@@ -79,7 +80,7 @@ impl Session<'_> {
         if let Some(blobs) = partial.parent() {
             fs::create_dir_all(blobs).map_err(|e| FormatError::io(blobs, e))?;
         }
-        self.grow(&partial, commit, file, progress).await?;
+        self.grow(&partial, commit, file, progress)?;
         let hash = if file.large { self.checked_sha256(&partial, file)? } else { file.oid.clone() };
         let blob = self.here.blob(&hash);
         fs::rename(&partial, &blob).map_err(|e| FormatError::io(&blob, e))?;
@@ -88,7 +89,7 @@ impl Session<'_> {
     }
 
     /// Requests missing bytes until the file is complete.
-    async fn grow(
+    fn grow(
         &self,
         partial: &Path,
         commit: &str,
@@ -105,7 +106,7 @@ impl Session<'_> {
         let mut fruitless = 0;
         while done < file.size {
             let before = done;
-            let end = self.append(&mut out, &mut done, (commit, file), progress).await;
+            let end = self.append(&mut out, &mut done, (commit, file), progress);
             match end {
                 Ok(()) => {}
                 Err(error) if !matches!(error, FormatError::Hub { permanent: false, .. }) => {
@@ -117,7 +118,7 @@ impl Session<'_> {
                     if fruitless >= FRUITLESS_ATTEMPTS {
                         return Err(error);
                     }
-                    tokio::time::sleep(Duration::from_millis(500 << fruitless)).await;
+                    std::thread::sleep(Duration::from_millis(500 << fruitless));
                 }
             }
         }
@@ -125,7 +126,7 @@ impl Session<'_> {
     }
 
     /// Requests bytes `done..` once and appends them as they arrive.
-    async fn append(
+    fn append(
         &self,
         out: &mut File,
         done: &mut u64,
@@ -135,21 +136,26 @@ impl Session<'_> {
         let path = self.here.root().to_owned();
         let fail = |e| FormatError::io(&path, e);
         let range = (*done > 0).then_some(*done..file.size);
-        let request =
-            self.repo.download_file_stream().filename(&file.name).revision(commit).maybe_range(range);
-        let (_, mut stream) = self.timed(request.send()).await?;
+        let answer = self.client.content(&self.content_path(commit, &file.name), range);
+        let (exact, mut content) = answer.map_err(|failure| self.explain(failure))?;
+        if !exact {
+            // The server ignores ranges and sends the whole file.
+            out.set_len(0).map_err(fail)?;
+            *done = 0;
+        }
+        let mut buffer = vec![0; 1 << 17];
         loop {
-            let next =
-                tokio::time::timeout(self.patience, stream.next()).await.map_err(|_| self.stalled())?;
-            let Some(chunk) = next else { break };
-            let chunk = chunk.map_err(|e| self.explain(&e))?;
+            let n = content.read(&mut buffer).map_err(|e| self.explain(Failure::from(e)))?;
+            if n == 0 {
+                break;
+            }
+            let chunk = &buffer[..n];
             if *done + chunk.len() as u64 > file.size {
-                // More bytes than requested: the server ignores ranges and sent the whole file.
                 out.set_len(0).map_err(fail)?;
                 *done = 0;
                 return Err(self.odd(&format!("it sent more of '{}' than there is", file.name)));
             }
-            out.write_all(&chunk).map_err(fail)?;
+            out.write_all(chunk).map_err(fail)?;
             *done += chunk.len() as u64;
             progress(&Progress { file: file.name.clone(), done: *done, total: file.size });
         }
@@ -181,12 +187,15 @@ impl Session<'_> {
     }
 }
 
-fn listed(entry: RepoTreeEntry) -> Option<Listed> {
-    match entry {
-        RepoTreeEntry::File { path, size, oid, lfs, .. } => {
-            let large = lfs.is_some();
-            Some(Listed { name: path, size, oid, sha256: lfs.and_then(|l| l.sha256), large })
-        }
-        RepoTreeEntry::Directory { .. } => None,
-    }
+/// A file of the listing; `None` for a folder.
+fn listed(entry: &serde_json::Value) -> Option<Listed> {
+    let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+    let (name, size, oid) = (text(&entry["path"])?, entry["size"].as_u64()?, text(&entry["oid"])?);
+    (entry["type"] == "file").then(|| Listed {
+        name,
+        size,
+        oid,
+        sha256: text(&entry["lfs"]["oid"]),
+        large: entry["lfs"].is_object(),
+    })
 }

@@ -3,22 +3,25 @@
 //! Rules: only necessary files are downloaded; unsupported models are rejected before any weights are downloaded; an
 //! interrupted download continues where it stopped; a complete snapshot is used if the Hub is unreachable.
 //!
-//! Requests use `hf-hub`. Its own downloads (1.0) start from the beginning after an interruption, because they truncate
-//! the partial file, and have no timeout; therefore its byte stream with a range is used, and every request has a
-//! timeout.
+//! Three requests are used: the files of a revision, their sizes and hashes, and the content of a file from a byte on.
+//! Each has a time limit without received data.
 
 mod cache;
+mod client;
 mod download;
+mod environment;
 mod outline;
-mod reach;
 
 use super::directory;
 use super::error::FormatError;
 use cache::Repository;
-use hf_hub::repository::RepoTypeModel;
-use hf_hub::{HFClient, HFError, HFRepository};
+use client::{Client, Failure};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// The Hub's code of a repository that does not exist, or that is private.
+const NO_REPOSITORY: &str = "RepoNotFound";
 
 /// Progress of a download.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +41,7 @@ pub struct Hub {
     pub endpoint: String,
     /// The folder that contains `models--owner--name`.
     pub cache: PathBuf,
-    /// HF_TOKEN, else the token of `hf auth login`.
+    /// HF_TOKEN, else the token of `hf auth login`. It is sent to the Hub only.
     pub token: Option<String>,
     /// True: send no requests to the Hub (HF_HUB_OFFLINE).
     pub offline: bool,
@@ -79,13 +82,12 @@ pub fn outline(
 impl Hub {
     /// The settings from the environment, as in Python's `huggingface_hub`.
     pub fn from_environment() -> Self {
-        let var = |key: &str| std::env::var(key).ok().filter(|v| !v.is_empty());
+        let var: environment::Variables = &environment::variable;
         Hub {
             endpoint: var("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
-            cache: hf_hub::resolve_cache_dir(),
-            token: None,
-            offline: var("HF_HUB_OFFLINE")
-                .is_some_and(|v| matches!(v.to_lowercase().as_str(), "1" | "true" | "yes" | "on")),
+            cache: environment::cache(var),
+            token: environment::token(var),
+            offline: environment::is_on("HF_HUB_OFFLINE", var),
             patience: Duration::from_secs(30),
         }
     }
@@ -121,42 +123,14 @@ impl Hub {
             let what = "not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub";
             return Err(error(id, what, "unset it, or give a directory or .gguf", false));
         }
-        match self.fetch_online((id, revision), parts, &here, progress) {
+        let client = Client::new(&self.endpoint, self.token.clone(), self.patience);
+        let session = Session { id, here: &here, client, patience: self.patience };
+        match session.fetch(revision, parts, progress) {
             Err(FormatError::Hub { permanent: false, .. }) if whole.is_some() => {
                 whole.ok_or_else(|| unreachable(id))
             }
             other => other,
         }
-    }
-
-    fn fetch_online(
-        &self,
-        (id, revision): (&str, Option<&str>),
-        parts: Parts,
-        here: &Repository,
-        progress: &mut dyn FnMut(&Progress),
-    ) -> Result<PathBuf, FormatError> {
-        reach::check(&self.endpoint).map_err(|why| {
-            let way = "check the network, set HF_ENDPOINT to a mirror, or give a directory or .gguf on this machine";
-            error(id, &format!("cannot reach {}: {why}", self.endpoint), way, false)
-        })?;
-        let broken =
-            |e: &dyn std::fmt::Display| error(id, &one_line(e), "check HF_ENDPOINT and HF_TOKEN", false);
-        // hf-hub starts its own threads for its storage protocol; everything else runs on the current thread.
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
-        let mut builder = HFClient::builder()
-            .endpoint(&self.endpoint)
-            .cache_dir(&self.cache)
-            .retry_max_attempts(1)
-            .user_agent(concat!("finetune/", env!("CARGO_PKG_VERSION")));
-        if let Some(token) = &self.token {
-            builder = builder.token(token);
-        }
-        let client = builder.build().map_err(|e| broken(&e))?;
-        let (owner, name) = hf_hub::split_id(id);
-        let session = Session { id, here, repo: client.model(owner, name), patience: self.patience };
-        runtime.block_on(session.fetch(revision, parts, progress))
     }
 }
 
@@ -164,91 +138,91 @@ impl Hub {
 struct Session<'a> {
     id: &'a str,
     here: &'a Repository,
-    repo: HFRepository<RepoTypeModel>,
+    client: Client,
     patience: Duration,
 }
 
 impl Session<'_> {
-    async fn fetch(
+    fn fetch(
         &self,
         revision: Option<&str>,
         parts: Parts<'_>,
         progress: &mut dyn FnMut(&Progress),
     ) -> Result<PathBuf, FormatError> {
-        let info = self.timed(self.repo.info().maybe_revision(revision).send()).await?;
-        let commit = info.sha.clone().filter(|sha| is_plain(sha));
+        let at = revision.map(|name| format!("/revision/{}", encoded(name))).unwrap_or_default();
+        let info = self.client.json(&format!("/api/models/{}{at}", self.id), None);
+        let info = info.map_err(|failure| match (failure, revision) {
+            (Failure::Refused(404, code, _), Some(name)) if code.as_deref() != Some(NO_REPOSITORY) => {
+                let what = format!("it has no revision '{name}'");
+                error(self.id, &what, "name a branch, a tag or a commit of it", true)
+            }
+            (Failure::Refused(404, ..), _) => {
+                error(self.id, "no such model on the Hub", "check the spelling", true)
+            }
+            (failure, _) => self.explain(failure),
+        })?;
+        let commit = info["sha"].as_str().filter(|sha| is_plain(sha)).map(str::to_owned);
         let commit = commit.ok_or_else(|| self.odd("it did not name the commit"))?;
-        let names: Vec<String> = info.siblings.unwrap_or_default().into_iter().map(|s| s.rfilename).collect();
+        let files = info["siblings"].as_array().into_iter().flatten();
+        let names: Vec<String> =
+            files.filter_map(|file| file["rfilename"].as_str().map(str::to_owned)).collect();
         refuse(self.id, &names)?;
         let small = cache::SMALL_FILES.iter().filter(|f| names.iter().any(|n| n == *f));
         let small: Vec<String> = small.map(|f| (*f).to_owned()).collect();
-        self.files(&commit, &small, progress).await?;
+        self.files(&commit, &small, progress)?;
         let folder = self.here.snapshot(&commit);
         let config = directory::check_config(&folder)?;
         let weights = if names.iter().any(|n| n == cache::SINGLE) {
             vec![cache::SINGLE.to_owned()]
         } else {
-            self.files(&commit, &[cache::INDEX.to_owned()], progress).await?;
+            self.files(&commit, &[cache::INDEX.to_owned()], progress)?;
             cache::shards(&folder)?
         };
         if let Parts::Outline(cache) = parts
             && config["quantization_config"].is_null()
             && !weights.iter().all(|name| folder.join(name).is_file())
         {
-            return self.outline(&commit, &weights, (cache, progress)).await;
+            return self.outline(&commit, &weights, (cache, progress));
         }
-        self.files(&commit, &weights, progress).await?;
+        self.files(&commit, &weights, progress)?;
         self.here.remember(revision.unwrap_or("main"), &commit)?;
         Ok(folder)
     }
 
-    /// Sends a request with a timeout; converts errors to messages for the user.
-    async fn timed<T>(&self, request: impl Future<Output = Result<T, HFError>>) -> Result<T, FormatError> {
-        match tokio::time::timeout(self.patience, request).await {
-            Ok(answer) => answer.map_err(|e| self.explain(&e)),
-            Err(_) => Err(self.stalled()),
-        }
-    }
-
-    fn stalled(&self) -> FormatError {
-        let what = format!("the Hub sent nothing for {} seconds", self.patience.as_secs());
-        error(self.id, &what, "run again: the download goes on where it stopped", false)
+    /// The path of the content of a file on the Hub.
+    fn content_path(&self, commit: &str, name: &str) -> String {
+        let name: Vec<String> = name.split('/').map(encoded).collect();
+        format!("/{}/resolve/{commit}/{}", self.id, name.join("/"))
     }
 
     fn odd(&self, what: &str) -> FormatError {
         error(self.id, &format!("the Hub's answer is not usable: {what}"), "check HF_ENDPOINT", false)
     }
 
-    fn explain(&self, e: &HFError) -> FormatError {
+    /// The message to the user.
+    fn explain(&self, failure: Failure) -> FormatError {
         let id = self.id;
+        let again = "run again: the download goes on where it stopped";
         let licence = format!("accept the licence at https://huggingface.co/{id}, set HF_TOKEN");
-        // The Hub answers anonymous requests for missing repositories with 401 and the reason in a header.
-        let no_repository = |code: &Option<String>| code.as_deref() == Some("RepoNotFound");
-        match e {
-            HFError::AuthRequired { context } if no_repository(&context.error_code) => {
+        match failure {
+            Failure::Unreachable(host, why) => {
+                let way = "check the network, set HF_ENDPOINT to a mirror, or give a directory or .gguf on this machine";
+                error(id, &format!("cannot reach {host}: {}", one_line(&why)), way, false)
+            }
+            Failure::Stalled => {
+                let what = format!("the Hub sent nothing for {} seconds", self.patience.as_secs());
+                error(id, &what, again, false)
+            }
+            // The Hub answers anonymous requests for missing repositories with 401 and the reason in a header.
+            Failure::Refused(401, Some(code), _) if code == NO_REPOSITORY => {
                 let way = "check the spelling; if it is private, set HF_TOKEN";
                 error(id, "no such model on the Hub", way, true)
             }
-            HFError::AuthRequired { .. } => {
-                error(id, "the Hub wants to know who you are (401)", &licence, true)
-            }
-            HFError::Forbidden { .. } => {
+            Failure::Refused(401, ..) => error(id, "the Hub wants to know who you are (401)", &licence, true),
+            Failure::Refused(403, ..) => {
                 error(id, "your token may not read this model (403)", &licence, true)
             }
-            HFError::RepoNotFound { .. } => error(id, "no such model on the Hub", "check the spelling", true),
-            HFError::RevisionNotFound { context: Some(context), .. }
-                if no_repository(&context.error_code) =>
-            {
-                error(id, "no such model on the Hub", "check the spelling", true)
-            }
-            HFError::RevisionNotFound { revision, .. } => {
-                let what = format!("it has no revision '{revision}'");
-                error(id, &what, "name a branch, a tag or a commit of it", true)
-            }
-            HFError::Io(cause) => {
-                FormatError::io(self.here.root(), std::io::Error::new(cause.kind(), cause.to_string()))
-            }
-            other => error(id, &one_line(other), "run again: the download goes on where it stopped", false),
+            Failure::Refused(_, _, what) | Failure::Broken(what) => error(id, &one_line(&what), again, false),
         }
     }
 }
@@ -285,8 +259,14 @@ fn is_plain(name: &str) -> bool {
     (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-fn one_line(e: &dyn std::fmt::Display) -> String {
-    e.to_string().split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect()
+/// `name` as one segment of an URL.
+fn encoded(name: &str) -> String {
+    const KEPT: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(name, &KEPT).to_string()
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect()
 }
 
 fn unreachable(id: &str) -> FormatError {

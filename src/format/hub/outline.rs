@@ -4,13 +4,13 @@
 //! Several processes may create the same outline at once: every file is written atomically.
 
 use super::cache::{INDEX, Repository, SMALL_FILES};
+use super::client::Failure;
 use super::{Progress, Session};
 use crate::format::atomic;
 use crate::format::error::FormatError;
 use crate::format::safetensors::MOST_HEADER_BYTES;
-use futures::StreamExt;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Size of the first request: most headers fit.
@@ -18,7 +18,7 @@ const FIRST: u64 = 1 << 18;
 
 impl Session<'_> {
     /// Creates the outline of `commit` in `cache`; the small files must be in the snapshot.
-    pub(super) async fn outline(
+    pub(super) fn outline(
         &self,
         commit: &str,
         weights: &[String],
@@ -31,12 +31,12 @@ impl Session<'_> {
             let bytes = fs::read(whole.join(name)).map_err(|e| FormatError::io(&whole, e))?;
             atomic::write_file(&to, &bytes)?;
         }
-        for file in self.list(commit, weights).await? {
+        for file in self.list(commit, weights)? {
             let path = folder.join(&file.name);
             if fs::metadata(&path).is_ok_and(|there| there.len() == file.size) {
                 continue;
             }
-            let header = self.header(commit, &file.name, file.size).await?;
+            let header = self.header(commit, &file.name, file.size)?;
             let done = header.len() as u64;
             atomic::write_checked(&path, |temporary| {
                 hole(temporary, &header, file.size).map_err(|e| FormatError::io(&path, e))
@@ -47,33 +47,29 @@ impl Session<'_> {
     }
 
     /// The header of a file with its length field.
-    async fn header(&self, commit: &str, name: &str, size: u64) -> Result<Vec<u8>, FormatError> {
-        let mut bytes = self.beginning(commit, name, FIRST.min(size)).await?;
+    fn header(&self, commit: &str, name: &str, size: u64) -> Result<Vec<u8>, FormatError> {
+        let mut bytes = self.beginning(commit, name, FIRST.min(size))?;
         let length = bytes.first_chunk::<8>().map(|length| u64::from_le_bytes(*length));
         let fits = |n: &u64| *n <= MOST_HEADER_BYTES && *n + 8 <= size;
         let end = length.filter(fits).map(|n| n + 8);
         let end = end.ok_or_else(|| self.odd(&format!("'{name}' does not begin as a safetensors file")))?;
         if (bytes.len() as u64) < end {
-            bytes = self.beginning(commit, name, end).await?;
+            bytes = self.beginning(commit, name, end)?;
         }
         bytes.truncate(end as usize);
         Ok(bytes)
     }
 
     /// The first `most` bytes of a file; from a server that ignores ranges, no further bytes are read.
-    async fn beginning(&self, commit: &str, name: &str, most: u64) -> Result<Vec<u8>, FormatError> {
-        let request = self.repo.download_file_stream().filename(name).revision(commit).range(0..most);
-        let (_, mut stream) = self.timed(request.send()).await?;
+    fn beginning(&self, commit: &str, name: &str, most: u64) -> Result<Vec<u8>, FormatError> {
+        let answer = self.client.content(&self.content_path(commit, name), Some(0..most));
+        let (_, content) = answer.map_err(|failure| self.explain(failure))?;
         let mut bytes = Vec::new();
-        while (bytes.len() as u64) < most {
-            let next =
-                tokio::time::timeout(self.patience, stream.next()).await.map_err(|_| self.stalled())?;
-            let Some(chunk) = next else {
-                return Err(self.odd(&format!("'{name}' ended at byte {} of {most}", bytes.len())));
-            };
-            bytes.extend_from_slice(&chunk.map_err(|e| self.explain(&e))?);
+        let read = content.take(most).read_to_end(&mut bytes);
+        read.map_err(|e| self.explain(Failure::from(e)))?;
+        if (bytes.len() as u64) < most {
+            return Err(self.odd(&format!("'{name}' ended at byte {} of {most}", bytes.len())));
         }
-        bytes.truncate(most as usize);
         Ok(bytes)
     }
 }

@@ -1,0 +1,203 @@
+//! Requests to the Hub. They follow redirects to the hosts that store large files, and send the token to the Hub only.
+//! A storage of chunks (Xet) answers as any other one: its bridge serves whole files and ranges of them.
+
+use super::environment;
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, LOCATION, RANGE};
+use ureq::http::{Request, Response, Uri};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::{Agent, AsSendBody, Body, Timeout};
+
+/// Time limit for resolving a name, and for a connection with its TLS handshake.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Maximum number of redirects of a request.
+const MOST_REDIRECTS: usize = 10;
+/// Maximum size of an answer in JSON.
+const MOST_JSON_BYTES: u64 = 64 << 20;
+
+/// Why a request gave no usable answer.
+pub(super) enum Failure {
+    /// No connection: where to, and why.
+    Unreachable(String, String),
+    /// No data within the time limit.
+    Stalled,
+    /// The status of an answer other than success, the Hub's code of the error, and a description.
+    Refused(u16, Option<String>, String),
+    /// The connection ended early, or the answer is malformed.
+    Broken(String),
+}
+
+/// A connection to one Hub.
+pub(super) struct Client {
+    agent: Agent,
+    hub: String,
+    token: Option<String>,
+}
+
+impl Client {
+    pub fn new(endpoint: &str, token: Option<String>, patience: Duration) -> Self {
+        let mut config = Agent::config_builder()
+            .user_agent(concat!("finetune/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .http_status_as_error(false)
+            // Redirects are followed below: a client of its own would send the token to another port of the Hub's host.
+            .max_redirects(0)
+            .proxy(None)
+            .timeout_resolve(Some(CONNECT))
+            .timeout_connect(Some(CONNECT))
+            .timeout_recv_response(Some(patience))
+            .timeout_per_read(Some(patience))
+            .timeout_per_write(Some(patience));
+        // The system's certificates, or SSL_CERT_FILE; a system without any uses those of Mozilla, compiled in.
+        let system = rustls_native_certs::load_native_certs().certs;
+        if !system.is_empty() {
+            let roots = system.iter().map(|c| Certificate::from_der(c).to_owned()).collect::<Vec<_>>();
+            let roots = RootCerts::Specific(roots.into());
+            config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
+        }
+        Client { agent: config.build().into(), hub: endpoint.trim_end_matches('/').to_owned(), token }
+    }
+
+    /// The JSON at `path`; with `body`, the answer to this JSON.
+    pub fn json(&self, path: &str, body: Option<&serde_json::Value>) -> Result<serde_json::Value, Failure> {
+        let answer = match body {
+            None => self.send(path, &[], ())?,
+            Some(body) => {
+                self.send(path, &[(CONTENT_TYPE, "application/json")], body.to_string().as_str())?
+            }
+        };
+        let bytes = answer.into_body().into_with_config().limit(MOST_JSON_BYTES).read_to_vec();
+        let bytes = bytes.map_err(Failure::from)?;
+        serde_json::from_slice(&bytes).map_err(|e| Failure::Broken(format!("the answer is not JSON: {e}")))
+    }
+
+    /// The content at `path`, or a range of it; true if the answer begins where the range does.
+    pub fn content(
+        &self,
+        path: &str,
+        range: Option<Range<u64>>,
+    ) -> Result<(bool, impl io::Read + use<>), Failure> {
+        let value = range.as_ref().map(|r| format!("bytes={}-{}", r.start, r.end.saturating_sub(1)));
+        let header = value.as_deref().map(|value| (RANGE, value));
+        let answer = self.send(path, header.as_slice(), ())?;
+        let exact = range.is_none_or(|r| r.start == 0) || answer.status() == 206;
+        Ok((exact, answer.into_body().into_reader()))
+    }
+
+    /// Sends a request to the Hub, and to where the answer refers.
+    fn send(
+        &self,
+        path: &str,
+        headers: &[(HeaderName, &str)],
+        body: impl AsSendBody + Copy,
+    ) -> Result<Response<Body>, Failure> {
+        let mut url = format!("{}{path}", self.hub);
+        for _ in 0..=MOST_REDIRECTS {
+            let at = origin(&url).to_owned();
+            let lost = |why: String| Failure::Unreachable(at.clone(), why);
+            let uri: Uri = url.parse().map_err(|_| lost("this is not an http address".into()))?;
+            let mut request = Request::builder().uri(uri);
+            request =
+                request.method(if headers.iter().any(|h| h.0 == CONTENT_TYPE) { "POST" } else { "GET" });
+            for (name, value) in headers {
+                request = request.header(name, *value);
+            }
+            if let Some(token) = self.token.as_ref().filter(|_| at == origin(&self.hub)) {
+                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            }
+            let mut request = request.body(body).map_err(|e| Failure::Broken(e.to_string()))?;
+            if let Some(proxy) = environment::proxy(&url, &environment::variable) {
+                let proxy = ureq::Proxy::new(&proxy).map_err(|e| lost(format!("{e} in the environment")))?;
+                request = self.agent.configure_request(request).proxy(Some(proxy)).build();
+            }
+            let answer = self.agent.run(request).map_err(|e| match Failure::from(e) {
+                Failure::Broken(why) => lost(why),
+                other => other,
+            })?;
+            match header(&answer, LOCATION.as_str()).filter(|_| answer.status().is_redirection()) {
+                Some(location) => url = redirected(&url, &location),
+                None if answer.status().is_success() => return Ok(answer),
+                None => return Err(refused(&answer)),
+            }
+        }
+        Err(Failure::Broken(format!(
+            "more than {MOST_REDIRECTS} redirects, the last one to {}",
+            origin(&url)
+        )))
+    }
+}
+
+impl From<ureq::Error> for Failure {
+    fn from(e: ureq::Error) -> Self {
+        match e {
+            ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => Failure::Broken("no answer".into()),
+            ureq::Error::Timeout(_) => Failure::Stalled,
+            ureq::Error::Io(e) => Failure::Broken(e.to_string()),
+            e => Failure::Broken(e.to_string()),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(e: io::Error) -> Self {
+        ureq::Error::from(e).into()
+    }
+}
+
+fn header(answer: &Response<Body>, name: &str) -> Option<String> {
+    answer.headers().get(name)?.to_str().ok().map(str::to_owned)
+}
+
+fn refused(answer: &Response<Body>) -> Failure {
+    let why = header(answer, "x-error-message").map(|why| format!(": {why}")).unwrap_or_default();
+    let what = format!("the Hub answers {}{why}", answer.status());
+    Failure::Refused(answer.status().as_u16(), header(answer, "x-error-code"), what)
+}
+
+/// `scheme://host:port` of an URL.
+fn origin(url: &str) -> &str {
+    let host = url.find("://").map_or(0, |at| at + 3);
+    &url[..url[host..].find(['/', '?', '#']).map_or(url.len(), |end| host + end)]
+}
+
+/// The URL that `location` names in an answer from `url`.
+fn redirected(url: &str, location: &str) -> String {
+    let location = location.split('#').next().unwrap_or_default();
+    if location.starts_with("//") {
+        format!("{}:{location}", url.split(':').next().unwrap_or_default())
+    } else if location.starts_with('/') {
+        format!("{}{location}", origin(url))
+    } else if location.contains("://") {
+        location.to_owned()
+    } else {
+        let path = url.split('?').next().unwrap_or(url);
+        format!("{}/{location}", path.rsplit_once('/').map_or(path, |(folder, _)| folder))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_resolved_like_links() {
+        let check = |location: &str, expected: &str| {
+            assert_eq!(redirected("https://hub:8443/a/b?c=/d", location), expected, "{location}");
+        };
+        check("https://cdn/x?sign=https://y", "https://cdn/x?sign=https://y");
+        check("//cdn/x", "https://cdn/x");
+        check("/x/y?z", "https://hub:8443/x/y?z");
+        check("x#part", "https://hub:8443/a/x");
+    }
+
+    #[test]
+    fn origin_is_scheme_host_and_port() {
+        let check = |url: &str, expected: &str| assert_eq!(origin(url), expected);
+        check("https://hub/a://b", "https://hub");
+        check("http://hub:80?x", "http://hub:80");
+        check("http://hub", "http://hub");
+        check("hub/a", "hub");
+    }
+}
