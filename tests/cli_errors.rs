@@ -82,8 +82,6 @@ fn invalid_command_lines_are_refused() {
         ("export", 2, "OUT"),
         ("generate --temperature -1 --prompt x", 78, "--temperature"),
         ("generate --system x --prompt x", 78, "--system .. --chat"),
-        ("generate --raw --system x --prompt x", 78, "--system .. --chat"),
-        ("generate --chat --raw --prompt x", 78, "--raw .. not both"),
         ("generate", 2, "--prompt"),
         (
             &format!("generate --prompt '{}'", "word ".repeat(2000)),
@@ -109,6 +107,8 @@ fn common_wrong_commands_get_advice() {
         ("nowhere.yaml", 1, "nowhere.yaml .. no such file .. a YAML file of options"),
         ("--resume runs/demo-9", 1, "runs/demo-9: nothing to resume there"),
         ("--task dpo", 78, "--task: preference tuning is not supported"),
+        ("generate --raw --system x --prompt x", 78, "--system .. --chat"),
+        ("generate --chat --raw --prompt x", 78, "--raw .. not both"),
         ("--fp16", 78, "--fp16 .. no f16 .. --dtype auto"),
         ("rows.jsonl", 2, "rows.jsonl holds rows .. finetune MODEL --data rows.jsonl"),
         ("demo --data nowhere.jsonl", 1, "nowhere.jsonl .. check the path from /"),

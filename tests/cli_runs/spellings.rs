@@ -34,7 +34,7 @@ fn a_yaml_file_in_the_place_of_the_model_is_read() {
 #[test]
 fn head_lines_name_scale_batch_and_cut_rows() {
     let b = Bench::new();
-    let head = said(&b, "demo --data rows.jsonl --max-steps 1 --max-seq-len 24 --batch-size 6 -o one");
+    let head = said(&b, "demo --data rows.jsonl --max-steps 1 --max-seq-len 16 --batch-size 6 -o one");
     for part in [
         "adapter  rank 16, alpha 32 (scale 2) on q_proj",
         "batch    6 rows per step, over all devices, in microbatches of up to ",
@@ -128,5 +128,8 @@ fn foreign_wishes_without_effect_are_warnings() {
     b.file("many.jsonl", &rows(9));
     let text = said(&b, "demo --data many.jsonl --max-steps 1 --report_to wandb --max_length 64 -o out");
     assert!(text.contains("warning: report_to wandb (flag): nothing is sent there"), "{text}");
-    assert!(text.contains("note: defaults that differ from TRL's (in brackets): epochs"), "{text}");
+    assert!(
+        text.contains("note: defaults that differ from TRL's (in brackets): dropout 0 (0.05), "),
+        "{text}"
+    );
 }
