@@ -113,7 +113,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "max-dropped", One("N|P%"), "", "refuse data with more rows than this without anything to train on"),
 
     opt(Lora, "rank", One("R"), "16", "rank of the adapter"),
-    opt(Lora, "alpha", One("A"), "", "numerator of the adapter's scale, alpha / rank (default: twice the rank; 32 with --rslora)"),
+    opt(Lora, "alpha", One("A"), "", "numerator of the scale, alpha / rank (default: twice the rank; 32 with --rslora)"),
     opt(Lora, "target-modules", Commas("NAME"), "all-linear", "projections that get an adapter, by suffix (q_proj,v_proj)"),
     opt(Lora, "dropout", One("P"), "0", "probability of dropping an input of the adapter"),
     opt(Lora, "rslora", Switch, "false", "scale alpha / sqrt(rank) instead"),
@@ -130,7 +130,7 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0: no clipping"),
     opt(Optim, "seed", One("N"), "42", "seed of shuffle, initial adapter and dropout"),
 
-    opt(Devices, "gpus", Commas("auto|cpu|0,1|NAME"), "auto", "which devices compute: cpu; indices of `finetune devices` (one twice is two devices); part of a name; auto: every card, else the CPU"),
+    opt(Devices, "gpus", Commas("auto|cpu|0,1|NAME"), "auto", "cpu, indices of `finetune devices` (one twice: two devices), part of a name; auto: every card, else the CPU"),
     opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "driver of the devices; an error if it is missing (cuda: used only if named, so far; cpu: indices are parts of the CPU)"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
@@ -150,7 +150,7 @@ pub const TABLE: &[Opt] = &[
 
     opt(Output, "output", One("DIR"), "", "folder of the run (default: runs/<model>-<n>, the first free n)"),
     opt(Output, "overwrite", Switch, "false", "replace the run that is in that folder"),
-    opt(Output, "resume", Optional("DIR"), "", "continue from the last checkpoint of --output, or of this run (--resume DIR or --resume=DIR)"),
+    opt(Output, "resume", Optional("DIR"), "", "continue from the last checkpoint of --output, or of this run"),
     opt(Output, "eval-steps", One("N|epoch|P%"), "", "evaluate every N steps, at the end of each epoch (epoch/4: about four times per epoch), or every P% of all steps; always at the end"),
     opt(Output, "save-steps", One("N|epoch|P%"), "100", "save a checkpoint at such steps, and at the end; 0: only at the end, or when stopped"),
     opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints, and the best one (--keep-best)"),
@@ -162,7 +162,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "tensorboard", One("DIR"), "", "folder for TensorBoard's event files; each run gets its own in it"),
     opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or on this address"),
     opt(Output, "quiet", Switch, "false", "print errors only"),
-    opt(Output, "config", One("FILE.yaml"), "", "read options from a file, as a run.yaml; also the first argument, if it ends in .yaml or .yml"),
+    opt(Output, "config", One("FILE.yaml"), "", "read options from a file, as a run.yaml; `finetune FILE.yaml` too"),
 ];
 
 /// The option with that name (with dashes).

@@ -185,7 +185,7 @@ impl Verb {
             ("completions", _) => "bash, zsh, fish, elvish or powershell",
             ("man", _) => "folder for all pages (default: one page to stdout)",
             ("train" | "plan", _) => {
-                "Hugging Face directory, .gguf file or Hub id; `demo` is the demonstration; a .yaml file is --config"
+                "Hugging Face directory, .gguf file, Hub id or `demo`; a .yaml file is --config"
             }
             _ => "Hugging Face directory, .gguf file or Hub id; `demo` is the demonstration",
         };
