@@ -102,6 +102,13 @@ fn common_wrong_commands_get_advice() {
         ("coordinator", 2, "--role coordinator"),
         ("chat", 2, "finetune generate MODEL --adapter OUT --chat"),
         ("serve", 2, "--to ollama .. vLLM"),
+        ("dpo", 2, "preference tuning is not supported"),
+        ("sft", 2, "finetune MODEL --data ROWS"),
+        ("nowhere.yaml", 1, "nowhere.yaml .. no such file .. a YAML file of options"),
+        ("--resume runs/demo-9", 1, "runs/demo-9: nothing to resume there"),
+        ("--task dpo", 78, "--task: preference tuning is not supported"),
+        ("generate --raw --system x --prompt x", 78, "--system .. --chat"),
+        ("generate --chat --raw --prompt x", 78, "--raw .. not both"),
         ("--fp16", 78, "--fp16 .. no f16 .. --dtype auto"),
         ("rows.jsonl", 2, "rows.jsonl holds rows .. finetune MODEL --data rows.jsonl"),
         ("demo --data nowhere.jsonl", 1, "nowhere.jsonl .. check the path from /"),
@@ -129,6 +136,9 @@ fn misused_foreign_option_names_are_refused() {
 #[test]
 fn invalid_configuration_files_are_refused() {
     let b = Bench::new();
+    b.file("c.yaml", "rank: 8\n");
+    check(&b, "c.yaml --config c.yaml", 78, "config is given twice");
+    check(&b, "c.yaml demo", 2, "unexpected argument \"demo\"");
     for (text, code, parts) in [
         ("rank: 8\nrnak: 9\n", 78, "c.yaml:2: unknown key rnak .. did you mean rank"),
         ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: expected one value"),
@@ -361,6 +371,12 @@ fn output_folder_of_another_run_is_refused() {
         ("generate demo --adapter full --prompt x".into(), 78, "full .. adapter_config.json"),
         ("generate demo --adapter missing --prompt x".into(), 1, "missing"),
         ("export one --to gguf".into(), 78, "--to"),
+        (
+            "export one --to merged-gguf --outtype Q4_K_M".into(),
+            78,
+            "--outtype: q4_k_m .. q8_0 .. llama-quantize makes q4_k_m of a file with --outtype f16",
+        ),
+        ("export one --to merged-gguf --outtype int4".into(), 78, "--outtype .. expected one of base, f32"),
         ("export missing".into(), 1, "missing"),
         ("export one -o full".into(), 78, "full: is not empty"),
         ("inspect missing.jsonl".into(), 1, "missing.jsonl .. no such file .. give a model"),

@@ -9,10 +9,10 @@ use crate::config::flags::{self, Parsed};
 use crate::config::groups;
 use crate::config::refusal::Refusal;
 use crate::config::verb::{VERBS, Verb};
-use crate::config::{Origin, Settings, Typed, variables, yaml};
-use crate::run::folder::{RUN_FILE, run_of};
+use crate::config::{Origin, Settings, Typed, dialects, variables, yaml};
+use crate::run::folder::{RUN_FILE, RUNS, run_of};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Component, Path};
 
 /// Function of a verb.
 type Act = fn(&mut Invocation) -> Result<(), Refusal>;
@@ -30,6 +30,7 @@ const ACTS: &[(&str, Act)] = &[
     ("token", token::run),
     ("devices", devices::run),
     ("selftest", devices::selftest),
+    ("env", devices::env),
     ("bench", bench::run),
     ("report", report::run),
     ("contracts", contracts::run),
@@ -41,7 +42,9 @@ const ACTS: &[(&str, Act)] = &[
 ];
 
 /// Words that users try as verbs, and the messages with the right command.
-const NO_VERBS: [(&str, &str); 5] = [
+const NO_VERBS: [(&str, &str); 7] = [
+    ("sft", "it is `finetune MODEL --data ROWS`, without a verb (`finetune help start`)"),
+    ("dpo", dialects::PREFERENCES),
     (
         "chat",
         "it is `finetune generate MODEL --adapter OUT --chat`, on a terminal (`finetune help generate`)",
@@ -102,14 +105,18 @@ fn anstream_wanted() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
-/// Moves positional arguments that are options too (MODEL) to the options, and returns the layers in order of priority.
+/// Moves positional arguments that are options too (MODEL, or a file of options) to the options, and returns the layers
+/// in order of priority.
 fn layers(
     verb: &Verb,
     mut positional: Vec<String>,
     mut flags: Vec<Typed>,
 ) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
+    // Without the option --config a verb reads no file, whatever the environment contains.
+    let has_config = verb.accepts().options.iter().any(|o| o.name == "config");
     if verb.positional == "MODEL" && !positional.is_empty() {
-        flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Origin::Flag });
+        let key = if has_config && is_file_of_options(&positional[0]) { "config" } else { "model" };
+        flags.push(Typed { key: key.into(), values: positional.split_off(0), source: Origin::Flag });
     }
     if let Some(line) = crate::devices::refused_limit() {
         return Err(Refusal::configuration(line));
@@ -119,8 +126,6 @@ fn layers(
         variables::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
     }
     let environment = variables::environment(|v| std::env::var(v).ok());
-    // Without the option --config a verb reads no file, whatever the environment contains.
-    let has_config = verb.accepts().options.iter().any(|o| o.name == "config");
     let spoken = flags.iter().chain(&environment).find(|t| t.key == "config" && has_config);
     let config = spoken.map(|t| t.values.concat());
     let file = match config {
@@ -160,9 +165,22 @@ fn join_values(args: &[String]) -> Vec<String> {
     joined
 }
 
-/// Whether a word is a run's folder or one of its checkpoints, and so no model.
+/// Whether a word is a run's folder or one of its checkpoints, or a path below `runs`, and so no model.
 fn is_run(word: &str) -> bool {
-    Path::new(word).is_dir() && run_of(Path::new(word)).join(RUN_FILE).exists()
+    Path::new(word).is_dir() && run_of(Path::new(word)).join(RUN_FILE).exists() || is_default_folder(word)
+}
+
+/// Whether a word names a run by its default folder, which need not exist: `runs/demo-1` is no Hub id.
+fn is_default_folder(word: &str) -> bool {
+    let mut parts = Path::new(word).components().filter(|part| *part != Component::CurDir);
+    parts.next() == Some(Component::Normal(RUNS.as_ref())) && parts.next().is_some()
+}
+
+/// Whether the argument in the place of MODEL is a YAML file, which may be missing.
+fn is_file_of_options(word: &str) -> bool {
+    let path = Path::new(word);
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    (ending == "yaml" || ending == "yml") && !path.is_dir()
 }
 
 /// Whether a word is HOST:PORT, :PORT or PORT, and not an existing file.
@@ -174,6 +192,46 @@ fn is_address(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn yaml_in_the_place_of_the_model_is_a_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("model.yaml");
+        std::fs::create_dir(&folder).unwrap();
+        for (word, expected) in [
+            ("run.yaml", true),
+            ("a/b.YML", true),
+            ("owner/name", false),
+            ("yaml", false),
+            ("model.gguf", false),
+            (folder.to_str().unwrap(), false),
+        ] {
+            assert_eq!(is_file_of_options(word), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_word_after_resume_is_a_run_or_the_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("out");
+        std::fs::create_dir_all(run.join("checkpoint-3")).unwrap();
+        std::fs::write(run.join(RUN_FILE), "").unwrap();
+        let run = run.to_str().unwrap();
+        let checkpoint = format!("{run}/checkpoint-3");
+        for (word, joins) in [
+            (run, true),
+            (checkpoint.as_str(), true),
+            ("runs/demo-7", true),
+            ("./runs/demo-7", true),
+            ("runs", false),
+            ("owner/name", false),
+            ("demo", false),
+            (dir.path().to_str().unwrap(), false),
+        ] {
+            let joined = join_values(&["--resume".into(), word.into()]);
+            assert_eq!(joined.len() == 1, joins, "{joined:?}");
+        }
+    }
 
     #[test]
     fn every_verb_has_its_act() {

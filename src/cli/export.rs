@@ -145,11 +145,30 @@ fn encodings(s: &Settings, to: To) -> Result<(Option<Dtype>, Outtype), Refusal> 
     if dtype.is_some() && to != To::Merged {
         return Err(s.refuse("save-dtype", "is for --to merged: a GGUF takes --outtype"));
     }
+    no_mixture(s)?;
     let outtype = chosen(s, "outtype", "base", &OUTTYPES)?;
     if outtype != Outtype::Base && matches!(to, To::Merged | To::Peft) {
         return Err(s.refuse("outtype", "is for GGUF files: --to merged takes --save-dtype"));
     }
     Ok((dtype, outtype))
+}
+
+/// Refuses llama.cpp's other quantised types by what makes them: `q4_k_m` is a choice of types for each tensor.
+fn no_mixture(s: &Settings) -> Result<(), Refusal> {
+    let name = s.text("outtype")?.unwrap_or_default().to_lowercase();
+    let digit = |start| {
+        name.strip_prefix(start).is_some_and(|rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    if name == "q8_0" || !["q", "iq", "tq"].into_iter().any(digit) {
+        return Ok(());
+    }
+    Err(s.refuse(
+        "outtype",
+        format!(
+            "{name}: q8_0 is the only quantised type that is written from other weights; base keeps the types of a \
+             GGUF base, and llama.cpp's llama-quantize makes {name} of a file with --outtype f16"
+        ),
+    ))
 }
 
 fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {

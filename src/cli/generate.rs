@@ -18,6 +18,7 @@ use crate::run::adapter;
 use crate::run::base_model::{self, BaseModel};
 use crate::run::folder::{RUN_FILE, run_of};
 use crate::run::prompt::{chat_ids, prompt_ids, turns_ids};
+use crate::run::run_file;
 use crate::support::stderr::{printable, say};
 use serde_json::json;
 use std::io::{IsTerminal, Read, Write};
@@ -27,13 +28,19 @@ use std::path::{Path, PathBuf};
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let json_wanted = inv.json;
-    let chat = s.switch("chat")?;
-    if !chat && s.is_given("system") {
-        return Err(s.refuse("system", "goes with --chat"));
-    }
     let mut sampling = sampling(s)?;
     let adapter = s.text("adapter")?.map(PathBuf::from);
+    let turns = turns(s, adapter.as_deref())?;
     let mut speaker = Speaker::open(s, adapter.as_deref())?;
+    let chat = match turns {
+        Turns::AsTrained if speaker.tokenizer.template().is_some() => {
+            say!(
+                "note: prompts are turns of the chat template, as in training; --raw continues them as they are"
+            );
+            true
+        }
+        turns => turns == Turns::Typed,
+    };
     sampling.stop = speaker.base.stop_ids(&speaker.tokenizer);
     let system = s.text("system")?.map(str::to_string);
     let typed_here = s.list("prompt").is_empty() && std::io::stdin().is_terminal();
@@ -82,6 +89,38 @@ fn stream(out: &mut dyn Write, piece: &str) -> bool {
     let on_terminal = std::io::stdout().is_terminal();
     let piece = if on_terminal { printable(piece) } else { piece.to_string() };
     write!(out, "{piece}").and_then(|()| out.flush()).is_ok()
+}
+
+/// Why prompts are turns of the chat template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turns {
+    /// They are not.
+    No,
+    /// --chat.
+    Typed,
+    /// The rows of the adapter's training were.
+    AsTrained,
+}
+
+/// The typed way, else the one of the adapter's training, where its run.yaml names it.
+fn turns(s: &Settings, adapter: Option<&Path>) -> Result<Turns, Refusal> {
+    let (chat, raw) = (s.switch("chat")?, s.switch("raw")?);
+    if chat && raw {
+        return Err(s.refuse("raw", "either --chat or --raw, not both"));
+    }
+    let trained = || {
+        let said = adapter.and_then(|dir| run_file::fact(&run_of(dir).join(RUN_FILE), run_file::PROMPTS));
+        said.is_some_and(|prompts| prompts == run_file::CHAT)
+    };
+    let turns = match chat {
+        true => Turns::Typed,
+        false if !raw && !s.is_given("chat") && trained() => Turns::AsTrained,
+        false => Turns::No,
+    };
+    if turns == Turns::No && s.is_given("system") {
+        return Err(s.refuse("system", "goes with --chat"));
+    }
+    Ok(turns)
 }
 
 fn sampling(s: &Settings) -> Result<Sampling, Refusal> {

@@ -28,6 +28,8 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("output_dir", "output"),
     ("sample_packing", "packing"),
     ("train_batch_size", "batch_size"),
+    ("global_batch_size", "batch_size"),
+    ("effective_batch_size", "batch_size"),
     ("val_set_size", "eval_split"),
     // An option of finetune: the number counts devices.
     ("expect_devices", "expect_workers"),
@@ -37,7 +39,13 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("metric_for_best_model", "best_metric"),
     ("early_stopping_patience", "early_stopping"),
     ("early_stopping_steps", "early_stopping"),
+    ("device", "gpus"),
+    ("compute_dtype", "dtype"),
+    ("force", "overwrite"),
 ];
+
+/// Aliases that verbs other than training take too, where they have the option.
+pub const OF_EVERY_VERB: [&str; 3] = ["device", "compute_dtype", "force"];
 
 /// Computed: rows per step are the product of these.
 pub const BATCH_FACTORS: &[&str] =
@@ -50,6 +58,7 @@ pub const PROCESSES: &str = "num_processes";
 const SWITCHES: &[&str] = &[
     "use_rslora",
     "sample_packing",
+    "force",
     "load_best_model_at_end",
     "greater_is_better",
     "train_on_inputs",
@@ -106,7 +115,7 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
     ("completion_only_loss", &["true", "yes"], Explained("only completions are trained on, always"), NotBuilt("only completions are trained on; rows of the form `text` train on everything")),
     ("gradient_checkpointing", &[], Explained("recomputation is chosen by the available memory (--memory-limit)"), NotBuilt("")),
-    ("bf16", &[], Explained("--dtype says what products are computed in; an adapter's parameters are f32 in any case"), NotBuilt("")),
+    ("bf16", &[], Explained("--dtype auto takes bf16 on devices that are faster in it, --dtype bf16 requires it; an adapter's parameters are f32 in any case"), NotBuilt("")),
     ("fp16", &["false", "no", "auto"], Explained("--dtype says what products are computed in"), NotBuilt("--dtype has no f16: leave it out, --dtype auto takes f16 on cards that are faster in it")),
     ("optim", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
     ("optimizer", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),

@@ -48,7 +48,8 @@ use Rule::{Key, Lost, Needless, PerEpoch, When};
 type Table = &'static [(&'static str, Rule)];
 
 const FULL: &str = "only adapters are trained, never all weights";
-const PREFERENCES: &str = "preference tuning is not supported; supervised rows and classifiers are";
+/// Why nothing is trained on preferences.
+pub const PREFERENCES: &str = "preference tuning is not supported; supervised rows and classifiers are";
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
 const TOKENS: &str = "tokens and their meaning are the model's own";
 const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
@@ -250,7 +251,7 @@ const TRL: Table = &[
 const DEFAULTS: &[(Dialect, &[(&str, &str)])] = &[
     (Dialect::Axolotl, &[]),
     (Dialect::LlamaFactory, &[("rank", "8"), ("learning_rate", "5e-5"), ("lr_scheduler", "linear"), ("warmup_steps", "0"), ("epochs", "3"), ("save_steps", "500")]),
-    (Dialect::Trl, &[("dropout", "0.05"), ("learning_rate", "2e-5"), ("lr_scheduler", "linear"), ("warmup_steps", "0"), ("epochs", "3"), ("save_steps", "500")]),
+    (Dialect::Trl, &[("alpha", "32"), ("dropout", "0.05"), ("learning_rate", "2e-5"), ("lr_scheduler", "linear"), ("warmup_steps", "0"), ("epochs", "3"), ("save_steps", "500")]),
 ];
 
 impl Dialect {

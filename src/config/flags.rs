@@ -83,18 +83,17 @@ pub fn command(accepts: &Accepts) -> Command {
             c = c.arg(arg.help(help).help_heading(o.section.name()));
         }
     }
-    // Only for verbs that configure training: elsewhere another trainer's name is an error.
-    if accepts.options.iter().any(|o| o.section == Section::Optim) {
-        for key in alias::all() {
-            let long = key.replace('_', "-");
-            let arg =
-                Arg::new(key).long(long).action(ArgAction::Append).hide(true).allow_negative_numbers(true);
-            let arg = match alias::is_switch(key) {
-                true => arg.num_args(0..=1).default_missing_value("true"),
-                false => arg.num_args(1),
-            };
-            c = c.arg(arg.help_heading(FOREIGN_HEADING));
-        }
+    // Other trainers' names only for verbs that configure training: elsewhere such a name is an error.
+    let trains = accepts.options.iter().any(|o| o.section == Section::Optim);
+    let has = |key| accepts.options.iter().any(|o| Some(o.key().as_str()) == alias::ours(key));
+    for key in alias::all().filter(|key| trains || alias::OF_EVERY_VERB.contains(key) && has(key)) {
+        let long = key.replace('_', "-");
+        let arg = Arg::new(key).long(long).action(ArgAction::Append).hide(true).allow_negative_numbers(true);
+        let arg = match alias::is_switch(key) {
+            true => arg.num_args(0..=1).default_missing_value("true"),
+            false => arg.num_args(1),
+        };
+        c = c.arg(arg.help_heading(FOREIGN_HEADING));
     }
     c
 }
@@ -115,6 +114,9 @@ fn arg(o: &Opt) -> Arg {
     // A negative number is a value, not a flag.
     let a = if o.takes == Takes::Switch { a } else { a.allow_negative_numbers(true) };
     match o.name {
+        "config" => a.short('c'),
+        "data" => a.short('d'),
+        "model" => a.short('m'),
         "output" => a.short('o'),
         "quiet" => a.short('q'),
         _ => a,
@@ -277,6 +279,37 @@ mod tests {
         check(&["--rslora=m"], "rslora", line);
         let line = "2: --bf16: \"m\" is neither true nor false (an argument goes before --bf16)";
         check(&["--bf16", "m"], "rank", line);
+    }
+
+    #[test]
+    fn short_and_other_names_are_flags() {
+        check(&["-c", "a.yaml"], "config", "a.yaml");
+        check(&["-m", "owner/name"], "model", "owner/name");
+        check(&["-d", "a.jsonl", "-d", "b.jsonl"], "data", "a.jsonl|b.jsonl");
+        check(&["--force"], "overwrite", "true");
+        check(&["--device", "cpu"], "gpus", "cpu");
+        check(&["--compute-dtype", "f32"], "dtype", "f32");
+        check(&["--expect-devices", "2"], "expect-workers", "2");
+        check(&["--min_devices", "2"], "min-workers", "2");
+    }
+
+    #[test]
+    fn only_aliases_of_every_verb_are_known_to_all() {
+        let known = |verb: &str, flag: &str| {
+            let accepts = super::super::verb::VERBS.iter().find(|v| v.name == verb).unwrap().accepts();
+            command(&accepts).get_arguments().any(|a| a.get_long() == Some(flag))
+        };
+        for (verb, flag, expected) in [
+            ("generate", "device", true),
+            ("generate", "compute-dtype", true),
+            ("generate", "force", false),
+            ("merge", "force", true),
+            ("generate", "max-length", false),
+            ("train", "max-length", true),
+            ("report", "device", false),
+        ] {
+            assert_eq!(known(verb, flag), expected, "{verb} --{flag}");
+        }
     }
 
     #[test]

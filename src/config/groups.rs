@@ -5,6 +5,7 @@ use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 use super::demo;
 pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Wanted, devices};
+use super::dialects::PREFERENCES;
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
 use super::refusal::Refusal;
@@ -159,7 +160,13 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
     named.map_err(|e| s.refuse("quantize", e))
 }
 
+/// Tasks of other trainers that need preferences or rewards.
+const OF_PREFERENCES: [&str; 9] = ["dpo", "orpo", "kto", "ipo", "simpo", "cpo", "grpo", "ppo", "rm"];
+
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {
+    if s.text("task")?.is_some_and(|task| OF_PREFERENCES.contains(&task)) {
+        return Err(s.refuse("task", PREFERENCES));
+    }
     let task = match choice(s, "task", &["sft", "instruct", "classify"], "expected sft or classify")? {
         "classify" => Task::Classify,
         _ => Task::Sft,
@@ -207,11 +214,12 @@ fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
 }
 
 fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
+    let rank = whole(s, "rank", 1)?.unwrap_or(16);
     let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?;
     let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "must be at least 0 and below 1")?;
     Ok(LoraOptions {
-        rank: whole(s, "rank", 1)?.unwrap_or(16),
-        alpha: alpha.unwrap_or(32.0) as f32,
+        rank,
+        alpha: alpha.unwrap_or(2.0 * rank as f64) as f32,
         targets: s.list("target-modules").to_vec(),
         dropout: dropout.unwrap_or(0.0) as f32,
         rslora: s.switch("rslora")?,
@@ -290,6 +298,8 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
+        check("task", "dpo", 78, "preference tuning is not supported");
+        check("task", "translate", 78, "expected sft or classify");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");

@@ -1,12 +1,16 @@
 //! Every option of a command, resolved: layers are translated by the same rules (`alias`), then the highest layer with
 //! a value wins.
 
+use super::alias;
+use super::dialects::{self, Dialect};
 use super::refusal::{Refusal, nearest};
 use super::table::{self, Opt, TABLE, Takes};
 use super::typed::{Origin, Typed, place};
-use super::{alias, dialects};
 use std::collections::BTreeMap;
 use std::str::FromStr;
+
+/// Default of --alpha with --rslora.
+const RSLORA_ALPHA: u32 = 32;
 
 /// A value and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +33,7 @@ impl Settings {
     /// Resolves `layers` (the first one with a value wins) for the options of a command.
     pub fn resolve(options: &[&'static Opt], layers: Vec<Vec<Typed>>) -> Result<Self, Refusal> {
         let mut s = Settings::default();
+        let trainer = Dialect::guess(layers.iter().flatten().map(|t| t.key.as_str()));
         for layer in layers {
             let mut spoken: BTreeMap<&'static str, (String, Setting)> = BTreeMap::new();
             for typed in translate(options, layer, &mut s.notes)? {
@@ -57,7 +62,41 @@ impl Settings {
             };
             s.values.entry(opt.name).or_insert(Setting { values, source: Origin::Default });
         }
+        s.default_alpha();
+        s.notes.extend(trainer.and_then(|trainer| s.other_defaults(trainer)));
         Ok(s)
+    }
+
+    /// A note about defaults that differ from those of the trainer whose names were given.
+    fn other_defaults(&self, trainer: Dialect) -> Option<String> {
+        let differs = |(key, theirs): &(&str, &str)| {
+            let ours =
+                self.get(&key.replace('_', "-")).filter(|s| s.source == Origin::Default)?.values.concat();
+            (ours != *theirs).then(|| format!("{key} {ours} ({theirs})"))
+        };
+        let all: Vec<String> = trainer.defaults().iter().filter_map(differs).collect();
+        let name = trainer.name();
+        (!all.is_empty())
+            .then(|| format!("defaults that differ from {name}'s (in brackets): {}", all.join(", ")))
+    }
+
+    /// The default of --alpha follows from --rank. rsLoRA's scale is meant to keep its numerator at any rank.
+    fn default_alpha(&mut self) {
+        if self.is_given("alpha") || !self.values.contains_key("alpha") {
+            return;
+        }
+        let rslora = self.switch("rslora").unwrap_or_default();
+        // An invalid rank is refused where it is read.
+        let Ok(Some(rank)) = self.parse::<u32>("rank", "a number") else { return };
+        let alpha = if rslora { RSLORA_ALPHA.to_string() } else { (2 * u64::from(rank)).to_string() };
+        let elsewhere =
+            self.is_given("init-adapter") || self.list("role").iter().any(|role| role == "worker");
+        if !rslora && rank != 16 && !elsewhere {
+            self.notes.push(format!(
+                "alpha {alpha} = 2 x rank {rank} (earlier versions: 32); --alpha sets another"
+            ));
+        }
+        self.put("alpha", vec![alpha], Origin::Default);
     }
 
     /// The setting with that name (with dashes).

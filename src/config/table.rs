@@ -113,7 +113,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "max-dropped", One("N|P%"), "", "refuse data with more rows than this without anything to train on"),
 
     opt(Lora, "rank", One("R"), "16", "rank of the adapter"),
-    opt(Lora, "alpha", One("A"), "32", "numerator of the adapter's scale, alpha / rank"),
+    opt(Lora, "alpha", One("A"), "", "numerator of the scale, alpha / rank (default: twice the rank; 32 with --rslora)"),
     opt(Lora, "target-modules", Commas("NAME"), "all-linear", "projections that get an adapter, by suffix (q_proj,v_proj)"),
     opt(Lora, "dropout", One("P"), "0", "probability of dropping an input of the adapter"),
     opt(Lora, "rslora", Switch, "false", "scale alpha / sqrt(rank) instead"),
@@ -121,7 +121,7 @@ pub const TABLE: &[Opt] = &[
 
     opt(Optim, "epochs", One("N"), "1", "passes over the rows"),
     opt(Optim, "max-steps", One("N"), "", "number of steps; overrides --epochs"),
-    opt(Optim, "batch-size", One("ROWS"), "8", "rows per optimizer step, over all devices"),
+    opt(Optim, "batch-size", One("ROWS"), "8", "rows per optimizer step, over all devices and microbatches"),
     opt(Optim, "micro-batch-tokens", One("TOKENS|auto"), "", "size of a microbatch (default: by rows and batch, never by devices; auto: the fastest for the measured devices, kept by a resume)"),
     opt(Optim, "learning-rate", One("LR"), "2e-4", "peak learning rate of AdamW"),
     opt(Optim, "lr-scheduler", One("NAME"), "cosine", "constant, linear or cosine"),
@@ -130,7 +130,7 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0: no clipping"),
     opt(Optim, "seed", One("N"), "42", "seed of shuffle, initial adapter and dropout"),
 
-    opt(Devices, "gpus", Commas("auto|none|cpu|0,1|NAME"), "auto", "which devices compute: indices of `finetune devices` (one twice is two devices), part of a name, cpu; auto: every card, else the CPU"),
+    opt(Devices, "gpus", Commas("auto|cpu|0,1|NAME"), "auto", "cpu, indices of `finetune devices` (one twice: two devices), part of a name; auto: every card, else the CPU"),
     opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "driver of the devices; an error if it is missing (cuda: used only if named, so far; cpu: indices are parts of the CPU)"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
@@ -162,7 +162,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "tensorboard", One("DIR"), "", "folder for TensorBoard's event files; each run gets its own in it"),
     opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or on this address"),
     opt(Output, "quiet", Switch, "false", "print errors only"),
-    opt(Output, "config", One("FILE.yaml"), "", "read options from a file; a run.yaml is one"),
+    opt(Output, "config", One("FILE.yaml"), "", "read options from a file, as a run.yaml; `finetune FILE.yaml` too"),
 ];
 
 /// The option with that name (with dashes).

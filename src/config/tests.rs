@@ -62,6 +62,12 @@ fn foreign_option_names_set_our_options() {
     check("no_packing: yes", "packing", "false");
     check("shuffle: false", "shuffle", "false");
     check("data_files: x.csv", "data", "x.csv");
+    check("global_batch_size: 64", "batch-size", "64");
+    check("effective_batch_size: 64", "batch-size", "64");
+    check("device: cpu", "gpus", "cpu");
+    check("compute_dtype: bf16", "dtype", "bf16");
+    check("force: true", "overwrite", "true");
+    check("expect_devices: 3", "expect-workers", "3");
     check("report_to: tensorboard\nlogging_dir: tb", "tensorboard", "tb");
     check("report_to: [wandb, tensorboard]\nlogging_dir: tb", "tensorboard", "tb");
     check("report_to: wandb\nlogging_dir: tb", "tensorboard", "");
@@ -79,6 +85,50 @@ fn foreign_keys_without_effect_give_warnings() {
         let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
         let notes = Settings::resolve(&options(), vec![layer]).unwrap().notes;
         assert!(notes.iter().any(|note| note.contains(part)), "{text}: {notes:?}");
+    }
+}
+
+#[test]
+fn default_alpha_is_twice_the_rank() {
+    for (text, alpha, note) in [
+        ("seed: 1", "32", false),
+        ("rank: 16", "32", false),
+        ("rank: 8", "16", true),
+        ("lora_r: 64", "128", true),
+        ("rank: 1_0", "20", true),
+        ("rank: 8\nalpha: 5", "5", false),
+        // The scale of rsLoRA does not shrink with the rank.
+        ("rank: 64\nrslora: true", "32", false),
+        // The adapter decides it.
+        ("rank: 8\ninit_adapter: a", "16", false),
+    ] {
+        let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
+        let s = Settings::resolve(&options(), vec![layer]).unwrap();
+        assert_eq!(s.list("alpha"), [alpha], "{text}");
+        let said = s.notes.iter().any(|note| note.starts_with(&format!("alpha {alpha} = 2 x rank")));
+        assert_eq!(said, note, "{text}: {:?}", s.notes);
+        assert_eq!(s.is_given("alpha"), text.contains("alpha"), "{text}");
+    }
+    check("rank: 99999999999999", "alpha", "");
+}
+
+#[test]
+fn defaults_of_another_trainer_are_named() {
+    for (text, expected) in [
+        (
+            "model_name_or_path: m\nlora_r: 16\nnum_train_epochs: 2",
+            Some(
+                "defaults that differ from TRL's (in brackets): dropout 0 (0.05), learning_rate 2e-4 (2e-5), \
+                 lr_scheduler cosine (linear), warmup_steps 3% (0), save_steps 100 (500)",
+            ),
+        ),
+        ("base_model: m\nsequence_len: 64", None),
+        ("model: m\nrank: 16", None),
+    ] {
+        let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
+        let notes = Settings::resolve(&options(), vec![layer]).unwrap().notes;
+        let said = notes.iter().find(|note| note.starts_with("defaults that differ"));
+        assert_eq!(said.map(String::as_str), expected, "{text}");
     }
 }
 

@@ -36,10 +36,16 @@ const GENERATE: &[Opt] = &[
         "prompt",
         Takes::Many("TEXT"),
         "",
-        "text to continue; repeatable (default: stdin; with --chat on a terminal, a conversation)",
+        "text to continue; repeatable (default: stdin; with the chat template on a terminal, a conversation)",
     ),
-    own("chat", Takes::Switch, "false", "use the chat template: the prompt is a user's turn"),
-    own("system", Takes::One("TEXT"), "", "system turn before the conversation (with --chat)"),
+    own(
+        "chat",
+        Takes::Switch,
+        "false",
+        "the prompt is a user's turn of the chat template (default: if the adapter's run.yaml says that it was trained so)",
+    ),
+    own("raw", Takes::Switch, "false", "continue the prompt as it is, without the chat template"),
+    own("system", Takes::One("TEXT"), "", "system turn before the conversation (with the chat template)"),
     own("max-new-tokens", Takes::One("N"), "256", "longest answer, in tokens"),
     own("temperature", Takes::One("T"), "0", "0: always the most probable token"),
     own("top-p", Takes::One("P"), "1", "sample among the most probable tokens whose probabilities sum to P"),
@@ -188,6 +194,7 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "token", about: "print the token that the machines of a run share; create it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
     Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]) },
+    Verb { name: "env", about: "print versions, drivers and devices of this machine, for a report of an error", positional: "", most: 0, own: &[JSON], shared: Some(&["threads"]) },
     Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "report", about: "write the report of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]) },
     Verb { name: "contracts", about: "list the guarantees of this program, with their tests", positional: "", most: 0, own: &[JSON], shared: Some(&[]) },
@@ -229,6 +236,9 @@ impl Verb {
             ("help", _) => "topic, verb or option",
             ("completions", _) => "bash, zsh, fish, elvish or powershell",
             ("man", _) => "folder for all pages (default: one page to stdout)",
+            ("train" | "plan", _) => {
+                "Hugging Face directory, .gguf file, Hub id or `demo`; a .yaml file is --config"
+            }
             _ => "Hugging Face directory, .gguf file or Hub id; `demo` is the demonstration",
         };
         Some(Positional { name: self.positional, most: self.most, help })

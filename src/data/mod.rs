@@ -88,6 +88,8 @@ pub struct Counts {
     pub dropped: u64,
     /// Number of rows truncated at `max_seq_len`, including dropped rows.
     pub truncated: u64,
+    /// Number of rows that are turns of the chat template, including dropped rows.
+    pub chat: u64,
     /// Tokens in the kept rows.
     pub tokens: u64,
     /// Divisor of the loss: supervised targets, or rows for a classifier.
@@ -172,6 +174,7 @@ struct Ready {
     encoded: Encoded,
     label: Option<Label>,
     truncated: bool,
+    chat: bool,
     /// Why the row has no supervised token; None if it has one.
     useless: Option<String>,
 }
@@ -211,6 +214,7 @@ impl Loader<'_> {
         let row = self.counts.rows;
         self.counts.rows += 1;
         self.counts.truncated += u64::from(ready.truncated);
+        self.counts.chat += u64::from(ready.chat);
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
         match ready.useless {
             None => self.corpus.push(row, &ready.encoded, label),
@@ -266,7 +270,8 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     let cut = truncated.then(|| format!("its first {most} tokens (--max-seq-len) hold no answer"));
     let useless = useless(&form, &encoded, options, cut);
     let label = label.filter(|label| !is_empty(label, options));
-    Ok(Ready { encoded, label, truncated, useless })
+    let chat = tokenizer.template().is_some() && matches!(form, Form::Alpaca(_) | Form::Chat(_));
+    Ok(Ready { encoded, label, truncated, chat, useless })
 }
 
 /// Whether a label is an empty cell and no class has that name.

@@ -27,6 +27,9 @@ pub struct DeviceId {
     pub index: usize,
 }
 
+/// Name of the driver of CUDA.
+const CUDA: &str = "cuda";
+
 impl DeviceId {
     /// This processor.
     const PROCESSOR: DeviceId = DeviceId { driver: CPU, index: 0 };
@@ -104,7 +107,20 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     if let Some(Facts { name, .. }) = devices.iter().find_map(|(id, _)| software(*id)) {
         notes.push(format!("note: {name} is a software driver: --gpus cpu is faster"));
     }
+    let untyped = options.backend.is_none();
+    let nvidia = |id| facts(id).filter(|facts| untyped && is_nvidia(facts) && cards.driver != CUDA);
+    if let Some(Facts { api, .. }) = devices.iter().find_map(|(id, _)| nvidia(*id)) {
+        notes.push(format!(
+            "note: NVIDIA card through {api}; made to be faster, not yet tested on a card: --gpu-backend cuda"
+        ));
+    }
     Ok(Chosen { picks: number_repeated(devices), notes, options: options.clone() })
+}
+
+/// Whether NVIDIA's own driver drives the card: NVK, the driver of Mesa, excludes CUDA.
+fn is_nvidia(facts: &Facts) -> bool {
+    let has = |text: &str, part| text.to_lowercase().contains(part);
+    has(&facts.name, "nvidia") && !has(&facts.name, "nvk") && !has(&facts.driver, "nvk")
 }
 
 fn refuse(line: String) -> Refusal {

@@ -85,6 +85,15 @@ pub enum LoraError {
     },
 }
 
+impl std::fmt::Display for LoraSpec {
+    /// `rank 16, alpha 32 (scale 2)`
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let scale = (self.scale() * 1000.0).round() / 1000.0;
+        let kind = if self.rslora { ", rsLoRA" } else { "" };
+        write!(f, "rank {}, alpha {} (scale {scale}{kind})", self.rank, self.alpha)
+    }
+}
+
 impl LoraSpec {
     /// No adapter: the base model alone.
     pub fn none() -> Self {

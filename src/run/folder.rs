@@ -16,7 +16,7 @@ mod claim;
 pub use claim::Claim;
 
 /// Parent of default folders.
-const RUNS: &str = "runs";
+pub const RUNS: &str = "runs";
 
 /// The file that marks a run's folder.
 pub const RUN_FILE: &str = "run.yaml";

@@ -30,6 +30,7 @@ use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::report::{Live, Look};
+use crate::support::plural::count;
 use crate::support::stderr::say;
 use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
@@ -334,7 +335,12 @@ impl Job {
             format!("output   {}", place.dir.display()),
             format!("model    {} ({name})", options.model.model),
             rows,
-            format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
+            format!("adapter  {} on {modules}", p.spec),
+            format!(
+                "batch    {} per step, over all devices, in microbatches of up to {}",
+                count(options.optim.batch_size as u64, "row"),
+                count(self.plan.micro_batch_tokens() as u64, "token")
+            ),
         ];
         notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());

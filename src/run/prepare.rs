@@ -8,8 +8,7 @@ use super::row_warnings;
 use crate::config::groups::{DataOptions, Options, Split, within};
 use crate::config::refusal::Refusal;
 use crate::config::{Origin, Settings};
-use crate::data::files::{self, Flow};
-use crate::data::form::{self, Form};
+use crate::data::files;
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, DataError, LabelMap, Task};
@@ -40,7 +39,7 @@ pub struct Prepared {
     pub train: Corpus,
     /// Rows for evaluation.
     pub eval: Option<Corpus>,
-    /// Whether the rows are turns of a chat template; prompts then are too.
+    /// Whether most rows are turns of the chat template; prompts then are too.
     pub chat: bool,
     /// Lines about choices, for the beginning of the run's output.
     pub remarks: Vec<String>,
@@ -120,11 +119,11 @@ fn read(
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_paths, eval_paths) = paths(&options.data)?;
     let read = read_options(options, &base.config, max_seq_len);
-    let chat = tokenizer.template().is_some() && train_paths.first().is_some_and(|p| is_chat(p, &read));
     let mut train =
         data::load(&train_paths, &read, &tokenizer).map_err(|e| no_raise(e, &base.config, max_seq_len))?;
     within(settings, &train.counts)?;
     check_classes(&train)?;
+    let chat = 2 * train.counts.chat > train.counts.rows;
     if !options.output.quiet {
         let stop = base.stop_ids(&tokenizer);
         row_warnings::of_a_run(&train, &tokenizer, (&stop, max_seq_len))
@@ -303,20 +302,6 @@ pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
         }
     }
     Ok(eval)
-}
-
-/// Whether the first row uses the chat template. Standard input cannot be read twice.
-fn is_chat(path: &Path, read: &data::Options) -> bool {
-    if path.as_os_str() == "-" {
-        return true;
-    }
-    let mut chat = false;
-    let _ = files::read(path, &mut |row| {
-        let form = row.raw.parse().ok().and_then(|v| form::of(&v, read).ok());
-        chat = matches!(form, Some(Form::Alpaca(_) | Form::Chat(_)));
-        Ok(Flow::Stop)
-    });
-    chat
 }
 
 /// The adapter's configuration. Values from --init-adapter apply unless the user gave others.

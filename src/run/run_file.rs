@@ -49,6 +49,11 @@ impl<'a> RunFile<'a> {
     }
 }
 
+/// The fact that says what prompts are: `chat`, turns of the chat template; or `plain`.
+pub const PROMPTS: &str = "prompts";
+/// Prompts are turns of the chat template.
+pub const CHAT: &str = "chat";
+
 /// Options that do not describe the run itself.
 const LEFT_OUT: [&str; 3] = ["config", "resume", "overwrite"];
 

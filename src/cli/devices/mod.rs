@@ -1,5 +1,6 @@
 //! `finetune devices`: lists the devices of this machine and, with `--check`, their correctness and speed. `finetune
-//! selftest` makes the same check and can write a report for finding out why a card fails.
+//! selftest` makes the same check and can write a report for finding out why a card fails; `finetune env` prints that
+//! report's facts.
 
 mod report;
 
@@ -40,6 +41,19 @@ pub fn selftest(inv: &mut Invocation) -> Result<(), Refusal> {
         );
     }
     verdict(&found)
+}
+
+/// Prints the facts that a report of an error needs, then the devices.
+pub fn env(inv: &mut Invocation) -> Result<(), Refusal> {
+    let found = devices::list();
+    let facts = report::facts(&found);
+    if inv.json {
+        return inv.say(&facts.to_string());
+    }
+    for line in report::lines(&facts) {
+        inv.say(&line)?;
+    }
+    tell(inv, &found)
 }
 
 fn check(inv: &Invocation, found: &mut [Listed]) -> Result<(), Refusal> {

@@ -17,7 +17,20 @@ pub fn write(path: &Path, found: &[Listed]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn facts(found: &[Listed]) -> Value {
+/// The facts in lines, without the devices and what is not known.
+pub fn lines(facts: &Value) -> Vec<String> {
+    let shown = |(key, value): (&str, &Value)| match value {
+        Value::Null => None,
+        Value::String(text) => Some(format!("{key:<10} {text}")),
+        Value::Object(all) if all.is_empty() => None,
+        other => Some(format!("{key:<10} {other}")),
+    };
+    let keys = ["finetune", "target", "system", "kernel", "nvidia", "variables", "vulkan"];
+    keys.into_iter().filter_map(|key| shown((key, &facts[key]))).collect()
+}
+
+/// What the report contains.
+pub fn facts(found: &[Listed]) -> Value {
     let first_line = |path: &str| {
         let text = std::fs::read_to_string(path).ok()?;
         Some(text.lines().next()?.to_string())

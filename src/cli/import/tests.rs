@@ -200,6 +200,7 @@ eos_token: <end>
             "model: owner/base-0.5b",
             "quantize: nf4",
             "rank: 64",
+            "alpha: 32",
             "dropout: 0.05",
             "max_seq_len: 512",
             "target_modules: [q_proj, v_proj]",
@@ -215,6 +216,16 @@ eos_token: <end>
         Dialect::Trl,
         &["data: ./rows.parquet", "data_fields: \"text=body\"", "task: classify"],
         &["lora_target_modules"],
+    );
+}
+
+#[test]
+fn names_that_a_configuration_accepts_are_converted() {
+    check(
+        "base_model: m\nglobal_batch_size: 32\ncompute_dtype: f32\nbf16: true\noverwrite_output_dir: true\n",
+        Dialect::Axolotl,
+        &["batch_size: 32", "dtype: f32", "overwrite: true"],
+        &[],
     );
 }
 

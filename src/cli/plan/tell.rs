@@ -66,13 +66,7 @@ fn work(o: &Outlook) -> Vec<String> {
         format!("model    {} ({}, {})", p.base.path.display(), p.config.architecture(), p.base.files.kind),
         rows,
         steps,
-        format!(
-            "adapter  rank {}, alpha {} on {}: {} trained values",
-            p.spec.rank,
-            p.spec.alpha,
-            p.spec.targets.join(" "),
-            o.shape.trained
-        ),
+        format!("adapter  {} on {}: {} trained values", p.spec, p.spec.targets.join(" "), o.shape.trained),
     ];
     if let Some(eval) = &p.eval {
         lines.push(format!(

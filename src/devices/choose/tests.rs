@@ -6,6 +6,8 @@ use crate::config::{Origin, Settings, Typed};
 use std::collections::BTreeMap;
 
 const ON_THE_CPU: &str = "cpu /1; note: computes on the CPU: no GPU found (finetune devices says why)";
+const THROUGH_VULKAN: &str =
+    "note: NVIDIA card through vulkan; made to be faster, not yet tested on a card: --gpu-backend cuda";
 const NONE: &[&str] = &[];
 const SOFTWARE: &[&str] = &["software llvmpipe (LLVM 15.0.6, 256 bits)@l"];
 const MANY: &[&str] = &[
@@ -80,7 +82,9 @@ fn auto_selects_each_gpu_once_and_no_software_driver() {
     check(
         MANY,
         "",
-        "wgpu 0 NVIDIA GeForce RTX 4090 /1; wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1",
+        &format!(
+            "wgpu 0 NVIDIA GeForce RTX 4090 /1; wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1; {THROUGH_VULKAN}"
+        ),
     );
     check(NONE, "", ON_THE_CPU);
     check(SOFTWARE, "", ON_THE_CPU);
@@ -91,7 +95,11 @@ fn auto_selects_each_gpu_once_and_no_software_driver() {
 
 #[test]
 fn devices_are_selected_by_index_by_name_and_twice() {
-    check(MANY, "gpus=1,2", "wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1");
+    check(
+        MANY,
+        "gpus=1,2",
+        &format!("wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1; {THROUGH_VULKAN}"),
+    );
     check(MANY, "gpus=radeon,cpu", "wgpu 2 AMD Radeon Graphics /1; cpu /1");
     check(MANY, "gpus=amdvlk", "wgpu 3 AMD Radeon Graphics /1");
     let note = "note: llvmpipe (LLVM 15.0.6, 256 bits) is a software driver: --gpus cpu is faster";
@@ -105,6 +113,21 @@ fn devices_are_selected_by_index_by_name_and_twice() {
         check(MANY, cpu, "cpu /1");
     }
     check(MANY, "gpu-backend=cpu gpus=0,0,2", "cpu 0 /3; cpu 0 (2) /3; cpu 2 /3");
+}
+
+#[test]
+fn nvidia_card_through_vulkan_gives_a_note() {
+    for (machine, typed, expected) in [
+        (&["discrete NVIDIA A10@01:00.0"][..], "", true),
+        (&["discrete NVIDIA A10@01:00.0"], "gpu-backend=wgpu", false),
+        (&["discrete NVIDIA A10@01:00.0"], "gpus=cpu", false),
+        (&["discrete NVIDIA GeForce RTX 3060 (NVK GA106)@01:00.0"], "", false),
+        (&["discrete AMD Radeon RX 7900@01:00.0"], "", false),
+        (NVIDIA, "gpu-backend=cuda", false),
+    ] {
+        let said = chosen(machine, typed);
+        assert_eq!(said.contains(THROUGH_VULKAN), expected, "{typed:?}: {said}");
+    }
 }
 
 #[test]

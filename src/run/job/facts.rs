@@ -6,6 +6,7 @@ use crate::config::demo;
 use crate::config::groups::Options;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::report;
+use crate::run::run_file::{CHAT, PROMPTS};
 use crate::train::schedule::Decay;
 
 impl Job {
@@ -31,8 +32,9 @@ impl Job {
             ("supervised", c.supervised.to_string()),
             ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
         ];
-        if let Some(labels) = &p.config.labels {
-            facts.push(("labels", labels.join(", ")));
+        match &p.config.labels {
+            Some(labels) => facts.push(("labels", labels.join(", "))),
+            None => facts.push((PROMPTS, if p.chat { CHAT } else { "plain" }.into())),
         }
         facts
     }
