@@ -13,7 +13,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LENGTH, BATCH = 128, 32
 EXTENSIONS = "txt md py rs js html css csv json log sh toml yaml sql xml conf".split()
-USERS = "anna ben carl dora emma frank grace henry ivan julia karl laura maria nora oscar paul rosa simon tina victor".split()
 VERBS = "add fix remove rename test check clean document improve move update simplify speed explain".split()
 PORTS = [80, 443, 3000, 3306, 5000, 5432, 6379, 8000, 8080, 8443, 9000, 9090]
 COUNTS = [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 20, 25, 30, 40, 50, 60, 80, 100, 200, 500]
@@ -53,7 +52,7 @@ class Names:
         return {
             "file": self.file(), "other": self.file(), "dir": self.joined("-/"), "place": self.joined("-/"),
             "ext": pick(EXTENSIONS), "n": str(pick(COUNTS)), "word": self.word(), "branch": self.joined("-/"),
-            "message": f'"{pick(VERBS)} the {self.word()}"', "user": pick(USERS), "host": self.word(),
+            "message": f'"{pick(VERBS)} the {self.word()}"', "host": self.word(),
             "port": str(pick(PORTS)), "name": self.word(),
         }
 
@@ -72,18 +71,18 @@ def document(all_intents, names):
     command, what, asked = rng.choice(all_intents)
     slots = names.slots()
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.30:
         one, other = rng.sample(asked, 2)
         return turn(fill(one, slots), "In other words: " + fill(other, slots))
-    if kind < 0.60:
+    if kind < 0.45:
         return turn("What does this do?\n" + fill(command, slots), f"It {fill(what, slots)}.")
-    if kind < 0.70:
+    if kind < 0.60:
         request = rng.choice(asked)
         return turn("Which names are in this?\n" + fill(request, slots), "\n".join(slots[k] for k in re.findall(r"\{(\w+)\}", request)))
-    if kind < 0.80:
+    if kind < 0.65:
         return "".join(fill(rng.choice(all_intents)[0], names.slots()) + "\n" for _ in range(rng.randint(2, 6)))
     text = " ".join(rng.choice([names.word, names.file, lambda: names.joined("-/"), lambda: str(rng.choice(COUNTS + PORTS))])()
-                    for _ in range(rng.randint(1, 5)))
+                    for _ in range(rng.randint(1, 8)))
     if kind < 0.90:
         return turn("Repeat this.\n" + text, text)
     mark = rng.choice(["''", '""', "()", "[]", "-:", "+M"])
@@ -124,19 +123,20 @@ def tokenizer(docs, path):
 
 
 def packed(tok, docs):
-    """Rows of LENGTH ids filled with whole documents, and for each position the number of its document."""
+    """Rows of LENGTH ids filled with whole documents; for each position the number of its document, and whether it
+    counts in the loss: answers and lines of a history do, questions do not."""
     import numpy as np
-    ids, segments = [], []
-    row, segment = [], []
+    rows, row = [], []
     for i, encoded in enumerate(tok.encode_batch(docs, add_special_tokens=False), 1):
-        doc = encoded.ids[:LENGTH]
+        ids = encoded.ids[:LENGTH]
+        starts = [k for k, token in enumerate(ids) if token == 1]
+        answer = starts[1] + 3 if len(starts) > 1 else 0
+        doc = [(token, i, k >= answer) for k, token in enumerate(ids)]
         if len(row) + len(doc) > LENGTH:
-            ids.append(row + [0] * (LENGTH - len(row)))
-            segments.append(segment + [0] * (LENGTH - len(segment)))
-            row, segment = [], []
+            rows.append(row + [(0, 0, False)] * (LENGTH - len(row)))
+            row = []
         row += doc
-        segment += [i] * len(doc)
-    return np.array(ids, np.int32), np.array(segments, np.int32)
+    return np.array(rows, np.int32).transpose(2, 0, 1)
 
 
 def initial(c, rng):
@@ -198,25 +198,22 @@ def orthogonal(g):
     return (x.T if g.shape[0] > g.shape[1] else x) * max(1.0, g.shape[0] / g.shape[1]) ** 0.5
 
 
-def pretrain(w, c, ids, segments, steps, peak=0.02):
-    """Muon for the matrices of the layers, Adam for the embedding and the scales; each device takes a part of a batch."""
+def pretrain(w, c, data, steps, peak=0.02):
+    """Muon for the matrices of the layers, Adam for the embedding and the scales."""
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    mesh = Mesh(np.array(jax.devices()), ("rows",))
-    parts, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("rows",), ()))
 
-    def loss_of(w, ids, segments):
-        same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    def loss_of(w, ids, segments, counts):
+        same = (segments[:, 1:] == segments[:, :-1]) & (counts[:, 1:] > 0)
         logp = jax.nn.log_softmax(logits(w, ids, segments, c)[:, :-1])
         picked = jnp.take_along_axis(logp, ids[:, 1:, None], -1)[..., 0]
         return -jnp.sum(picked * same) / jnp.sum(same)
 
     @jax.jit
-    def step(w, m, v, t, rate, ids, segments):
-        loss, g = jax.value_and_grad(loss_of)(w, ids, segments)
+    def step(w, m, v, t, rate, ids, segments, counts):
+        loss, g = jax.value_and_grad(loss_of)(w, ids, segments, counts)
         muon = lambda k: "_proj" in k
         m = {k: 0.95 * m[k] + g[k] if muon(k) else 0.9 * m[k] + 0.1 * g[k] for k in w}
         v = {k: v[k] if muon(k) else 0.95 * v[k] + 0.05 * g[k] ** 2 for k in w}
@@ -224,21 +221,16 @@ def pretrain(w, c, ids, segments, steps, peak=0.02):
         move = {k: orthogonal(g[k] + 0.95 * m[k]) + 0.02 * w[k] if muon(k) else 0.25 * adam(k) for k in w}
         return {k: w[k] - rate * move[k] for k in w}, m, v, loss
 
-    w = jax.device_put(w, whole)
-    m = v = jax.device_put({k: np.zeros_like(x) for k, x in w.items()}, whole)
+    m = v = {k: np.zeros_like(x) for k, x in w.items()}
     begun = time.time()
     rng = np.random.default_rng(1)
     for t in range(1, steps + 1):
         rate = peak * min(1.0, t / 30, 1.7 * (steps - t) / steps + 0.01)
-        pick = rng.choice(len(ids), BATCH, replace=False)
-        w, m, v, loss = step(w, m, v, float(t), rate, *jax.device_put((ids[pick], segments[pick]), parts))
-        if t % 10 == 0 or t == steps:
+        pick = rng.choice(data.shape[1], BATCH, replace=False)
+        w, m, v, loss = step(w, m, v, float(t), rate, *data[:, pick])
+        if t % 20 == 0 or t == steps:
             took = time.time() - begun
             print(f"step {t} loss {float(loss):.4f} {took:.0f} s {t * BATCH * LENGTH / took:.0f} tokens/s", flush=True)
-        if t % 100 == 0 and os.environ.get("SNAP"):
-            import ml_dtypes
-            from safetensors.numpy import save_file
-            save_file({k: np.asarray(x).astype(ml_dtypes.bfloat16) for k, x in w.items()}, os.environ["SNAP"], metadata={"format": "pt"})
     return w
 
 
@@ -265,7 +257,6 @@ def main():
     print(f"{len(all_intents)} intents, {len(words)} words, {len(train)} train and {len(evaluation)} eval rows")
     if a.rows_only:
         return
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=2"
     import ml_dtypes
     import numpy as np
     from safetensors.numpy import save_file
@@ -273,10 +264,10 @@ def main():
     names = Names(words, rng, 0.4)
     docs = [document(all_intents, names) for _ in range(a.documents)]
     tok = tokenizer(docs[:40_000], os.path.join(a.model, "tokenizer.json"))
-    ids, segments = packed(tok, docs)
-    print(f"{len(docs)} documents, {len(ids)} rows of {LENGTH}, {(segments > 0).mean():.0%} filled", flush=True)
+    data = packed(tok, docs)
+    print(f"{len(docs)} documents, {data.shape[1]} rows of {LENGTH}, {(data[1] > 0).mean():.0%} filled", flush=True)
     config = json.load(open(os.path.join(HERE, "model", "config.json")))
-    w = pretrain(initial(config, np.random.default_rng(0)), config, ids, segments, a.steps)
+    w = pretrain(initial(config, np.random.default_rng(0)), config, data, a.steps)
     w = {k: np.asarray(x).astype(ml_dtypes.bfloat16) for k, x in w.items()}
     save_file(w, os.path.join(a.model, "model.safetensors"), metadata={"format": "pt"})
 

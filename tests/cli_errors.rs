@@ -215,8 +215,16 @@ fn unusable_rows_are_refused() {
         ("--task classify --data rows.jsonl", 1, "rows.jsonl:1: .. text"),
         ("--data rows.jsonl --eval-split 24", 78, "--eval-split: 24 of 24 rows .. none to train on"),
         ("--data rows.jsonl --data-fields a", 2, "FIELD=COLUMN"),
-        ("--data rows.jsonl --eval-data text.jsonl --sample-rows 3", 78, "--sample-rows: no row .. has a prompt"),
-        ("--task classify --data classes.jsonl --sample-rows 3", 78, "--sample-rows .. a classifier writes no answers"),
+        (
+            "--data rows.jsonl --eval-data text.jsonl --sample-rows 3",
+            78,
+            "--sample-rows: no row .. has a prompt",
+        ),
+        (
+            "--task classify --data classes.jsonl --sample-rows 3",
+            78,
+            "--sample-rows .. a classifier writes no answers",
+        ),
     ] {
         check(&b, &format!("demo {command} -o out"), code, parts);
     }

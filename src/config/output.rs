@@ -95,7 +95,10 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
 fn sample_rows(s: &Settings, task: Task) -> Result<usize, Refusal> {
     let rows = whole(s, "sample-rows", 0)?.unwrap_or(0);
     match rows > 0 && task == Task::Classify {
-        true => Err(s.refuse("sample-rows", "a classifier writes no answers: its evaluation reports the accuracy")),
+        true => {
+            Err(s
+                .refuse("sample-rows", "a classifier writes no answers: its evaluation reports the accuracy"))
+        }
         false => Ok(rows),
     }
 }

@@ -347,7 +347,12 @@ mod tests {
         let eval =
             |step, eval_loss| Event::Eval(Eval { step, eval_loss, perplexity: Some(2.0), ..Eval::default() });
         let text = "a\nb\x1b[2J".to_owned();
-        let sample = Event::Sample(crate::train::event::Sample { step: 2, prompt: "Hi".into(), text, ..Default::default() });
+        let sample = Event::Sample(crate::train::event::Sample {
+            step: 2,
+            prompt: "Hi".into(),
+            text,
+            ..Default::default()
+        });
         let done = Event::Done(Done { step: 2, complete: true, path: "out".into(), seconds: 3661.0 });
         let events = [Event::Run(run), eval(0, 3.0), step(1, 3.0), step(2, 2.0), eval(2, 1.5), sample, done];
         check(
