@@ -31,7 +31,7 @@ trap tidy EXIT
 FINETUNE_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export FINETUNE_TOKEN
 port=${PORT:-19100}
-rows=(--data "$here/demo/train.jsonl" --rank 16 --dtype f32 --save-steps 0 --eval-steps 0)
+rows=(--data "$here/recipes/rows/commands-train.jsonl" --rank 16 --dtype f32 --save-steps 0 --eval-steps 0)
 
 # train NAME WORKERS STEPS: the coordinator, in the background; worker OPTIONS: a worker of one thread.
 train() {

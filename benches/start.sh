@@ -8,7 +8,7 @@ set -euo pipefail
 model=$(realpath "$1") rows=${2:+$(realpath "$2")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -n "${FINETUNE:-}" ] || { cargo build --release --locked && FINETUNE=target/release/finetune; }
-python3 - "$FINETUNE" "$model" "${rows:-demo/train.jsonl}" "${TIMES:-5}" <<'P'
+python3 - "$FINETUNE" "$model" "${rows:-recipes/rows/commands-train.jsonl}" "${TIMES:-5}" <<'P'
 import json, os, statistics, subprocess, sys, tempfile, time
 binary, model, rows, times = sys.argv[1:]
 clock, cpu = [], []

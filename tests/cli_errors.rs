@@ -162,6 +162,7 @@ fn invalid_configuration_files_are_refused() {
             "--early-stopping 2 --eval-steps epoch",
             "--early-stopping: needs rows to evaluate on .. --eval-split",
         ),
+        ("--sample-rows 3", "--sample-rows: needs rows to evaluate on .. --eval-split"),
     ] {
         check(&b, &format!("demo --data rows.jsonl {command} -o out"), 78, parts);
         check(&b, &format!("plan demo --data rows.jsonl {command} -o out"), 78, parts);
@@ -194,6 +195,7 @@ fn unusable_rows_are_refused() {
     b.file("type.jsonl", "{\"prompt\": 3, \"completion\": \"b\"}\n");
     b.file("empty.jsonl", "");
     b.file("rows.txt", "hello\n");
+    b.file("text.jsonl", "{\"text\": \"a b c\"}\n");
     b.file("long.jsonl", &format!("{}\n", json!({ "prompt": "a b c ".repeat(200), "completion": "x" })));
     b.file("labels.jsonl", "{\"text\": \"a\", \"label\": 0}\n{\"text\": \"b\", \"label\": 3}\n");
     b.file("classes.jsonl", &classes(8));
@@ -223,6 +225,16 @@ fn unusable_rows_are_refused() {
         ("--task classify --data rows.jsonl", 1, "rows.jsonl:1: .. text"),
         ("--data rows.jsonl --eval-split 24", 78, "--eval-split: 24 of 24 rows .. none to train on"),
         ("--data rows.jsonl --data-fields a", 2, "FIELD=COLUMN"),
+        (
+            "--data rows.jsonl --eval-data text.jsonl --sample-rows 3",
+            78,
+            "--sample-rows: no row .. has a prompt",
+        ),
+        (
+            "--task classify --data classes.jsonl --sample-rows 3",
+            78,
+            "--sample-rows .. a classifier writes no answers",
+        ),
     ] {
         check(&b, &format!("demo {command} -o out"), code, parts);
     }

@@ -148,7 +148,14 @@ fn demo_learns_and_runs_take_the_next_free_folder() {
         })
         .collect();
     assert!(evals.len() == 2 && evals[1] < evals[0] - 0.5, "{evals:?}\n{said}");
-    assert_eq!(said.matches("sample after step").count(), 2, "{said}");
+    assert!(
+        said.contains("0 of 10 rows right\n") && said.contains("held-out 0 of 10 right before"),
+        "{said}"
+    );
+    assert_eq!(said.matches("\nasked    ").count(), 10, "{said}");
+    let log = String::from_utf8(b.read("runs/demo-1/metrics.jsonl")).unwrap();
+    let answers = log.lines().filter(|line| line.contains(r#""event":"sample""#));
+    assert_eq!(answers.filter(|line| line.contains(r#""right":"#)).count(), 20, "{log}");
     assert!(said.contains("output   runs/demo-1\n") && said.ends_with("adapter  runs/demo-1\n"), "{said}");
     let said = run("--max-steps 1");
     assert!(said.ends_with("adapter  runs/demo-2\n"), "{said}");

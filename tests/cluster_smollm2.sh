@@ -32,7 +32,7 @@ trap 'kill -9 $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
 FINETUNE_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export FINETUNE_TOKEN
 port=${PORT:-19000}
-run=("$model" --data "$here/demo/train.jsonl" --max-steps "${STEPS:-4}" --batch-size 8 --micro-batch-tokens 128 --rank 16
+run=("$model" --data "$here/recipes/rows/commands-train.jsonl" --max-steps "${STEPS:-4}" --batch-size 8 --micro-batch-tokens 128 --rank 16
   --save-steps 1 --eval-steps 0 --dtype f32 "$@")
 
 steps() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"event":"step"' || true; }

@@ -36,7 +36,7 @@ trap 'kill -9 $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
 FINETUNE_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export FINETUNE_TOKEN XDG_CACHE_HOME=$work/cache
 port=${PORT:-19300}
-data=$here/demo/train.jsonl
+data=$here/recipes/rows/commands-train.jsonl
 awk 'BEGIN { for (i = 0; i < 64; i++) printf "{\"text\": \"row %d says %d\", \"label\": \"%s\"}\n", i, i * i % 7, i % 2 ? "odd" : "even" }' >labels.jsonl
 
 # alone BINARY OUT options ...

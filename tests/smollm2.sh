@@ -6,7 +6,7 @@
 # usage: tests/smollm2.sh PYTHON MODEL_DIR TRAIN_JSONL EVAL_JSONL WORK [finetune options ...]
 #   PYTHON     an interpreter with torch, transformers, peft
 #   MODEL_DIR  SmolLM2-135M-Instruct as a Hugging Face directory
-#   *_JSONL    rows with instruction, input, output (for example demo/train.jsonl, demo/eval.jsonl)
+#   *_JSONL    rows with instruction, input, output (for example recipes/rows/commands-train.jsonl, recipes/rows/commands-eval.jsonl)
 #   WORK       PEFT's results stay there and are used again
 # DTYPE: the precision of our side (f32)
 # cost: PEFT's side about 2 minutes on 2 quiet cores, ours about 1; 6 GB. Not part of CI, which does not install torch.

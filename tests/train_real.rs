@@ -14,7 +14,7 @@ use finetune::train::event::Event;
 use finetune::train::optim::Options;
 use finetune::train::schedule::{Decay, Schedule};
 use finetune::train::stop::{Stop, Urgency};
-use finetune::train::{Finished, Local, Run, Sampler, Work, run};
+use finetune::train::{Asked, Finished, Local, Run, Sampler, Work, run};
 use std::path::Path;
 
 /// The case's rows: `cuts` gives the number of rows of each microbatch of a step, in the order of computation.
@@ -107,7 +107,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
     let adapter = |dir: &Path, flat: &[f32]| write_adapter(case, dir, flat);
     let sampling = Sampling { max_new_tokens: 3, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
     let decode = |ids: &[u32]| format!("{ids:?}");
-    let prompts = vec![("two".to_owned(), vec![5, 6])];
+    let prompts = vec![Asked { prompt: "two".into(), ids: vec![5, 6], most: 3, expected: None }];
     let sampler = case.config.labels.is_none().then_some(Sampler { prompts, sampling, decode: &decode });
     let saving = Saving {
         output: out.to_owned(),

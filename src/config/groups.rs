@@ -316,6 +316,10 @@ mod tests {
         check("early-stopping", "0", 0, "");
         check("best-metric", "eval_loss", 0, "");
         check("best-metric", "accuracy", 78, "--task classify");
+        check("sample-rows", "0", 0, "");
+        check("sample-rows", "10", 0, "");
+        check("sample-rows", "-1", 78, "at least 0");
+        check("sample-rows", "ten", 2, "a whole number");
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
     }
 

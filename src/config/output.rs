@@ -38,6 +38,8 @@ pub struct OutputOptions {
     pub save_total_limit: Option<usize>,
     /// Prompts that are answered before and after training.
     pub sample_prompts: Vec<String>,
+    /// Number of rows of the evaluation that are answered and compared.
+    pub sample_rows: usize,
     /// Path of metrics.jsonl outside the run's folder.
     pub log_json: Option<PathBuf>,
     /// Folder of TensorBoard's event files.
@@ -81,11 +83,24 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
         choice: best(s, task, eval_steps)?,
         save_total_limit: whole(s, "save-total-limit", 1)?,
         sample_prompts: s.list("sample-prompt").to_vec(),
+        sample_rows: sample_rows(s, task)?,
         log_json: s.text("log-json")?.map(PathBuf::from),
         tensorboard: s.text("tensorboard")?.map(PathBuf::from),
         dashboard: dashboard(s)?,
         quiet: s.switch("quiet")?,
     })
+}
+
+/// Reads --sample-rows. A classifier generates no text.
+fn sample_rows(s: &Settings, task: Task) -> Result<usize, Refusal> {
+    let rows = whole(s, "sample-rows", 0)?.unwrap_or(0);
+    match rows > 0 && task == Task::Classify {
+        true => {
+            Err(s
+                .refuse("sample-rows", "a classifier writes no answers: its evaluation reports the accuracy"))
+        }
+        false => Ok(rows),
+    }
 }
 
 /// Reads the decisions that depend on evaluations. Without any evaluation besides the last one there is no choice.

@@ -158,6 +158,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "best-metric", One("loss|accuracy|macro_f1"), "loss", "metric that decides which evaluation is the best"),
     opt(Output, "early-stopping", One("N"), "", "end the run after N evaluations in a row without an improvement; 0: never"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "prompt to answer before and after training; repeatable"),
+    opt(Output, "sample-rows", One("N"), "0", "answer the first N rows of the evaluation before and after training, and count exact matches"),
     opt(Output, "log-json", One("FILE"), "", "another path for metrics.jsonl; - prints the events on standard output too"),
     opt(Output, "tensorboard", One("DIR"), "", "folder for TensorBoard's event files; each run gets its own in it"),
     opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or on this address"),

@@ -98,7 +98,8 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
     c.saves = times(saves) + ends(saves);
     load.eval = (c.eval_tokens, c.evals);
     load.saves = c.saves;
-    load.answers =
-        if train.labels.is_some() { 0 } else { looks * options.output.sample_prompts.len() as u64 };
+    let rows = options.output.sample_rows.min(eval.map_or(0, |e| e.samples.len()));
+    let asked = options.output.sample_prompts.len() + rows;
+    load.answers = if train.labels.is_some() { 0 } else { looks * asked as u64 };
     (c, load)
 }

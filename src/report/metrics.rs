@@ -160,7 +160,8 @@ mod tests {
     fn repeated_answers_are_removed_at_resume() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
-        let sample = |step| Event::Sample(Sample { step, prompt: "p".into(), text: "t".into() });
+        let sample =
+            |step| Event::Sample(Sample { step, prompt: "p".into(), text: "t".into(), ..Sample::default() });
         for (looked, kept) in
             [(None, vec![sample(0)]), (Some(0), vec![sample(0)]), (Some(2), vec![sample(0), sample(2)])]
         {

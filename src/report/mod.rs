@@ -3,6 +3,7 @@
 //! A run is shown by passing each event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
 //! (metrics.jsonl); [`read`] returns the events, and the same functions replay them.
 
+mod answers;
 mod card;
 pub mod confusion;
 mod console;

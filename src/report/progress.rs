@@ -1,6 +1,7 @@
 //! Running numbers of a run, accumulated from its events, and the lines that show them. No clock, no terminal: the same
 //! events give the same lines, live or replayed.
 
+use super::answers::Answers;
 use super::confusion;
 use super::team::Team;
 use super::words::{
@@ -30,6 +31,8 @@ pub struct Progress {
     pub eval: Option<(Eval, Eval)>,
     /// The best evaluation, if the run asks for it.
     pub best: Option<Best>,
+    /// Answers to rows of the evaluation.
+    answers: Answers,
     /// Why the run ended before its last step, in one line.
     pub early: Option<String>,
     /// Trained tokens, supervised or not.
@@ -86,6 +89,7 @@ impl Progress {
             Event::Speed(speed) => {
                 self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
             }
+            Event::Sample(sample) => self.answers.see(sample),
             Event::Best(best) => self.best = Some(*best),
             Event::Early(early) => self.early = self.best.map(|best| early_line(early, &best)),
             Event::Step(step) => self.see_step(step),
@@ -184,7 +188,12 @@ impl Progress {
         match event {
             Event::Run(run) => run_lines(run),
             Event::Step(_) => vec![],
-            Event::Eval(eval) => vec![eval_line(eval)],
+            Event::Eval(eval) => {
+                let right = self.answers.after(eval.step).map(|right| format!("  {right}"));
+                vec![eval_line(eval) + &right.unwrap_or_default()]
+            }
+            // Answers to rows are compared at the end.
+            Event::Sample(sample) if sample.expected.is_some() => vec![],
             Event::Sample(sample) => {
                 vec![
                     format!("sample after step {}: {}", sample.step, inline(&sample.prompt)),
@@ -257,7 +266,7 @@ impl Progress {
 
     /// The summary of a finished run.
     pub fn summary(&self, done: &Done) -> Vec<String> {
-        let mut lines = Vec::new();
+        let mut lines = if done.complete { self.answers.lines() } else { Vec::new() };
         if let (Some((first, _)), Some(last)) = (self.loss, self.smooth_loss()) {
             let steps = format!("{} of {} steps", done.step, self.total_steps);
             lines.push(format!("loss     {first:.4} -> {last:.4}  (smoothed; {steps})"));
@@ -276,6 +285,8 @@ impl Progress {
             }
         }
         lines.extend(self.best.map(|best| best_line(&best, done)));
+        let answers = self.answers.counted().filter(|_| done.complete);
+        lines.extend(answers.map(|counted| format!("held-out {counted}")));
         if let Some(speed) = self.measured() {
             let all = duration(done.seconds);
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.since.0));
@@ -336,7 +347,12 @@ mod tests {
         let eval =
             |step, eval_loss| Event::Eval(Eval { step, eval_loss, perplexity: Some(2.0), ..Eval::default() });
         let text = "a\nb\x1b[2J".to_owned();
-        let sample = Event::Sample(crate::train::event::Sample { step: 2, prompt: "Hi".into(), text });
+        let sample = Event::Sample(crate::train::event::Sample {
+            step: 2,
+            prompt: "Hi".into(),
+            text,
+            ..Default::default()
+        });
         let done = Event::Done(Done { step: 2, complete: true, path: "out".into(), seconds: 3661.0 });
         let events = [Event::Run(run), eval(0, 3.0), step(1, 3.0), step(2, 2.0), eval(2, 1.5), sample, done];
         check(

@@ -167,7 +167,12 @@ mod tests {
             devices: vec![],
             reason: String::new(),
         }));
-        events.push(Event::Sample(Sample { step: 0, prompt: hostile.into(), text: "a \"b\" & c".into() }));
+        events.push(Event::Sample(Sample {
+            step: 0,
+            prompt: hostile.into(),
+            text: "a \"b\" & c".into(),
+            ..Sample::default()
+        }));
         events.extend((1..=3).map(|s| step(s, parts)));
         events
     }

@@ -245,6 +245,7 @@ mod tests {
             choice: Choice::default(),
             save_total_limit: None,
             sample_prompts: vec![],
+            sample_rows: 0,
             log_json: None,
             tensorboard: None,
             dashboard: None,

@@ -5,6 +5,7 @@
 mod best;
 mod expect;
 mod facts;
+mod samples;
 mod team;
 
 pub use expect::need;
@@ -13,34 +14,29 @@ pub use team::Team;
 use super::adapter::{self, Writer};
 use super::folder::{Claim, RUN_FILE, RunFolder};
 use super::prepare::Prepared;
-use super::prompt::{chat_ids, prompt_ids};
 use super::run_file::RunFile;
 use super::signals;
 use super::watch::Watch;
-use crate::cluster::coordinator::{Hint, prompt_fits};
+use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ComputeDtype, Options, Role};
+use crate::config::groups::{ComputeDtype, Options};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::plan::Plan;
-use crate::data::tokenizer::{Skip, Special};
+use crate::data::tokenizer::Skip;
 use crate::forecast::counts::Counts;
 use crate::forecast::recorder::Recorder;
 use crate::forecast::time::Load;
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
-use crate::model::stage::Sampling;
 use crate::report::{Live, Look};
 use crate::support::plural::count;
 use crate::support::stderr::say;
 use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
-use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
+use crate::train::{self, Batches, Compute, Finished, Run, TrainError, Work, optim};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
-
-/// Maximum tokens of an answer to a --sample-prompt.
-const SAMPLE_TOKENS: usize = 128;
 
 /// A checked run, ready to begin.
 pub struct Job {
@@ -272,41 +268,6 @@ impl Job {
         // The final state is saved: the adapter is read back into the memory of the moments.
         finished.state.optimizer = optim::AdamW::new(self.optim, 0);
         Ok(finished)
-    }
-
-    fn sampler<'a>(
-        &self,
-        options: &Options,
-        decode: &'a dyn Fn(&[u32]) -> String,
-    ) -> Result<Option<Sampler<'a>>, Refusal> {
-        let p = &self.prepared;
-        if options.output.sample_prompts.is_empty() || p.config.labels.is_some() {
-            return Ok(None);
-        }
-        let ids = |prompt: &String| {
-            prompt_ids(&p.tokenizer, prompt, |tokenizer| match p.chat {
-                true => chat_ids(tokenizer, None, prompt),
-                false => Ok(tokenizer.encode(prompt, Special::Add)?),
-            })
-        };
-        let room = p.config.max_positions;
-        let with_ids = |prompt: &String| match ids(prompt)? {
-            ids if ids.len() < room => match options.cluster.role {
-                Role::Coordinator => prompt_fits(ids.len(), p.config.vocab)
-                    .map_err(Refusal::configuration)
-                    .map(|()| (prompt.clone(), ids)),
-                Role::Single | Role::Worker => Ok((prompt.clone(), ids)),
-            },
-            ids => Err(Refusal::configuration(format!(
-                "--sample-prompt: {} tokens leave no room for an answer in the model's {room} positions: shorten it",
-                ids.len()
-            ))),
-        };
-        let prompts = options.output.sample_prompts.iter().map(with_ids).collect::<Result<_, Refusal>>()?;
-        let stop = p.base.stop_ids(&p.tokenizer);
-        let seed = options.optim.seed;
-        let sampling = Sampling { max_new_tokens: SAMPLE_TOKENS, temperature: 0.0, top_p: 1.0, seed, stop };
-        Ok(Some(Sampler { prompts, sampling, decode }))
     }
 
     /// Writes the adapter, reads it back, and compares the two.

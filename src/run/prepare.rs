@@ -157,13 +157,14 @@ fn read(
     Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
 }
 
-/// Refuses a choice among evaluations where there are none.
+/// Refuses what needs rows of an evaluation where there are none.
 fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Result<(), Refusal> {
     let choice = &options.output.choice;
     let name = match (choice.keep, choice.patience) {
         _ if eval.is_some_and(|e| !e.samples.is_empty()) => return Ok(()),
         (true, _) => "keep-best",
         (_, Some(_)) => "early-stopping",
+        _ if options.output.sample_rows > 0 => "sample-rows",
         _ => return Ok(()),
     };
     Err(settings.refuse(name, "needs rows to evaluate on: --eval-split 5% or --eval-data FILE"))

@@ -33,3 +33,12 @@ pub fn turns_ids(tokenizer: &Tokenizer, turns: &[Value]) -> Result<Vec<u32>, Ref
     let text = template.render(&Value::from(turns), None, Ending::GenerationPrompt)?;
     Ok(tokenizer.encode(&text, Special::Omit)?)
 }
+
+/// The text that the template puts before and after the only user's turn; `None` if the template does not keep the
+/// turn's text.
+pub fn frame(tokenizer: &Tokenizer) -> Option<(String, String)> {
+    const TURN: &str = "\u{F0002}";
+    let turns = Value::from(vec![turn("user", TURN)]);
+    let text = tokenizer.template()?.render(&turns, None, Ending::GenerationPrompt).ok()?;
+    text.split_once(TURN).map(|(before, after)| (before.to_owned(), after.to_owned()))
+}

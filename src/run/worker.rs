@@ -19,8 +19,8 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 /// Options of other sections that also belong to the run, so the coordinator decides them.
-const OF_THE_RUN: [&str; 5] =
-    ["chat-template", "eval-steps", "save-steps", "save-total-limit", "sample-prompt"];
+const OF_THE_RUN: [&str; 6] =
+    ["chat-template", "eval-steps", "save-steps", "save-total-limit", "sample-prompt", "sample-rows"];
 
 /// Runs the worker.
 pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {

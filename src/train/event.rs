@@ -192,8 +192,8 @@ pub struct Eval {
     pub seconds: f64,
 }
 
-/// The answer to a prompt.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The answer to a prompt, or to a row of the evaluation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Steps taken before the answer.
     pub step: u64,
@@ -201,6 +201,12 @@ pub struct Sample {
     pub prompt: String,
     /// The generated text.
     pub text: String,
+    /// The answer in the row, for a row of the evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
+    /// Whether the text is that answer, apart from spaces at its ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right: Option<bool>,
 }
 
 /// A checkpoint that was written.

@@ -22,5 +22,5 @@ pub use batches::{Batches, microbatch};
 pub use compute::{Compute, Effort, Say, Scoring};
 pub use error::{Again, Finding, TrainError};
 pub use local::Local;
-pub use run::{Finished, Run, Sampler, run};
+pub use run::{Asked, Finished, Run, Sampler, run};
 pub use work::Work;

@@ -44,12 +44,25 @@ pub struct Run<'a> {
 
 /// How prompts are answered during training.
 pub struct Sampler<'a> {
-    /// Prompts as typed, and their tokens.
-    pub prompts: Vec<(String, Vec<u32>)>,
-    /// How tokens are chosen.
+    /// The prompts, in order.
+    pub prompts: Vec<Asked>,
+    /// How tokens are chosen; each prompt has its own maximum.
     pub sampling: Sampling,
     /// Converts tokens to text.
     pub decode: &'a dyn Fn(&[u32]) -> String,
+}
+
+/// A prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// The prompt as text.
+    pub prompt: String,
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// Maximum tokens of the answer.
+    pub most: usize,
+    /// The right answer, for a row of the evaluation.
+    pub expected: Option<String>,
 }
 
 /// How a run ended.
@@ -268,11 +281,14 @@ impl Trainer<'_, '_> {
         let Trainer { run: Run { compute, sampler: Some(sampler), .. }, events, .. } = self else {
             return Ok(Some(()));
         };
-        for (prompt, ids) in &sampler.prompts {
-            let made = compute.answer(step, ids, &sampler.sampling, &mut |event| events(&event))?;
+        for asked in &sampler.prompts {
+            let sampling = Sampling { max_new_tokens: asked.most, ..sampler.sampling.clone() };
+            let made = compute.answer(step, &asked.ids, &sampling, &mut |event| events(&event))?;
             let Some(made) = made else { return Ok(None) };
             let text = (sampler.decode)(&made);
-            events(&Event::Sample(event::Sample { step, prompt: prompt.clone(), text }));
+            let (prompt, expected) = (asked.prompt.clone(), asked.expected.clone());
+            let right = expected.as_ref().map(|expected| expected.trim() == text.trim());
+            events(&Event::Sample(event::Sample { step, prompt, text, expected, right }));
         }
         Ok(Some(()))
     }

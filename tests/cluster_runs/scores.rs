@@ -48,7 +48,9 @@ fn check(run: &str, field: &str) {
 #[test]
 fn eval_loss_has_the_same_bits_for_any_workers() {
     check(
-        &format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2 --sample-prompt Hello"),
+        &format!(
+            "{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2 --sample-prompt Hello --sample-rows 2"
+        ),
         "eval_loss",
     );
 }

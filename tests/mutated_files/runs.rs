@@ -198,7 +198,13 @@ fn metrics() -> Files {
             confusion: Some(vec![vec![1, 2], vec![3, 4]]),
             ..Default::default()
         }),
-        Event::Sample(event::Sample { step: 2, prompt: "p".into(), text: "t".into() }),
+        Event::Sample(event::Sample {
+            step: 2,
+            prompt: "p".into(),
+            text: "t".into(),
+            expected: Some("t".into()),
+            right: Some(true),
+        }),
         Event::Checkpoint(event::Saved { step: 2, path: "checkpoint-2".into() }),
         change(What::Lost),
         step(3),

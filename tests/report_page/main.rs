@@ -53,7 +53,7 @@ fn trained() -> Bench {
                 "4",
             ])
             .args(["--gpu-backend", "cpu", "--gpus", devices, "--micro-batch-tokens", "64", "-o", out])
-            .args(["--sample-prompt", "What <is> it?"])
+            .args(["--sample-prompt", "What <is> it?", "--sample-rows", "1"])
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -99,6 +99,7 @@ fn run_writes_a_report_that_a_browser_renders() {
         "cpu 0",
         "cpu 1",
         "What &lt;is&gt; it?",
+        "<i>(wrong; the row: ",
         "evaluation",
         "F-DP-001",
         "topology",

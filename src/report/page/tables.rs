@@ -18,12 +18,14 @@ pub fn samples(history: &History) -> String {
         shown.drain(prompts..shown.len() - 5 * prompts);
     }
     let item = |s: &&crate::train::event::Sample| {
-        format!(
-            r#"<li><b>step {}</b><q>{}</q><p>{}</p></li>"#,
-            s.step,
-            escape(&s.prompt),
-            if s.text.trim().is_empty() { "<i>(empty)</i>".into() } else { escape(&s.text) }
-        )
+        let (text, expected) = (s.text.trim(), s.expected.as_deref());
+        let text = if text.is_empty() { "<i>(empty)</i>".into() } else { escape(&s.text) };
+        let verdict = match (s.right, expected) {
+            (Some(true), _) => " <i>(right)</i>".to_owned(),
+            (Some(false), Some(expected)) => format!(" <i>(wrong; the row: {})</i>", escape(expected)),
+            _ => String::new(),
+        };
+        format!(r#"<li><b>step {}</b><q>{}</q><p>{text}{verdict}</p></li>"#, s.step, escape(&s.prompt))
     };
     let items: String = shown.iter().map(item).collect();
     format!(
