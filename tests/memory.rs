@@ -140,7 +140,7 @@ fn every_advised_option_of_a_refusal_fits() {
         ("--rank 512 --memory-limit 4MB", "--rank --memory-limit"),
         ("--rank 512 --memory-limit 1MB", ""),
     ] {
-        let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32";
+        let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32 --offload never";
         let out = own(&format!("{common} {run}"));
         let text = stderr(&out);
         let line = text.lines().last().unwrap_or_default();
