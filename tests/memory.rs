@@ -140,7 +140,7 @@ fn every_advised_option_of_a_refusal_fits() {
         ("--rank 512 --memory-limit 4MB", "--rank --memory-limit"),
         ("--rank 512 --memory-limit 1MB", ""),
     ] {
-        let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32";
+        let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32 --offload never";
         let out = own(&format!("{common} {run}"));
         let text = stderr(&out);
         let line = text.lines().last().unwrap_or_default();
@@ -199,4 +199,56 @@ fn absent_card_is_planned_by_its_memory() {
     let small = b.run("plan demo --data rows.jsonl --assume-gpu 8MB --rank 512");
     assert!(small.status.code() == Some(78) && stderr(&small).contains("--rank "), "{}", stderr(&small));
     assert_eq!(b.run("plan demo --data rows.jsonl --assume-gpu big").status.code(), Some(2));
+}
+
+/// With streamed layers a run has the bytes of a resident one: of a typed number of layers, of a model that does not
+/// fit, in blocks, on two devices, after a resume; so do its answers.
+#[test]
+fn streamed_layers_change_no_byte() {
+    let b = Bench::new();
+    let run = |more: &str, out: &str| {
+        let options = "--data rows.jsonl --dtype f32 --micro-batch-tokens 128 --max-steps 4 --batch-size 4";
+        let out = b.run(&format!("demo {options} --lora-dropout 0.1 {more} -o {out}"));
+        assert!(out.status.success(), "{more}: {}", stderr(&out));
+        stderr(&out)
+    };
+    let adapter = |out: &str| b.read(&format!("{out}/adapter_model.safetensors"));
+    let said = run("--gpus cpu", "whole");
+    assert!(!said.contains("streams"), "{said}");
+    // Of its 4 layers.
+    for layers in [1, 3, 99] {
+        let out = format!("typed{layers}");
+        let said = run(&format!("--gpus cpu --offload {layers}"), &out);
+        assert!(said.contains(&format!("streams  {} of 4 layers", layers.min(4))), "{said}");
+        assert!(adapter(&out) == adapter("whole"), "{layers} layers");
+    }
+    assert!(b.run("demo --data rows.jsonl --offload some -o no").status.code() == Some(2));
+    // The largest limit that a resident model exceeds.
+    let planned = |more: &str| {
+        let args = format!(
+            "plan demo --data rows.jsonl --gpus cpu --dtype f32 --micro-batch-tokens 128 {more} --json"
+        );
+        let out = b.command(&args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
+        out.status.success().then(|| serde_json::from_slice::<Value>(&out.stdout).unwrap())
+    };
+    let kilobytes = (1..200).map(|i| i * 100).rev();
+    let mut limits = kilobytes.map(|kb| format!("--memory-limit {kb}kB"));
+    let limit = limits.find(|limit| planned(&format!("{limit} --offload never")).is_none()).unwrap();
+    let memory = &planned(&limit).unwrap()["devices"][0]["memory_bytes"];
+    assert!(memory["streamed_layers"].as_u64().unwrap() > 0, "{memory}");
+    assert!(memory["total"].as_u64() <= memory["limit"].as_u64(), "{memory}");
+    let said = run(&format!("--gpus cpu {limit}"), "limited");
+    assert!(said.contains("streams") && adapter("limited") == adapter("whole"), "{said}");
+    let said = run("--gpu-backend cpu --gpus 0,1 --threads 2 --offload 2", "two");
+    assert!(said.contains("streams  2 of 4 layers") && adapter("two") == adapter("whole"), "{said}");
+    run("--gpus cpu --quantize nf4", "blocks");
+    run("--gpus cpu --quantize nf4 --offload 4", "streamed_blocks");
+    assert!(adapter("streamed_blocks") == adapter("blocks"));
+    run("--gpus cpu --offload 2 --max-steps 4 --save-steps 2", "saved");
+    std::fs::remove_dir_all(b.path("saved/checkpoint-4")).unwrap();
+    b.ok("--resume=saved --offload 3 -q");
+    assert!(adapter("saved") == adapter("whole"));
+    let answer =
+        |more: &str| b.ok(&format!("generate demo --adapter whole --gpus cpu --prompt hello {more}"));
+    assert_eq!(answer("--offload 3"), answer(""));
 }

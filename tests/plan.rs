@@ -101,7 +101,7 @@ fn plan_refuses_what_a_run_refuses_in_the_same_words() {
 #[test]
 fn plan_rejects_device_without_memory_and_prints_breakdown() {
     let b = Bench::new();
-    let out = b.run("plan demo --data rows.jsonl --gpus cpu --memory-limit 4MB");
+    let out = b.run("plan demo --data rows.jsonl --gpus cpu --offload never --memory-limit 4MB");
     let said = String::from_utf8_lossy(&out.stdout);
     assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
     assert!(said.contains("DOES NOT FIT") && said.contains("weights 3 MB + LoRA"), "{said}");
@@ -269,7 +269,7 @@ fn plan_and_run_refuse_in_the_same_words() {
         let text = stderr(&out);
         text.lines().last().and_then(|line| line.split_once("needs about")).unwrap().1.to_string()
     };
-    let small = "demo --data rows.jsonl --gpus cpu --rank 4 --max-steps 3 --memory-limit 4MB";
+    let small = "demo --data rows.jsonl --gpus cpu --rank 4 --max-steps 3 --offload never --memory-limit 4MB";
     assert_eq!(words(&format!("plan {small}")), words(&format!("{small} -o no")));
 }
 
@@ -297,7 +297,7 @@ fn cached_measurements_never_refuse_a_run() {
         std::fs::write(&file, profiles.to_string()).unwrap();
     };
     let says = |args: &str, limit: &str| {
-        let out = own(&format!("plan {args} --memory-limit {limit} --json"));
+        let out = own(&format!("plan {args} --offload never --memory-limit {limit} --json"));
         let planned: Value =
             serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&out)));
         let device = &planned["devices"][0];

@@ -10,6 +10,8 @@ mod decoding;
 mod in_flight;
 #[path = "stage/processors.rs"]
 mod processors;
+#[path = "stage/streamed.rs"]
+mod streamed;
 
 use case::Case;
 use finetune::backend::{Backend, Cpu, view_mut};
@@ -39,7 +41,7 @@ impl<'a> Try<'a> {
 
     fn stage(&self) -> Decoder<Cpu> {
         let (cpu, build) = ((self.make)(self.threads).poisoning(), self.build.clone());
-        Decoder::load(cpu, &self.case.config, &self.case.tensors, &self.lora, build).unwrap()
+        Decoder::load(cpu, &self.case.config, &*self.case.tensors, &self.lora, build).unwrap()
     }
 
     fn run(&self, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
@@ -179,7 +181,7 @@ fn two_stages_equal_one_for_every_split() {
             let whole = Try::new(case).dropout(0.2);
             let (sums, gradient) = whole.run(&parameters, &batch);
             let part = |layers| Try {
-                build: Build { layers, keep, class_weights: None },
+                build: Build { layers, keep, ..Build::whole(&case.config) },
                 ..Try::new(case).dropout(0.2)
             };
             let (mut low, mut high) = (part(0..k).stage(), part(k..layers).stage());

@@ -89,7 +89,7 @@ fn write_adapter(case: &Case, dir: &Path, flat: &[f32]) -> Result<(), FormatErro
 fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Finished, Vec<Event>) {
     let build = Build { keep: how.keep, ..Build::whole(&case.config) };
     let mut model =
-        Decoder::load(Cpu::new(how.threads), &case.config, &case.tensors, &case.lora, build).unwrap();
+        Decoder::load(Cpu::new(how.threads), &case.config, &*case.tensors, &case.lora, build).unwrap();
     let batch = case.number("batch") as usize;
     let cuts = [batch / 2, batch - batch / 2];
     let interrupt = stop.1.map(|step| (step, stop.0));

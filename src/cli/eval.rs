@@ -52,7 +52,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         ..data::Options::default()
     };
     let rows = data::load(&eval_files(&paths)?, &read, &tokenizer)?;
-    let mut model = devices::open(&chosen, (&config, &*base.files.tensors, &spec), weights, Need::SPEECH)?;
+    let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), weights, Need::SPEECH)?;
     model.set_parameters(&flat)?;
     let scores = scores(&mut *model, &rows, tokens)?;
     say(inv, &scores, &rows)

@@ -219,7 +219,7 @@ impl Speaker {
         if config.labels.is_some() {
             return Err(Refusal::configuration("a classifier does not generate: use `finetune predict`"));
         }
-        let mut model = devices::open(&devices, (config, &*base.files.tensors, &spec), None, Need::SPEECH)?;
+        let mut model = devices::open(&devices, (config, &base.files.tensors, &spec), None, Need::SPEECH)?;
         if let Some(l) = &loaded {
             model.set_parameters(&l.flat)?;
         }

@@ -44,8 +44,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     };
     let longest = config.longest_row();
     let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
-    let weights = (&config, &*base.files.tensors, &spec);
-    let mut model = devices::open(&devices::choose(&groups::devices(s)?)?, weights, None, Need::SPEECH)?;
+    let chosen = devices::choose(&groups::devices(s)?)?;
+    let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), None, Need::SPEECH)?;
     model.set_parameters(&flat)?;
     let options = data::Options {
         task: data::Task::Classify,

@@ -4,6 +4,7 @@
 use super::refusal::Refusal;
 use super::settings::Settings;
 use super::values::{choice, memory, whole};
+use crate::model::memory::Offload;
 
 /// `devices`
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub struct DeviceOptions {
     pub memory_limit: Option<u64>,
     /// Type of products.
     pub dtype: ComputeDtype,
+    /// Layers whose weights are read again in each pass.
+    pub offload: Offload,
     /// Devices that compute.
     pub gpus: Gpus,
     /// Backend of the devices: one of [`BACKENDS`], or an error. `None`: the best available one; a device that fails
@@ -80,7 +83,19 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     if let Some(n) = threads.filter(|n| *n > MOST_THREADS) {
         return Err(s.refuse("threads", format!("must be at most {MOST_THREADS}, is {n}")));
     }
-    Ok(DeviceOptions { threads, memory_limit: memory(s, "memory-limit")?, dtype, gpus, backend })
+    let memory_limit = memory(s, "memory-limit")?;
+    Ok(DeviceOptions { threads, memory_limit, dtype, offload: offload(s)?, gpus, backend })
+}
+
+fn offload(s: &Settings) -> Result<Offload, Refusal> {
+    match s.text("offload")? {
+        Some("never") => Ok(Offload::Never),
+        None | Some("auto") => Ok(Offload::Auto),
+        Some(n) => match n.parse() {
+            Ok(layers) => Ok(Offload::Layers(layers)),
+            Err(_) => Err(s.malformed("offload", "expected auto, never or a number of layers".into())),
+        },
+    }
 }
 
 fn backend(s: &Settings) -> Result<Option<&'static str>, Refusal> {

@@ -135,6 +135,7 @@ pub const TABLE: &[Opt] = &[
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "most memory to use of each device (2GB, 1500MiB; default: what it has free)"),
+    opt(Devices, "offload", One("auto|never|N"), "auto", "layers whose weights are read from the model's files in each pass instead of being kept in memory; auto: as few as make the model fit. Changes no result"),
 
     opt(Cluster, "role", One("single|coordinator|worker"), "single", "train alone; coordinate; or compute for a coordinator"),
     opt(Cluster, "bind", One("HOST:PORT"), "", "address to listen on (default: port 9000 of all interfaces); a worker then waits for a coordinator with --nodes"),

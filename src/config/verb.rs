@@ -26,7 +26,7 @@ const fn own(name: &'static str, takes: Takes, default: &'static str, help: &'st
 const JSON: Opt = own("json", Takes::Switch, "false", "print the result as JSON");
 const ADAPTER: Opt =
     own("adapter", Takes::One("DIR"), "", "folder of a run, of a checkpoint or of a PEFT adapter");
-const DEVICES: [&str; 5] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit"];
+const DEVICES: [&str; 6] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"];
 const SPEAKING: &[&str] =
     &["model", "quantize", "chat-template", DEVICES[0], DEVICES[1], DEVICES[2], DEVICES[3], DEVICES[4]];
 
@@ -186,16 +186,16 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None },
     Verb { name: "plan", about: "print steps, memory and time of a training command, without running it", positional: "MODEL", most: 1, own: PLAN, shared: None },
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING) },
-    Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
-    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, or a classifier's accuracy", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
-    Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
-    Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, or a classifier's accuracy", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]) },
     Verb { name: "token", about: "print the token that the machines of a run share; create it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
     Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]) },
     Verb { name: "env", about: "print versions, drivers and devices of this machine, for a report of an error", positional: "", most: 0, own: &[JSON], shared: Some(&["threads"]) },
-    Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "report", about: "write the report of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]) },
     Verb { name: "contracts", about: "list the guarantees of this program, with their tests", positional: "", most: 0, own: &[JSON], shared: Some(&[]) },
     Verb { name: "doctor", about: "list what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]) },

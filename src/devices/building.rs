@@ -6,12 +6,13 @@ use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{Fit, Load};
+use crate::model::memory::{Fit, Load, Offload};
 use crate::model::quantised::{Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
+use crate::support::stderr::say;
 use std::cell::Cell;
 
 /// Description of a model to build.
@@ -29,6 +30,8 @@ pub struct Whole<'a> {
     pub tokens: usize,
     /// Measured memory of the device for such a model, where available.
     pub measured: Option<Fit>,
+    /// Which layers may be streamed.
+    pub offload: Offload,
 }
 
 impl<'a> Whole<'a> {
@@ -37,11 +40,12 @@ impl<'a> Whole<'a> {
         let shape = &blueprint.shape;
         Whole {
             config: &blueprint.config,
-            tensors: &*blueprint.tensors,
+            tensors: &blueprint.tensors,
             lora: &shape.lora,
             class_weights: shape.class_weights.as_deref(),
             tokens: shape.tokens,
             measured: None,
+            offload: Offload::Never,
         }
     }
 
@@ -59,11 +63,14 @@ impl<'a> Whole<'a> {
             quantised.set(quantised.get() || matches!(encoding, Encoding::Blocks(_)));
             packing(encoding, numbers)
         };
-        let weights = Weights::new(tensors)?.packed(&seen, config)?;
-        let in_nf4 = |base: Quantised| Weights::new(&base)?.packed(&packing, config);
+        let packed = Weights::new(tensors)?.packed(&seen, config)?;
+        let in_nf4 =
+            |base: Quantised| Ok::<_, ModelError>(Weights::new(&base)?.packed(&packing, config)?.total);
         let nf4 = Quantised::new(Box::new(tensors), Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
         let quantised = quantised.get();
-        Ok(Load { device, measured, quantised, nf4, ..Load::of(config, lora, tokens, weights) })
+        let offload = if tensors.shared().is_some() { self.offload } else { Offload::Never };
+        let load = Load::of(config, lora, tokens, packed.total);
+        Ok(Load { device, measured, quantised, nf4, offload, layer: packed.layer, ..load })
     }
 }
 
@@ -75,8 +82,8 @@ pub trait Opened {
     /// Measured speed.
     fn speed(self: Box<Self>) -> Result<Speed, Fault>;
 
-    /// Reads and packs the weights and builds the model.
-    fn build(self: Box<Self>, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError>;
+    /// Reads and packs the weights and builds the model, with that many streamed layers.
+    fn build(self: Box<Self>, whole: &Whole, how: (Keep, usize)) -> Result<Box<dyn Model>, ModelError>;
 }
 
 impl<B> Opened for B
@@ -92,9 +99,17 @@ where
         speed::of(*self)
     }
 
-    fn build(self: Box<Self>, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
+    fn build(
+        self: Box<Self>,
+        whole: &Whole,
+        (keep, streamed): (Keep, usize),
+    ) -> Result<Box<dyn Model>, ModelError> {
+        if streamed > 0 {
+            let (layers, each) = (whole.config.layers, "each pass reads them again from the model's files");
+            say!("streams  {streamed} of {layers} layers: {each} (--offload)");
+        }
         let class_weights = whole.class_weights.map(<[f32]>::to_vec);
-        let build = Build { keep, class_weights, ..Build::whole(whole.config) };
+        let build = Build { keep, streamed, class_weights, ..Build::whole(whole.config) };
         Ok(Box::new(Decoder::load(*self, whole.config, whole.tensors, whole.lora, build)?))
     }
 }

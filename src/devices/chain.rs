@@ -7,7 +7,7 @@ use super::seat::Seat;
 use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Begin, Candidate, Equipment, Opener};
-use crate::config::groups::CPU;
+use crate::config::groups::{CPU, DeviceOptions};
 use std::sync::Arc;
 
 /// The devices of this process for a run with many devices. Free memory is read once, before any device is opened: an
@@ -49,7 +49,8 @@ pub fn found(id: DeviceId) -> &'static dyn Device {
 pub fn seat(chosen: &Chosen, at: usize, device: &'static dyn Device, machine: u64) -> Seat {
     let among = Among { card: chosen.picks[at].sharing as u64, machine: chosen.picks.len() as u64 };
     let limit = device.limit(chosen.options.memory_limit, among, machine);
-    Seat { device, share: Share { dtype: chosen.options.dtype, threads: threads(chosen, at), limit } }
+    let DeviceOptions { dtype, offload, .. } = chosen.options;
+    Seat { device, share: Share { dtype, threads: threads(chosen, at), limit, offload } }
 }
 
 /// Number of threads of device `at` on the CPU.

@@ -11,6 +11,7 @@ use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Deviation, Reference};
 use crate::config::groups::{CPU, ComputeDtype};
 use crate::config::refusal::Refusal;
+use crate::model::memory::Offload;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -149,7 +150,7 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
             None => continue,
         };
         let Some(device) = drivers::named(listed.backend).devices().get(index) else { continue };
-        let seat = Seat::alone(&**device, ComputeDtype::Auto, threads, None);
+        let seat = Seat::alone(&**device, ComputeDtype::Auto, threads, (None, Offload::Never));
         listed.check = Some(checked(&reference, &seat, inject));
     }
     Ok(())

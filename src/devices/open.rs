@@ -12,7 +12,7 @@ use crate::config::refusal::Refusal;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Limit, Load};
+use crate::model::memory::{self, Estimate, Fit, Limit, Load, Offload};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
@@ -25,8 +25,8 @@ pub struct Need {
     pub tokens: usize,
     /// Measured memory of the device, where available.
     pub measured: Option<Fit>,
-    /// Policy for kept values on a CPU, where [`settle`] has chosen it.
-    pub keep: Option<Keep>,
+    /// Policy for kept values and number of streamed layers on a CPU, where [`settle`] has chosen them.
+    pub keep: Option<(Keep, usize)>,
 }
 
 impl Need {
@@ -43,14 +43,15 @@ pub fn open(
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
     let Need { tokens, measured, keep } = need;
-    let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens, measured };
+    let (class_weights, offload) = (class_weights.as_deref(), chosen.options.offload);
+    let whole = Whole { config, tensors, lora, class_weights, tokens, measured, offload };
     if let Some((pick, card)) = first_card(chosen) {
         // Generation on one device uses full precision unless a lower one was typed.
         let dtype = match chosen.options.dtype {
             ComputeDtype::Auto => ComputeDtype::F32,
             typed => typed,
         };
-        let seat = Seat::alone(card, dtype, threads(chosen), chosen.options.memory_limit);
+        let seat = Seat::alone(card, dtype, threads(chosen), (chosen.options.memory_limit, offload));
         match seat.proved(&whole) {
             Ok(model) => return Ok(model),
             Err(e) if chosen.options.backend.is_none() && !matches!(e, ModelError::Memory { .. }) => {
@@ -62,8 +63,14 @@ pub fn open(
     let cpu = processor(chosen);
     let keep = match (keep, tokens) {
         (Some(keep), _) => keep,
-        (None, 0) => Keep::Inputs,
-        (None, _) => limit(chosen).choose(whole.load(&cpu)?)?.0,
+        (None, 0) => {
+            let within = limit(chosen).choose(whole.load(&cpu)?);
+            (Keep::Inputs, within.map_or(0, |(_, takes)| takes.streamed))
+        }
+        (None, _) => {
+            let (keep, takes) = limit(chosen).choose(whole.load(&cpu)?)?;
+            (keep, takes.streamed)
+        }
     };
     Ok(Box::new(cpu).build(&whole, keep)?)
 }
@@ -79,13 +86,14 @@ fn named(pick: &Picked, e: ModelError) -> Refusal {
     Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
 }
 
-/// Chooses the policy for kept values on the CPU, by the memory that is free now.
+/// Chooses the policy for kept values and the number of streamed layers on the CPU, by the memory that is free now.
 pub fn settle(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
-) -> Result<Keep, Refusal> {
-    Ok(limit(chosen).choose(load(chosen, model, need)?)?.0)
+) -> Result<(Keep, usize), Refusal> {
+    let (keep, takes) = limit(chosen).choose(load(chosen, model, need)?)?;
+    Ok((keep, takes.streamed))
 }
 
 /// Estimated memory of a model with the settled policy.
@@ -94,7 +102,9 @@ pub fn takes(
     model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
 ) -> Result<Estimate, Refusal> {
-    Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs))?)
+    let (keep, streamed) = need.keep.unwrap_or((Keep::Inputs, 0));
+    let load = Load { offload: Offload::Layers(streamed), ..load(chosen, model, need)? };
+    Ok(memory::estimate(load, keep)?)
 }
 
 /// Input of the memory estimate.
@@ -103,7 +113,8 @@ fn load<'a>(
     (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
     Need { tokens, measured, .. }: Need,
 ) -> Result<Load<'a>, ModelError> {
-    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
+    let offload = chosen.options.offload;
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured, offload };
     whole.load_on(cpu::target(chosen.options.dtype))
 }
 
@@ -119,7 +130,8 @@ pub fn layer(
     layer: usize,
 ) -> Result<Box<dyn Model>, Refusal> {
     let cpu = processor(chosen);
-    let build = Build { layers: layer..layer + 1, keep: Keep::Inputs, class_weights: None };
+    let layers = layer..layer + 1;
+    let build = Build { layers, keep: Keep::Inputs, ..Build::whole(config) };
     Ok(Box::new(Decoder::load(cpu, config, tensors, lora, build)?))
 }
 
@@ -131,7 +143,8 @@ pub fn fits_by_layers(
     tokens: usize,
 ) -> Result<(), Refusal> {
     let one = Config { layers: 1, ..config.clone() };
-    let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
+    let offload = Offload::Never;
+    let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None, offload };
     let needed = memory::estimate(whole.load_on(cpu::target(chosen.options.dtype))?, Keep::Inputs)?.total();
     let limit = limit(chosen).bytes();
     if needed <= limit {
@@ -174,7 +187,8 @@ pub fn profile(
     tokens: usize,
 ) -> Result<Profiled, Refusal> {
     let hardware = hardware(chosen, 0);
-    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
+    let offload = chosen.options.offload;
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     if let Some((pick, card)) = first_card(chosen) {
         let opened = chain::seat(chosen, 0, card, cpu::free_memory()).proved(&whole);
         let model = opened.map_err(|e| named(pick, e))?;
@@ -182,8 +196,9 @@ pub fn profile(
     }
     let (cpu, threads) = (processor(chosen), threads(chosen));
     let peaks = cpu.peaks();
-    let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;
+    let (keep, takes) = memory::choose(whole.load(&cpu)?, limit(chosen))?;
     let (timed, notes) = cpu.timed();
-    let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
+    let build = Build { keep, streamed: takes.streamed, ..Build::whole(config) };
+    let model = Decoder::load(timed, config, tensors, lora, build)?;
     Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })
 }

@@ -53,7 +53,8 @@ pub fn prospects(
         let (takes, unfit) = match &class {
             Ok(class) => {
                 let measured = measured(class, &hardware);
-                let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
+                let offload = chosen.options.offload;
+                let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured, offload };
                 let load = device.load(&whole, share.dtype)?;
                 let at_home = device.facts().kind == Kind::Cpu;
                 fits(if at_home { Load { home, ..load } } else { load }, share.limit)?
@@ -79,7 +80,8 @@ pub fn assumed(
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<Prospect, ModelError> {
-    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
+    let offload = options.offload;
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     let driver = match options.backend {
         None | Some(CPU) => DRIVERS[0],
         Some(name) => drivers::named(name),

@@ -8,7 +8,7 @@ use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Keep;
-use crate::model::memory::Limit;
+use crate::model::memory::{Limit, Offload};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 
@@ -27,10 +27,10 @@ impl Seat {
         device: &'static dyn Device,
         dtype: ComputeDtype,
         threads: usize,
-        typed: Option<u64>,
+        (typed, offload): (Option<u64>, Offload),
     ) -> Self {
         let limit = device.limit(typed, Among { card: 1, machine: 1 }, cpu::free_memory());
-        Seat { device, share: Share { dtype, threads, limit } }
+        Seat { device, share: Share { dtype, threads, limit, offload } }
     }
 
     /// The same share in the type that the run's user typed.
@@ -40,9 +40,11 @@ impl Seat {
         Ok(Seat { share: Share { dtype, ..self.share }, ..*self })
     }
 
-    /// The policy for kept values within this device's memory.
-    fn choose(&self, whole: &Whole) -> Result<Keep, ModelError> {
-        Ok(self.share.limit.choose(self.device.load(whole, self.share.dtype)?)?.0)
+    /// The policy for kept values within this device's memory, and the number of streamed layers.
+    fn choose(&self, whole: &Whole) -> Result<(Keep, usize), ModelError> {
+        let whole = Whole { offload: self.share.offload, ..*whole };
+        let (keep, takes) = self.share.limit.choose(self.device.load(&whole, self.share.dtype)?)?;
+        Ok((keep, takes.streamed))
     }
 
     /// Builds a whole model on the device.
@@ -50,17 +52,17 @@ impl Seat {
         if let Some(fault) = self.device.refusal() {
             return Err(fault.into());
         }
-        let keep = self.choose(whole)?;
-        self.device.open(self.share)?.build(whole, keep)
+        let how = self.choose(whole)?;
+        self.device.open(self.share)?.build(whole, how)
     }
 
     /// Builds a whole model after the device has passed the self-test, because later results are not compared.
     pub fn proved(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
         // Memory is checked first, so that a user does not wait for the self-test of a model that does not fit.
-        let keep = self.choose(whole)?;
+        let how = self.choose(whole)?;
         let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
-        self.device.open(self.share)?.build(whole, keep)
+        self.device.open(self.share)?.build(whole, how)
     }
 
     /// Measured speed of the device.

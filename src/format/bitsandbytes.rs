@@ -6,7 +6,7 @@
 use super::safetensors::Sharded;
 use crate::numeric::block::{Block, Blocks, Encoding, NF4_LEVELS};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{About, Tensor, Tensors};
+use crate::numeric::tensor::{About, Tensor, Tensors, Use};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::path::Path;
@@ -123,6 +123,10 @@ impl Tensors for Quantised {
         names.extend(self.0.raw_names().filter(|name| plain_name(name)).map(str::to_owned));
         names.sort();
         names
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        self.0.advise(name, when);
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {

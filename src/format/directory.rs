@@ -8,6 +8,7 @@ use crate::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Opens the model directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
@@ -16,12 +17,12 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
         return Err(FormatError::unsupported(dir, "a model directory without model.safetensors", way));
     }
     let (config, quantised) = config_and_method(dir)?;
-    let (tensors, kind): (Box<dyn Tensors>, _) = match quantised {
-        true => (Box::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
+    let (tensors, kind): (Arc<dyn Tensors>, _) = match quantised {
+        true => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
         false => {
             let tensors = Sharded::open(dir)?;
             let kind = format!("{} safetensors", tensors.dtype_name());
-            (Box::new(tensors), kind)
+            (Arc::new(tensors), kind)
         }
     };
     with_weights(dir, config, tensors, kind)
@@ -47,7 +48,7 @@ fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
 pub fn with_weights(
     dir: &Path,
     config: Value,
-    tensors: Box<dyn Tensors>,
+    tensors: Arc<dyn Tensors>,
     kind: String,
 ) -> Result<ModelFiles, FormatError> {
     let tokenizer = tokenizer(dir)?;

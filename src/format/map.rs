@@ -6,6 +6,7 @@
 //! values are then those of the new bytes. (This program, like others, writes a new file and renames it.)
 
 use super::error::FormatError;
+use crate::numeric::tensor::Use;
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
@@ -42,6 +43,11 @@ impl Map {
     }
 }
 
+/// Tells the system when these bytes of a [`Map`] will be read. Other bytes are left alone.
+pub fn advise(bytes: &[u8], when: Use) {
+    fault::advise(bytes, when);
+}
+
 impl Deref for Map {
     type Target = [u8];
 
@@ -59,6 +65,7 @@ impl AsRef<[u8]> for Map {
 /// Handling of bus errors in mapped files.
 #[cfg(unix)]
 mod fault {
+    use crate::numeric::tensor::Use;
     use std::path::Path;
     use std::sync::Once;
     use std::sync::atomic::{AtomicPtr, Ordering};
@@ -105,6 +112,32 @@ mod fault {
         Watched(MAPPED.iter().position(free))
     }
 
+    /// Frees or reads ahead the pages of `bytes`, if a watched file holds them: only of a file the system can read the
+    /// freed pages again.
+    pub fn advise(bytes: &[u8], when: Use) {
+        let (start, length) = (bytes.as_ptr() as usize, bytes.len());
+        let within = |slot: &AtomicPtr<Entry>| {
+            // SAFETY: entries are never freed.
+            let entry = unsafe { slot.load(Ordering::Acquire).as_ref() };
+            entry.is_some_and(|e| start >= e.start && start + length <= e.start + e.length)
+        };
+        if length == 0 || !MAPPED.iter().any(within) {
+            return;
+        }
+        // SAFETY: sysconf has no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as usize;
+        let first = start / page * page;
+        let advice = match when {
+            Use::Soon => libc::MADV_WILLNEED,
+            Use::Later => libc::MADV_DONTNEED,
+        };
+        // SAFETY: the pages belong to a read-only map of a file, whose contents do not change by this. A failure is
+        // without effect.
+        unsafe {
+            libc::madvise(first as *mut libc::c_void, start + length - first, advice);
+        }
+    }
+
     fn install() {
         // SAFETY: the structure is plain data, all zeros is a valid value, and the handler has the signature that
         // SA_SIGINFO requires.
@@ -140,6 +173,7 @@ mod fault {
 /// Windows does not allow truncation of a mapped file.
 #[cfg(not(unix))]
 mod fault {
+    use crate::numeric::tensor::Use;
     use std::path::Path;
 
     #[derive(Debug)]
@@ -148,6 +182,8 @@ mod fault {
     pub fn watch(_: &[u8], _: &Path) -> Watched {
         Watched
     }
+
+    pub fn advise(_: &[u8], _: Use) {}
 }
 
 #[cfg(all(test, unix))]

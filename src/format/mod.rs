@@ -20,13 +20,14 @@ pub use error::FormatError;
 use crate::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A base model on disk, opened but not read: a Hugging Face directory or a GGUF file.
 pub struct ModelFiles {
     /// config.json, or an equivalent object made from the metadata of a GGUF.
     pub config: Value,
     /// Weights with Hugging Face names; q and k of a GGUF are in Hugging Face row order.
-    pub tensors: Box<dyn Tensors>,
+    pub tensors: Arc<dyn Tensors>,
     /// The tokenizer's files.
     pub tokenizer: TokenizerFiles,
     /// generation_config.json, if it exists.

@@ -2,12 +2,13 @@
 //! compared in this form with a reference made from such a checkpoint.
 
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{Tensor, Tensors};
+use crate::numeric::tensor::{Tensor, Tensors, Use};
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The tensors of another source, rounded to bf16.
-pub struct Bf16(pub Box<dyn Tensors>);
+pub struct Bf16(pub Arc<dyn Tensors>);
 
 impl Tensors for Bf16 {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
@@ -22,6 +23,10 @@ impl Tensors for Bf16 {
 
     fn names(&self) -> Vec<String> {
         self.0.names()
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        self.0.advise(name, when);
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {

@@ -110,6 +110,15 @@ impl<B: Fused> Block<B> {
         })
     }
 
+    /// Frees the weights.
+    pub fn unload(self, backend: &mut B) {
+        let gains = [self.attention_gains, self.mlp_gains].map(|gains| [gains.before, gains.after]);
+        let gains = gains.into_iter().flatten().flatten();
+        let heads = self.head_gains.into_iter().flat_map(|(q, k)| [q, k]);
+        let biases = self.linears.into_iter().filter_map(Linear::unload);
+        gains.chain(heads).chain(biases).for_each(|m| backend.recycle(m));
+    }
+
     /// Returns the block's output [T, C] and the values that its backward pass needs. Consumes `x`.
     pub fn forward(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> (B::Memory, Saved<B::Memory>) {
         let (t, c) = (batch.rows, self.hidden);

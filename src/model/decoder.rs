@@ -4,9 +4,10 @@
 mod check;
 mod dry_run;
 mod passes;
+mod shelf;
 mod text;
 
-use super::block::{Below, Block, Hold, Saved};
+use super::block::{Below, Hold, Saved};
 use super::config::Config;
 use super::head::Head;
 use super::layout::{self, Entry, Layout, SCORE};
@@ -17,6 +18,7 @@ use super::stage::{Cancel, Session, Span, Ticket, Want};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
+use shelf::Shelf;
 use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::ops::Range;
@@ -80,6 +82,9 @@ pub struct Build {
     pub layers: Range<usize>,
     /// Values that blocks keep.
     pub keep: Keep,
+    /// Number of streamed layers, the lowest of the stage: each pass reads their weights again from the tensors, which
+    /// must be [`Tensors::shared`]. All numbers give the same bits.
+    pub streamed: usize,
     /// One weight per class, for classifiers.
     pub class_weights: Option<Vec<f32>>,
 }
@@ -87,7 +92,7 @@ pub struct Build {
 impl Build {
     /// The whole model with everything kept.
     pub fn whole(config: &Config) -> Self {
-        Build { layers: 0..config.layers, keep: Keep::Everything, class_weights: None }
+        Build { layers: 0..config.layers, keep: Keep::Everything, streamed: 0, class_weights: None }
     }
 }
 
@@ -102,7 +107,7 @@ pub struct Decoder<B: Backend> {
     /// Present in the first stage, and in the last one of a tied model.
     embedding: Option<B::Weight>,
     head: Option<Head<B>>,
-    blocks: Vec<Block<B>>,
+    shelf: Shelf<B>,
     params: B::Memory,
     grads: B::Memory,
     /// Cosines and sines of the positions used so far.
@@ -169,13 +174,10 @@ impl<B: Fused> Decoder<B> {
         } else {
             None
         };
-        let mut blocks = Vec::with_capacity(layers.len());
         // A and B of each module follow each other.
         let mut entries = layout.entries().iter().step_by(2).peekable();
-        for layer in layers {
-            let adapters = adapters(&mut entries, lora, layer);
-            blocks.push(Block::load(&mut backend, &weights, config, layer, adapters)?);
-        }
+        let layers = layers.map(|layer| (layer, adapters(&mut entries, lora, layer))).collect();
+        let shelf = Shelf::load(&mut backend, (&weights, tensors), config, layers, build.streamed)?;
         let head = match (last, layout.find(SCORE)) {
             (false, _) => None,
             (true, None) => Some(Head::vocabulary(&mut backend, &weights, config)?),
@@ -197,7 +199,7 @@ impl<B: Fused> Decoder<B> {
             keep,
             embedding,
             head,
-            blocks,
+            shelf,
             params,
             grads,
             rotations,
@@ -244,13 +246,15 @@ impl<B: Fused> Decoder<B> {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
-        for (i, block) in self.blocks.iter().enumerate() {
-            if let Err(cancelled) = self.cancel.check() {
-                return (x, Err(cancelled));
-            }
+        let blocks = self.shelf.len();
+        for i in 0..blocks {
+            let block = match self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i)) {
+                Ok(block) => block,
+                Err(fault) => return (x, Err(fault)),
+            };
             let (out, mut saved) = block.forward(&mut self.backend, x, &batch);
             if want.ticket().is_some() {
-                let hold = self.keep.of(i, self.blocks.len());
+                let hold = self.keep.of(i, blocks);
                 saved.shed(&mut self.backend, hold);
                 tape.kept.push((hold, saved));
             } else {

@@ -82,6 +82,11 @@ impl<B: Fused> Linear<B> {
         Ok(self)
     }
 
+    /// Drops the matrix and returns the bias.
+    pub fn unload(self) -> Option<B::Memory> {
+        self.bias
+    }
+
     /// Whether a bias is added to the product.
     pub fn is_biased(&self) -> bool {
         self.bias.is_some()

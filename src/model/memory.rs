@@ -31,6 +31,8 @@ pub struct Estimate {
     pub scratch: u64,
     /// Part of the total that the device has in use at once besides the weights; [`InUse`] measures the same.
     pub in_use: u64,
+    /// Number of streamed layers, whose weights are not among `weights`, except for one layer at a time.
+    pub streamed: usize,
     /// Basis of the estimate.
     pub basis: Basis,
 }
@@ -90,6 +92,21 @@ pub struct Load<'a> {
     pub home: Home,
     /// Measured memory of the device, where available.
     pub measured: Option<Fit>,
+    /// Which layers may be streamed.
+    pub offload: Offload,
+    /// Bytes of the weights of the smallest and of the largest layer, as the backend packs them.
+    pub layer: (u64, u64),
+}
+
+/// Layers whose weights are read again in each pass instead of being kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offload {
+    /// As few as make the model fit.
+    Auto,
+    /// None.
+    Never,
+    /// That many, the lowest ones.
+    Layers(usize),
 }
 
 impl<'a> Load<'a> {
@@ -97,7 +114,31 @@ impl<'a> Load<'a> {
     pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
         let device = Target::default();
         let (quantised, nf4, home, measured) = (false, None, Home::Host, None);
-        Load { config, lora, tokens, weights, quantised, nf4, device, home, measured }
+        let (offload, layer) = (Offload::Never, (0, 0));
+        Load { config, lora, tokens, weights, quantised, nf4, device, home, measured, offload, layer }
+    }
+
+    /// Number of streamed layers where their number does not depend on memory.
+    fn streamed(&self) -> usize {
+        match self.offload {
+            Offload::Layers(n) => n.min(self.config.layers),
+            Offload::Auto | Offload::Never => 0,
+        }
+    }
+
+    /// Bytes of the weights with that many streamed layers, one of which is on the device at a time.
+    fn resident(&self, streamed: usize) -> u64 {
+        let (smallest, largest) = self.layer;
+        let away = (streamed as u64 * smallest).saturating_sub(if streamed > 0 { largest } else { 0 });
+        self.weights.saturating_sub(away)
+    }
+
+    /// The same load with the least number of streamed layers that makes room for `missing` bytes, if there is one.
+    fn streaming(self, missing: u64) -> Option<Self> {
+        let (smallest, largest) = self.layer;
+        let least = (missing + largest).checked_div(smallest)? as usize + 1;
+        let fits = self.offload == Offload::Auto && least <= self.config.layers;
+        fits.then_some(Load { offload: Offload::Layers(least), ..self })
     }
 }
 
@@ -209,7 +250,10 @@ impl Limit {
             // Keeping the values of one block may take less than keeping only inputs.
             (None, _) => match advice::least(shapes)? {
                 (keep, least) if least.total() <= self.bytes() => keep,
-                _ => return Err(advice::too_little(shapes, self.bytes())?),
+                (_, least) => match load.streaming(least.total() - self.bytes()) {
+                    Some(streamed) => return self.choose(streamed),
+                    None => return Err(advice::too_little(shapes, self.bytes())?),
+                },
             },
         };
         Ok((keep, estimate(load, keep)?))

@@ -5,7 +5,7 @@ use super::lora::MODULES;
 use super::weights::ModelError;
 use crate::numeric::block::{Block, Blocks, Encoding, nest, quantise};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{About, Tensor, Tensors};
+use crate::numeric::tensor::{About, Tensor, Tensors, Use};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::path::Path;
@@ -149,6 +149,10 @@ impl Tensors for Quantised<'_> {
 
     fn names(&self) -> Vec<String> {
         self.base.names()
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        self.base.advise(name, when);
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {

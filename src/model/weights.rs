@@ -8,7 +8,7 @@ use super::memory::size;
 use crate::backend::{Backend, Fault, Frozen, view_mut};
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{Tensor, Tensors};
+use crate::numeric::tensor::{Tensor, Tensors, Use};
 use bytes::Bytes;
 use rayon::prelude::*;
 use std::path::PathBuf;
@@ -86,22 +86,44 @@ impl ModelError {
     }
 }
 
+/// Bytes of frozen weights, as a backend packs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packed {
+    /// All weights.
+    pub total: u64,
+    /// Matrices of the smallest and of the largest layer.
+    pub layer: (u64, u64),
+}
+
 /// The tensors of one model, under names without the `model.` prefix.
 pub struct Weights<'a> {
     tensors: &'a dyn Tensors,
     prefix: &'static str,
+    /// Whether every value is checked to be finite.
+    checks: bool,
 }
 
 impl<'a> Weights<'a> {
     /// Detects whether the names have a prefix: those of a causal LM do, those of a bare model do not.
     pub fn new(tensors: &'a dyn Tensors) -> Result<Self, ModelError> {
         let bare = tensors.about("embed_tokens.weight").map_err(ModelError::Source)?.is_some();
-        Ok(Weights { tensors, prefix: if bare { "" } else { "model." } })
+        Ok(Weights { tensors, prefix: if bare { "" } else { "model." }, checks: true })
+    }
+
+    /// The same tensors, whose values were checked when they were read before.
+    pub fn checked_before(self) -> Self {
+        Weights { checks: false, ..self }
     }
 
     /// The name in the files of a name such as `layers.0.mlp.up_proj.weight`.
     pub fn name(&self, below_model: &str) -> String {
         format!("{}{below_model}", self.prefix)
+    }
+
+    /// Says when the matrices of a layer will be read.
+    pub fn advise(&self, layer: usize, when: Use) {
+        let names = MODULES.map(|module| self.name(&format!("{}.weight", module_path(layer, module))));
+        names.iter().for_each(|name| self.tensors.advise(name, when));
     }
 
     /// Adds the path of the tensor's file to the error, where there is one.
@@ -121,23 +143,37 @@ impl<'a> Weights<'a> {
         &self,
         packing: &dyn Fn(Encoding, usize) -> usize,
         config: &Config,
-    ) -> Result<u64, ModelError> {
-        let modules = (0..config.layers).flat_map(|layer| MODULES.map(|module| module_path(layer, module)));
-        let below = modules.chain(["embed_tokens".into()]);
-        let mut names: Vec<String> = below.map(|path| self.name(&format!("{path}.weight"))).collect();
+    ) -> Result<Packed, ModelError> {
+        let mut names = vec![self.name("embed_tokens.weight")];
         if !config.tied && config.labels.is_none() {
             names.push("lm_head.weight".into());
         }
+        let layers = (0..config.layers).map(|layer| {
+            let names = MODULES.map(|module| self.name(&format!("{}.weight", module_path(layer, module))));
+            self.packed_matrices(packing, &names)
+        });
+        let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;
         // Norms and biases are small and always f32.
         let norms = [config.family.attention_norms, config.family.mlp_norms].map(|n| [n.before, n.after]);
         let norms = norms.as_flattened().iter().flatten().count();
-        let mut bytes = 4 * config.hidden * (norms * config.layers + 1);
-        for name in names {
-            let about = self.said(&name, self.tensors.about(&name))?;
-            let about = about.ok_or_else(|| self.fault(&name, ModelError::Missing { name: name.clone() }))?;
-            bytes += packing(about.encoding, about.shape.iter().product());
-        }
-        Ok(bytes as u64)
+        let norms = 4 * config.hidden * (norms * config.layers + 1);
+        let total = norms as u64 + layers.iter().sum::<u64>() + self.packed_matrices(packing, &names)?;
+        let bounds = layers.iter().copied().min().zip(layers.iter().copied().max());
+        Ok(Packed { total, layer: bounds.unwrap_or_default() })
+    }
+
+    /// Bytes of these matrices.
+    fn packed_matrices(
+        &self,
+        packing: &dyn Fn(Encoding, usize) -> usize,
+        names: &[String],
+    ) -> Result<u64, ModelError> {
+        let of = |name: &String| {
+            let about = self.said(name, self.tensors.about(name))?;
+            let about = about.ok_or_else(|| self.fault(name, ModelError::Missing { name: name.clone() }))?;
+            Ok(packing(about.encoding, about.shape.iter().product()) as u64)
+        };
+        names.iter().map(of).sum()
     }
 
     /// Returns the tensor `name` as stored; its shape must be `expected` and all values finite.
@@ -154,7 +190,7 @@ impl<'a> Weights<'a> {
             let (expected, found) = (expected.to_vec(), tensor.shape);
             return Err(self.fault(name, ModelError::Shape { name: name.to_owned(), expected, found }));
         }
-        match first_not_finite(tensor.dtype, &tensor.bytes) {
+        match self.checks.then(|| first_not_finite(tensor.dtype, &tensor.bytes)).flatten() {
             Some(index) => Err(self.fault(name, ModelError::NonFinite { name: name.to_owned(), index })),
             None => Ok(Some(tensor)),
         }
@@ -177,7 +213,7 @@ impl<'a> Weights<'a> {
             if expected != found {
                 return fault(ModelError::Shape { name: full, expected, found });
             }
-            return match first_not_finite_in(&blocks) {
+            return match self.checks.then(|| first_not_finite_in(&blocks)).flatten() {
                 Some(index) => fault(ModelError::NonFinite { name: full, index }),
                 None => Ok(backend.weight_of_blocks(&blocks)?),
             };

@@ -4,6 +4,7 @@ use super::block::{Blocks, Encoding};
 use super::dtype::Dtype;
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A tensor, borrowed from a memory map or owned.
 #[derive(Debug, Clone)]
@@ -16,10 +17,10 @@ pub struct Tensor<'a> {
     pub bytes: Cow<'a, [u8]>,
 }
 
-/// Implements [`Tensors`] for pointers to a source.
+/// Implements [`Tensors`] for a pointer to a source.
 macro_rules! pass_on {
-    ($($pointer:ty),*) => {$(
-        impl<T: Tensors + ?Sized> Tensors for $pointer {
+    ([$($generic:tt)*] $pointer:ty, $this:ident => $shared:expr) => {
+        impl $($generic)* Tensors for $pointer {
             fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
                 (**self).tensor(name)
             }
@@ -39,11 +40,31 @@ macro_rules! pass_on {
             fn file_of(&self, name: &str) -> Option<&Path> {
                 (**self).file_of(name)
             }
+
+            fn advise(&self, name: &str, when: Use) {
+                (**self).advise(name, when);
+            }
+
+            fn shared(&self) -> Option<Arc<dyn Tensors>> {
+                let $this = self;
+                $shared
+            }
         }
-    )*};
+    };
 }
 
-pass_on!(Box<T>, &T);
+pass_on!([<T: Tensors + ?Sized>] Box<T>, this => (**this).shared());
+pass_on!([<T: Tensors + ?Sized>] &T, this => (**this).shared());
+pass_on!([] Arc<dyn Tensors>, this => Some(this.clone()));
+
+/// When the values of a tensor are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Next: a file may be read ahead.
+    Soon,
+    /// Not soon: memory may be freed.
+    Later,
+}
 
 /// Shape and encoding of a tensor, known without reading its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +99,16 @@ pub trait Tensors: Send + Sync {
     /// The file that contains, or should contain, the tensor `name`, for messages. None if there is no file.
     fn file_of(&self, name: &str) -> Option<&Path> {
         let _ = name;
+        None
+    }
+
+    /// Says when the tensor `name` will be read; nothing depends on it but time and memory.
+    fn advise(&self, name: &str, when: Use) {
+        let _ = (name, when);
+    }
+
+    /// An owner of the same tensors, for reads after this borrow has ended; `None` if there is none.
+    fn shared(&self) -> Option<Arc<dyn Tensors>> {
         None
     }
 }

@@ -134,7 +134,7 @@ fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refus
     if !chosen.is_one_cpu() || first.is_none_or(|w| w.pace.basis == Basis::Measured) {
         return Ok(());
     }
-    let weights = (&p.config, &*p.base.files.tensors, &p.spec);
+    let weights = p.model();
     let need = |tokens| Need { tokens, measured: None, keep: None };
     let fits = |tokens: &usize| devices::settle(chosen, weights, need(*tokens)).is_ok();
     // A size that does not fit is not measured; the choice among all sizes follows.

@@ -17,6 +17,7 @@ use crate::support::stderr::say;
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A base model with open files; weights are not read yet.
 pub struct BaseModel {
@@ -70,7 +71,7 @@ fn quantised(base: BaseModel, recipe: Option<Recipe>) -> Result<BaseModel, Refus
     let Some(recipe) = recipe else { return Ok(base) };
     let BaseModel { path, files, config } = base;
     let at = |e: QuantiseError| Refusal::configuration(format!("{}: {e}", path.display()));
-    let tensors = Box::new(Quantised::new(files.tensors, recipe).map_err(at)?);
+    let tensors = Arc::new(Quantised::new(Box::new(files.tensors), recipe).map_err(at)?);
     let kind = format!("{}, quantised to {}", files.kind, recipe.name());
     Ok(BaseModel { path, files: ModelFiles { tensors, kind, ..files }, config })
 }
@@ -97,7 +98,7 @@ fn without_weights(path: &Path) -> Result<Option<BaseModel>, Refusal> {
     let weights = Implied::of(&config, &json);
     let dtype = Encoding::Plain(weights.dtype).name().to_lowercase();
     let kind = format!("{dtype}, estimated from config.json; weights are not here");
-    let files = format::with_weights(path, json, Box::new(weights), kind)?;
+    let files = format::with_weights(path, json, Arc::new(weights), kind)?;
     let base = BaseModel { path: path.to_owned(), files, config };
     quantised(base, in_nf4.then_some(Recipe::Nf4)).map(Some)
 }

@@ -49,7 +49,7 @@ pub struct Prepared {
 impl Prepared {
     /// The model's shape, weights and adapter.
     pub fn model(&self) -> (&Config, &dyn Tensors, &LoraSpec) {
-        (&self.config, &*self.base.files.tensors, &self.spec)
+        (&self.config, &self.base.files.tensors, &self.spec)
     }
 
     /// The model's properties that determine its speed.

@@ -90,7 +90,7 @@ fn unusable_gpu_selections_are_refused() {
         ("--gpus llvmpipe --dtype bf16", 78, "--dtype bf16 .. llvmpipe .. --gpus cpu"),
         ("--gpus llvmpipe --memory-limit 1MB", 78, "llvmpipe .. it has 1 MB .. the weights alone do not fit"),
         (
-            "--gpus llvmpipe --memory-limit 20MB --micro-batch-tokens 512",
+            "--gpus llvmpipe --offload never --memory-limit 20MB --micro-batch-tokens 512",
             78,
             "llvmpipe .. use --micro-batch-tokens",
         ),

@@ -124,7 +124,7 @@ fn refused_worker_is_named_and_the_run_continues() {
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let worker =
         |name: &str, line: &str| place.start(name, &format!("{line} --role worker --coordinator {address}"));
-    let (code, last) = worker("small", "--memory-limit 12MB").ends();
+    let (code, last) = worker("small", "--offload never --memory-limit 12MB").ends();
     assert!(code == 78 && last.contains("--micro-batch-tokens"), "{code} {last}");
     let (code, last) = worker("liar", "FINETUNE_INJECT=selftest").ends();
     assert!(code == 78 && last.contains("wrong numbers"), "{code} {last}");

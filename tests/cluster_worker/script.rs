@@ -68,6 +68,7 @@ impl Opener for OnCpu {
 pub fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
     let weights = Weights::new(&*blueprint.tensors)?
         .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
+    let weights = weights.total;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
     Ok(Load::of(config, lora, tokens, weights))
 }

@@ -12,11 +12,12 @@ use finetune::model::stage::{IGNORE, Microbatch, Targets};
 use finetune::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub struct Case {
     pub dir: PathBuf,
     pub config: Config,
-    pub tensors: Box<dyn Tensors>,
+    pub tensors: Arc<dyn Tensors>,
     pub lora: LoraSpec,
     pub layout: Layout,
     pub expected: Value,
@@ -46,7 +47,7 @@ impl Case {
         };
         let layout = layout::of(&config, &lora, 0..config.layers);
         let rows = rows(dir, &config, &expected);
-        Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }
+        Case { dir: dir.to_owned(), config, tensors: Arc::from(tensors), lora, layout, expected, rows }
     }
 
     /// One of the case's adapters as a flat vector.

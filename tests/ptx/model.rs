@@ -27,7 +27,7 @@ fn load<B: Fused>(backend: B, case: &Case, keep: Keep) -> Decoder<B> {
     let classes = case.config.labels.as_ref().map(Vec::len);
     let class_weights = classes.map(|n| (0..n).map(|i| 0.5 + i as f32).collect());
     let build = Build { keep, class_weights, ..Build::whole(&case.config) };
-    Decoder::load(backend, &case.config, &case.tensors, &case.lora, build).unwrap()
+    Decoder::load(backend, &case.config, &*case.tensors, &case.lora, build).unwrap()
 }
 
 /// Loss and gradient of the case's first rows, with a trained adapter.

@@ -20,7 +20,7 @@ struct Chain {
 impl Chain {
     fn new(case: &Case, split: Option<usize>, keep: Keep, parameters: &[f32]) -> Self {
         let part = |layers| {
-            let build = Build { layers, keep, class_weights: None };
+            let build = Build { layers, keep, ..Build::whole(&case.config) };
             Try { build, ..Try::new(case).dropout(0.2) }.stage()
         };
         let layers = case.config.layers;

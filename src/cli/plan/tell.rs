@@ -96,7 +96,14 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         let fits = if e.fits() { "fits" } else { "DOES NOT FIT" };
         lines.push(format!("  memory {fits}: {} = {}; {of}", size(takes.total()), sum(&takes)));
         lines.push(format!("         {}", how_good(&takes)));
-        lines.push(format!("         {}", kept(keep, o.prepared.config.layers)));
+        let layers = o.prepared.config.layers;
+        lines.push(format!("         {}", kept(keep, layers)));
+        if takes.streamed > 0 {
+            let (stay, streamed) = (layers - takes.streamed, takes.streamed);
+            lines.push(format!(
+                "         {stay} layers stay in memory, {streamed} are read again in each pass"
+            ));
+        }
     }
     if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
         lines.push(format!("         {why}"));
@@ -290,7 +297,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
     let memory = p.and_then(|p| p.takes).map(|(keep, t)| {
         json!({
             "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
-            "workspace": t.scratch, "keeps": kept(keep, o.prepared.config.layers),
+            "workspace": t.scratch, "streamed_layers": t.streamed, "keeps": kept(keep, o.prepared.config.layers),
             "limit": p.and_then(|p| p.limit), "in_use": t.in_use,
             "basis": t.basis.word(),
             "measured_fixed": t.basis.line().map(|line| line.fixed),

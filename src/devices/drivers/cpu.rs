@@ -61,7 +61,7 @@ impl Opener for ReferenceCpu {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        Box::new(Cpu::reference(1)).build(&Whole::of(blueprint), Keep::Everything)
+        Box::new(Cpu::reference(1)).build(&Whole::of(blueprint), (Keep::Everything, 0))
     }
 }
 

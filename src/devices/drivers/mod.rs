@@ -9,7 +9,7 @@ use super::building::{Opened, Whole};
 use crate::backend::Fault;
 use crate::backend::facts::{Facts, Kind};
 use crate::config::groups::ComputeDtype;
-use crate::model::memory::{Home, Limit, Load};
+use crate::model::memory::{Home, Limit, Load, Offload};
 use crate::model::weights::ModelError;
 
 /// All drivers, best first. If a device fails under one of them, the next one that drives the same card takes over, and
@@ -93,6 +93,8 @@ pub struct Share {
     /// Memory, measured before any device of the process was opened: the data of one device reduces the free memory for
     /// the next.
     pub limit: Limit,
+    /// Which layers may be streamed.
+    pub offload: Offload,
 }
 
 /// Numbers of devices that share free memory.
@@ -127,7 +129,9 @@ impl dyn Device + '_ {
 
     /// Numeric class; a card is opened for it.
     pub fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
-        Ok(self.open(Share { dtype, threads: 1, limit: Limit::Typed(u64::MAX) })?.class())
+        Ok(self
+            .open(Share { dtype, threads: 1, limit: Limit::Typed(u64::MAX), offload: Offload::Never })?
+            .class())
     }
 
     /// Input of the memory estimate of a model on the device.

@@ -26,6 +26,7 @@ use super::ModelFiles;
 use super::directory::{id_of_cache_path, looks_like_id};
 use super::error::FormatError;
 use std::path::Path;
+use std::sync::Arc;
 use weights::Weights;
 
 /// Opens a model.
@@ -38,7 +39,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
         Some((id, revision)) => (Some(id), revision),
         None => (repository(&file), None),
     };
-    let tensors = Box::new(Weights::new(file, made.family, made.paired)?);
+    let tensors = Arc::new(Weights::new(file, made.family, made.paired)?);
     Ok(ModelFiles {
         config: made.config,
         tensors,

@@ -8,9 +8,10 @@ use super::reader::{Gguf, Info};
 use crate::families::tensors::TOP;
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
+use crate::format::map;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{About, Tensor, Tensors};
+use crate::numeric::tensor::{About, Tensor, Tensors, Use};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -135,6 +136,11 @@ impl Tensors for Weights {
 
     fn names(&self) -> Vec<String> {
         self.names.keys().cloned().collect()
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        let stored = self.names.get(name).and_then(|(stored, _)| self.file.tensors().get(stored));
+        stored.into_iter().for_each(|info| map::advise(self.file.bytes(info), when));
     }
 
     fn file_of(&self, _: &str) -> Option<&Path> {

@@ -12,9 +12,9 @@ pub(super) use header::MOST_HEADER_BYTES;
 pub use write::{MARK, Spec, write, write_sharded, write_streamed};
 
 use super::error::FormatError;
-use super::map::Map;
+use super::map::{self, Map};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{Tensor, Tensors};
+use crate::numeric::tensor::{Tensor, Tensors, Use};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -82,6 +82,12 @@ impl SafeTensors {
 impl Tensors for SafeTensors {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         Ok(self.get(name))
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        if let Some(entry) = self.entries.get(name) {
+            map::advise(&self.map[entry.range.clone()], when);
+        }
     }
 
     fn names(&self) -> Vec<String> {
@@ -196,6 +202,12 @@ impl Sharded {
 impl Tensors for Sharded {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         Ok(self.index.get(name).and_then(|&i| self.files[i].get(name)))
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        if let Some(&i) = self.index.get(name) {
+            self.files[i].advise(name, when);
+        }
     }
 
     fn names(&self) -> Vec<String> {

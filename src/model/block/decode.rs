@@ -3,7 +3,7 @@
 
 use super::saved::Saved;
 use super::{Block, DOWN, K, Q, Reader, V};
-use crate::backend::{Fused, Qkv, View, ViewMut, view, view_mut};
+use crate::backend::{Backend, Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::model::linear::Batch;
 
 /// Keys and values of one layer [capacity, G*D], keys rotated; the first `len` rows are filled.
@@ -16,23 +16,23 @@ pub struct Cache<M> {
     pub len: usize,
 }
 
-impl<B: Fused> Block<B> {
-    /// Allocates a cache for `capacity` tokens.
-    pub fn cache(&self, backend: &mut B, capacity: usize) -> Cache<B::Memory> {
-        let n = self.linears[K].shape.0;
+impl<M> Cache<M> {
+    /// Allocates a cache for `capacity` tokens with `n` = G*D values each.
+    pub fn new<B: Backend<Memory = M>>(backend: &mut B, capacity: usize, n: usize) -> Self {
         Cache { k: backend.memory(capacity * n), v: backend.memory(capacity * n), len: 0 }
     }
 
     /// Moves the cache to memory for `capacity` tokens.
-    pub fn grow(&self, backend: &mut B, cache: &mut Cache<B::Memory>, capacity: usize) {
-        let n = self.linears[K].shape.0;
-        let mut wide = Cache { len: cache.len, ..self.cache(backend, capacity) };
-        backend.copy(view_mut(&mut wide.k, cache.len, n), view(&cache.k, cache.len, n));
-        backend.copy(view_mut(&mut wide.v, cache.len, n), view(&cache.v, cache.len, n));
-        let old = std::mem::replace(cache, wide);
+    pub fn grow<B: Backend<Memory = M>>(&mut self, backend: &mut B, capacity: usize, n: usize) {
+        let mut wide = Cache { len: self.len, ..Cache::new(backend, capacity, n) };
+        backend.copy(view_mut(&mut wide.k, self.len, n), view(&self.k, self.len, n));
+        backend.copy(view_mut(&mut wide.v, self.len, n), view(&self.v, self.len, n));
+        let old = std::mem::replace(self, wide);
         [old.k, old.v].into_iter().for_each(|m| backend.recycle(m));
     }
+}
 
+impl<B: Fused> Block<B> {
     /// Returns the block's output for the batch's tokens, which follow the cached ones and are appended to the cache.
     pub fn decode(
         &self,

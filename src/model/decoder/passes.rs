@@ -138,13 +138,16 @@ impl<B: Fused> Decoder<B> {
         self.backend.border();
         while let Some(kept) = tape.kept.pop() {
             let i = tape.kept.len();
-            let block = &self.blocks[i];
-            if let Err(cancelled) = self.cancel.check() {
-                tape.kept.push(kept);
-                self.backend.recycle(residual);
-                self.release(tape);
-                return Err(cancelled);
-            }
+            let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i));
+            let block = match block {
+                Ok(block) => block,
+                Err(fault) => {
+                    tape.kept.push(kept);
+                    self.backend.recycle(residual);
+                    self.release(tape);
+                    return Err(fault);
+                }
+            };
             let (hold, saved) = kept;
             let saved = block.restore(&mut self.backend, saved, hold, &batch);
             let below = if i == 0 { tape.below } else { Below::Wanted };
@@ -205,7 +208,7 @@ impl<B: Fused> Stage for Decoder<B> {
     }
 
     fn in_use(&mut self) -> Option<InUse> {
-        let blocks = self.keep.blocks(self.blocks.len());
+        let blocks = self.keep.blocks(self.shelf.len());
         self.backend.peak().map(|bytes| InUse { bytes, blocks })
     }
 

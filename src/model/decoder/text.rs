@@ -64,8 +64,14 @@ impl<B: Fused> Decoder<B> {
         let mut x = self.enter(&tokens, t, input)?;
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: t, tokens: &tokens, params, rotations, dropout: None };
-        for (block, cache) in self.blocks.iter().zip(&mut text.caches) {
-            x = block.decode(&mut self.backend, x, cache, &batch);
+        for (i, cache) in text.caches.iter_mut().enumerate() {
+            match self.shelf.block(&mut self.backend, i) {
+                Ok(block) => x = block.decode(&mut self.backend, x, cache, &batch),
+                Err(fault) => {
+                    self.backend.recycle(x);
+                    return Err(fault);
+                }
+            }
         }
         text.len += t;
         let output = match &self.head {
@@ -96,11 +102,12 @@ impl<B: Fused> Decoder<B> {
         let first = text.capacity == 0;
         text.capacity = (needed + ROOM.max(text.capacity / 4)).min(limit);
         self.rotations.reach(&mut self.backend, text.capacity);
+        let width = self.config.heads.kv * self.config.heads.size;
         if first {
-            text.caches = self.blocks.iter().map(|b| b.cache(&mut self.backend, text.capacity)).collect();
+            let caches = (0..self.shelf.len()).map(|_| Cache::new(&mut self.backend, text.capacity, width));
+            text.caches = caches.collect();
         } else {
-            let caches = self.blocks.iter().zip(&mut text.caches);
-            caches.for_each(|(block, cache)| block.grow(&mut self.backend, cache, text.capacity));
+            text.caches.iter_mut().for_each(|cache| cache.grow(&mut self.backend, text.capacity, width));
         }
     }
 }

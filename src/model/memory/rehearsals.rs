@@ -69,7 +69,9 @@ impl<'a> Rehearsals<'a> {
 
     /// Estimate for a microbatch of that many tokens.
     pub fn estimate(&mut self, tokens: usize, keep: Keep) -> Result<Estimate, ModelError> {
-        let Load { config, weights, home, measured, .. } = self.load;
+        let Load { config, home, measured, .. } = self.load;
+        let streamed = self.load.streamed();
+        let weights = self.load.resident(streamed);
         let (trained, cost) = (self.runs.trained() as u64, self.cost(tokens, keep)?);
         let counted = (cost.kept, cost.peak - cost.at_rest - cost.kept, cost.peak, Basis::Counted);
         let blocks = keep.blocks(config.layers);
@@ -81,7 +83,7 @@ impl<'a> Rehearsals<'a> {
         });
         let recycled = |bytes: u64| bytes + bytes / 4;
         let (adapter, kept, scratch) = (trained * home.adapter(), recycled(kept), recycled(scratch));
-        Ok(Estimate { weights, adapter, kept, scratch, in_use, basis })
+        Ok(Estimate { weights, adapter, kept, scratch, in_use, streamed, basis })
     }
 
     /// Bytes of the estimate.

@@ -1,0 +1,171 @@
+//! Streamed blocks: a stage whose lowest blocks are read again for each pass computes what a resident stage computes.
+
+use super::case::{self, Case};
+use super::{Try, bits, each_case, gradient, loss};
+use finetune::backend::Cpu;
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::generate::generate;
+use finetune::model::stage::{Fault, Output, Sampling, Session, Stage, Ticket, Want};
+use finetune::numeric::block::Blocks;
+use finetune::numeric::tensor::{About, Tensor, Tensors};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Counts how often each tensor is read, and fails on demand.
+struct Counted {
+    inner: Arc<dyn Tensors>,
+    read: Mutex<BTreeMap<String, usize>>,
+    broken: AtomicBool,
+}
+
+impl Counted {
+    fn new(case: &Case) -> Arc<Self> {
+        Arc::new(Counted {
+            inner: case.tensors.clone(),
+            read: Mutex::default(),
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    /// Reads of layer i's last projection since the last call.
+    fn reads(&self, layers: usize) -> Vec<usize> {
+        let read = std::mem::take(&mut *self.read.lock().unwrap());
+        let of = |i| format!("layers.{i}.mlp.down_proj.weight");
+        let count = |i| read.iter().filter(|(name, _)| name.ends_with(&of(i))).map(|(_, n)| n).sum();
+        (0..layers).map(count).collect()
+    }
+}
+
+impl Tensors for Counted {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err("the disk is gone".into());
+        }
+        *self.read.lock().unwrap().entry(name.to_owned()).or_default() += 1;
+        self.inner.tensor(name)
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        self.inner.blocks(name)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        self.inner.about(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.inner.names()
+    }
+}
+
+fn streamed(
+    case: &Case,
+    source: Arc<dyn Tensors>,
+    away: usize,
+    (keep, make): (Keep, fn(usize) -> Cpu),
+) -> Decoder<Cpu> {
+    let build = Build { keep, streamed: away, ..Build::whole(&case.config) };
+    Decoder::load(make(2).poisoning(), &case.config, &source, &Try::new(case).dropout(0.2).lora, build)
+        .unwrap()
+}
+
+#[test]
+fn a_streamed_stage_has_the_bits_of_a_resident_one() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 4));
+        for make in [Cpu::new as fn(usize) -> Cpu, Cpu::bf16] {
+            let mut resident = Try { make, ..Try::new(case).dropout(0.2) }.stage();
+            let expected = gradient(&mut resident, &parameters, &batch);
+            let evaluated = resident.forward(&batch, None, Want::Loss).unwrap();
+            for (away, keep) in
+                (1..=case.config.layers + 1).flat_map(|n| [(n, Keep::Everything), (n, Keep::Inputs)])
+            {
+                let mut stage = streamed(case, case.tensors.clone(), away, (keep, make));
+                for _ in 0..2 {
+                    let (sums, flat) = gradient(&mut stage, &parameters, &batch);
+                    assert_eq!(sums, expected.0);
+                    assert!(bits(&flat) == bits(&expected.1), "{away} streamed, {keep:?}");
+                }
+                assert_eq!(stage.forward(&batch, None, Want::Loss).unwrap(), evaluated);
+            }
+        }
+    });
+}
+
+#[test]
+fn streamed_texts_equal_resident_ones() {
+    for case in case::golden().iter().map(|dir| Case::open(dir)).filter(|case| case.config.labels.is_none()) {
+        let parameters = case.adapter("adapter_final");
+        let sampling = Sampling { max_new_tokens: 9, temperature: 0.7, top_p: 0.9, seed: 5, stop: vec![] };
+        let mut resident = Try::new(&case).stage();
+        resident.set_parameters(&parameters).unwrap();
+        let expected = generate(&mut resident, &[3, 1, 4], &sampling, &mut |_| true).unwrap();
+        for away in 1..=case.config.layers {
+            let mut stage = streamed(&case, case.tensors.clone(), away, (Keep::Inputs, Cpu::new));
+            stage.set_parameters(&parameters).unwrap();
+            assert_eq!(
+                generate(&mut stage, &[3, 1, 4], &sampling, &mut |_| true).unwrap(),
+                expected,
+                "{away} streamed"
+            );
+        }
+    }
+}
+
+/// The slot holds one block, and the turn from forward to backward reuses it.
+#[test]
+fn each_pass_reads_each_streamed_block_once() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 2));
+        let layers = case.config.layers;
+        for away in 1..=layers {
+            let source = Counted::new(case);
+            let mut stage = streamed(case, source.clone(), away, (Keep::Inputs, Cpu::new));
+            assert_eq!(source.reads(layers), vec![1; layers], "opening checks every block");
+            let expected =
+                |fresh: &[usize]| (0..layers).map(|i| fresh.get(i).copied().unwrap_or(0)).collect::<Vec<_>>();
+            gradient(&mut stage, &parameters, &batch);
+            let mut first = vec![2; away];
+            first[away - 1] = 1;
+            assert_eq!(source.reads(layers), expected(&first), "{away} streamed");
+            // The slot holds block 0 after a backward pass.
+            gradient(&mut stage, &parameters, &batch);
+            first[0] = first[0].saturating_sub(1);
+            assert_eq!(source.reads(layers), expected(&first), "{away} streamed, second pass");
+        }
+    });
+}
+
+#[test]
+fn a_block_that_cannot_be_read_is_a_fault_and_leaves_nothing() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 2));
+        let source = Counted::new(case);
+        let mut stage = streamed(case, source.clone(), case.config.layers, (Keep::Inputs, Cpu::new));
+        let expected = gradient(&mut stage, &parameters, &batch);
+        let rest = |stage: &mut Decoder<Cpu>| {
+            stage.in_use();
+            stage.in_use().unwrap().bytes
+        };
+        let break_it = |broken| source.broken.store(broken, Ordering::Relaxed);
+        let empty = rest(&mut stage);
+        let lost = |fault: Fault| assert!(fault.to_string().contains("the disk is gone"), "{fault}");
+        break_it(true);
+        lost(stage.forward(&batch, None, Want::Gradient(Ticket(1))).unwrap_err());
+        break_it(false);
+        loss(stage.forward(&batch, None, Want::Gradient(Ticket(1))).unwrap());
+        break_it(true);
+        lost(stage.backward(Ticket(1), None, &mut vec![0.0; parameters.len()]).unwrap_err());
+        if case.config.labels.is_none() {
+            lost(stage.extend(Session(0), &[1, 2], None).unwrap_err());
+            break_it(false);
+            stage.end(Session(0));
+            assert!(matches!(stage.extend(Session(0), &[1, 2], None).unwrap(), Output::Logits(_)));
+            stage.end(Session(0));
+        }
+        break_it(false);
+        assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
+        assert_eq!(rest(&mut stage), empty);
+    });
+}
