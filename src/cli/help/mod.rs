@@ -58,8 +58,7 @@ fn overview() -> String {
     }
     text += "  options      every option, in groups\n";
     text += "  OPTION       one option, as in `finetune help rank`\n";
-    text + "  VERB         the options of a verb\n\nverbs:\n"
-        + verb::lines().trim_end()
+    text + "  VERB         the options of a verb\n\nverbs:\n" + verb::lines().trim_end()
 }
 
 /// The options of a topic.
