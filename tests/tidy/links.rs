@@ -81,7 +81,8 @@ fn has_heading(tree: &Tree, path: &str, anchor: &str) -> bool {
         kept.map(|c| if c == ' ' { '-' } else { c }).collect()
     };
     prose(&file.text)
-        .filter_map(|(_, line)| line.starts_with('#').then(|| line.trim_start_matches('#')))
+        .filter(|(_, line)| line.starts_with('#'))
+        .map(|(_, line)| line.trim_start_matches('#'))
         .any(|heading| anchor_of(heading) == anchor)
 }
 
