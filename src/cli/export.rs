@@ -159,7 +159,7 @@ fn no_mixture(s: &Settings) -> Result<(), Refusal> {
     let digit = |start| {
         name.strip_prefix(start).is_some_and(|rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
-    if name == "q8_0" || !["q", "iq", "tq"].into_iter().any(digit) {
+    if name == "q8_0" || !name.contains('_') || !["q", "iq", "tq"].into_iter().any(digit) {
         return Ok(());
     }
     Err(s.refuse(
