@@ -156,6 +156,8 @@ fn demo_learns_and_runs_take_the_next_free_folder() {
     let log = String::from_utf8(b.read("runs/demo-1/metrics.jsonl")).unwrap();
     let answers = log.lines().filter(|line| line.contains(r#""event":"sample""#));
     assert_eq!(answers.filter(|line| line.contains(r#""right":"#)).count(), 20, "{log}");
+    // The prompt is shown without the template around it.
+    assert!(said.contains("asked    send grape.md to the host trade\n"), "{said}");
     assert!(said.contains("output   runs/demo-1\n") && said.ends_with("adapter  runs/demo-1\n"), "{said}");
     let said = run("--max-steps 1");
     assert!(said.ends_with("adapter  runs/demo-2\n"), "{said}");
