@@ -175,7 +175,7 @@ fn demo_learns_and_runs_take_the_next_free_folder() {
     let out = b.run("--max-steps 2 --data rows.jsonl -o printed --log-json -");
     assert_eq!(out.stdout, b.read("printed/metrics.jsonl"));
     let recorded = String::from_utf8(b.read("printed/run.yaml")).unwrap();
-    assert!(recorded.lines().any(|line| line.starts_with("log_json: \"-\"")), "{recorded}");
+    assert!(recorded.contains("\n  log_json: \"-\"  # flag\n"), "{recorded}");
 }
 
 #[test]

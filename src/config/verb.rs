@@ -27,8 +27,17 @@ const JSON: Opt = own("json", Takes::Switch, "false", "print the result as JSON"
 const ADAPTER: Opt =
     own("adapter", Takes::One("DIR"), "", "folder of a run, of a checkpoint or of a PEFT adapter");
 const DEVICES: [&str; 6] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"];
-const SPEAKING: &[&str] =
-    &["model", "quantize", "chat-template", DEVICES[0], DEVICES[1], DEVICES[2], DEVICES[3], DEVICES[4]];
+const SPEAKING: &[&str] = &[
+    "model",
+    "quantize",
+    "chat-template",
+    "gpus",
+    "gpu-backend",
+    "dtype",
+    "threads",
+    "memory-limit",
+    "offload",
+];
 
 const GENERATE: &[Opt] = &[
     ADAPTER,
