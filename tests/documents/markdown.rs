@@ -70,8 +70,11 @@ fn prompt(line: &str) -> Option<(&str, &str)> {
 
 /// The line without what differs between runs and machines: words with digits, units, bars, and answers of a model.
 pub fn shape(line: &str) -> String {
-    if line.trim_start().starts_with("-> ") {
-        return "->".into();
+    // A generated answer, and the row's own where that differs.
+    if let Some(mark) =
+        ["-> ", "before ", "after ", "row "].iter().find(|m| line.trim_start().starts_with(*m))
+    {
+        return mark.trim().into();
     }
     // `device   cpu: CLASS on PROCESSOR, 2 threads`
     let processor = line
