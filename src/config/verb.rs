@@ -26,7 +26,6 @@ const fn own(name: &'static str, takes: Takes, default: &'static str, help: &'st
 const JSON: Opt = own("json", Takes::Switch, "false", "print the result as JSON");
 const ADAPTER: Opt =
     own("adapter", Takes::One("DIR"), "", "folder of a run, of a checkpoint or of a PEFT adapter");
-const DEVICES: [&str; 6] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"];
 const SPEAKING: &[&str] = &[
     "model",
     "quantize",
