@@ -66,7 +66,7 @@ impl<'a> Whole<'a> {
         let packed = Weights::new(tensors)?.packed(&seen, config)?;
         let in_nf4 =
             |base: Quantised| Ok::<_, ModelError>(Weights::new(&base)?.packed(&packing, config)?.total);
-        let nf4 = Quantised::new(Box::new(tensors), Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
+        let nf4 = Quantised::new(tensors, Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
         let quantised = quantised.get();
         let offload = if tensors.shared().is_some() { self.offload } else { Offload::Never };
         let load = Load::of(config, lora, tokens, packed.total);

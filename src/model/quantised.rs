@@ -96,7 +96,7 @@ pub struct Quantised<'a> {
 
 impl<'a> Quantised<'a> {
     /// Refuses a base that cannot be quantised. Weights are not read.
-    pub fn new(base: Box<dyn Tensors + 'a>, recipe: Recipe) -> Result<Self, QuantiseError> {
+    pub fn new(base: impl Tensors + 'a, recipe: Recipe) -> Result<Self, QuantiseError> {
         let block = recipe.block();
         for tensor in base.names().into_iter().filter(|name| recipe.takes(name)) {
             // A file without readable metadata gives its error when the tensor is loaded.
@@ -111,7 +111,7 @@ impl<'a> Quantised<'a> {
                 return Err(QuantiseError::Ragged { tensor, cols, elements, block: block.name(), way_out });
             }
         }
-        Ok(Quantised { base, recipe })
+        Ok(Quantised { base: Box::new(base), recipe })
     }
 }
 

@@ -71,7 +71,7 @@ fn quantised(base: BaseModel, recipe: Option<Recipe>) -> Result<BaseModel, Refus
     let Some(recipe) = recipe else { return Ok(base) };
     let BaseModel { path, files, config } = base;
     let at = |e: QuantiseError| Refusal::configuration(format!("{}: {e}", path.display()));
-    let tensors = Arc::new(Quantised::new(Box::new(files.tensors), recipe).map_err(at)?);
+    let tensors = Arc::new(Quantised::new(files.tensors, recipe).map_err(at)?);
     let kind = format!("{}, quantised to {}", files.kind, recipe.name());
     Ok(BaseModel { path, files: ModelFiles { tensors, kind, ..files }, config })
 }

@@ -28,11 +28,11 @@ impl Case {
     pub fn open(dir: &Path) -> Case {
         let text = std::fs::read_to_string(dir.join("model/config.json")).unwrap();
         let tensors = safetensors::Sharded::open(&dir.join("model")).unwrap();
-        Case::of(dir, &serde_json::from_str(&text).unwrap(), Box::new(tensors))
+        Case::of(dir, &serde_json::from_str(&text).unwrap(), Arc::new(tensors))
     }
 
     /// A case with a model that is open already.
-    pub fn of(dir: &Path, config: &Value, tensors: Box<dyn Tensors>) -> Case {
+    pub fn of(dir: &Path, config: &Value, tensors: Arc<dyn Tensors>) -> Case {
         let config = Config::from_json(config).unwrap();
         let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
         let expected = serde_json::from_str(&expected).unwrap();
@@ -47,7 +47,7 @@ impl Case {
         };
         let layout = layout::of(&config, &lora, 0..config.layers);
         let rows = rows(dir, &config, &expected);
-        Case { dir: dir.to_owned(), config, tensors: Arc::from(tensors), lora, layout, expected, rows }
+        Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }
     }
 
     /// One of the case's adapters as a flat vector.

@@ -87,7 +87,7 @@ impl Blueprint {
             config = config.into_classifier(labels.clone())?;
         }
         let tensors: Arc<dyn Tensors> = match &shape.quantize {
-            Some(name) => Arc::new(Quantised::new(Box::new(files.tensors), Recipe::named(name)?)?),
+            Some(name) => Arc::new(Quantised::new(files.tensors, Recipe::named(name)?)?),
             None => files.tensors,
         };
         Ok(Blueprint { config, tensors, shape })
