@@ -18,7 +18,7 @@ run finetune
 took=$((($(date +%s%N) - began) / 1000000))
 test -s runs/demo-1/adapter_model.safetensors
 
-run env/bin/python - <<'PYTHON'
+run HF_HUB_OFFLINE=1 env/bin/python - <<'PYTHON'
 import finetune_lora
 
 events = list(finetune_lora.train(max_steps=3, output="out", quiet=True))
@@ -32,9 +32,10 @@ except finetune_lora.FinetuneError as error:
 else:
     raise AssertionError("a missing model was accepted")
 
-for event in finetune_lora.train(output="stopped"):
-    if event["event"] == "step" and event["step"] == 2:
-        break
+with finetune_lora.train(output="stopped", quiet=True) as events:
+    for event in events:
+        if event["event"] == "step" and event["step"] == 2:
+            break
 assert finetune_lora.find_binary().endswith("finetune")
 PYTHON
 run env/bin/python -m finetune_lora --version

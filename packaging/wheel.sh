@@ -13,20 +13,26 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${1:-x86_64-unknown-linux-gnu}
 glibc=2.28
 out=$PWD/target/wheels
-tools=$PWD/target/packaging
+maturin=1.16.0 zig=0.15.2
+tools=$PWD/target/packaging-$maturin-$zig
 
 case $target in
   x86_64-unknown-linux-gnu | aarch64-unknown-linux-gnu) ;;
-  *) echo "packaging/wheel.sh: $target is not built here; see packaging/windows.sh and .github/workflows/release.yml" >&2; exit 2 ;;
+  *) echo "packaging/wheel.sh: $target is not built here; .github/workflows/release.yml builds other systems" >&2; exit 2 ;;
 esac
 
+if ! { python3 -m venv --help && command -v readelf; } >/dev/null 2>&1; then
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
+    { echo "packaging/wheel.sh: needs Python 3 with venv, and readelf (python3-venv, binutils)" >&2; exit 1; }
+  apt-get update -q && apt-get install -yq --no-install-recommends python3-venv binutils
+fi
 python=$tools/bin/python
 if ! "$python" -c 'import ziglang' 2>/dev/null || [ ! -x "$tools/bin/maturin" ]; then
   python3 -m venv "$tools"
-  "$python" -m pip install -q --disable-pip-version-check maturin==1.16.0 ziglang==0.15.2
+  "$python" -m pip install -q --disable-pip-version-check "maturin==$maturin" "ziglang==$zig"
 fi
 
-# One wheel of each version: `pip install target/wheels/*.whl` must be unambiguous.
+# maturin writes into an empty folder, so that the name of the wheel is known.
 rm -rf "$out/staged-$target"
 (cd packaging && PATH=$tools/bin:$PATH maturin build -q --release --locked --zig --target "$target" \
   --target-dir "$PWD/../target/packaging-build" --compatibility "manylinux_${glibc/./_}" --out "$out/staged-$target")
@@ -41,7 +47,13 @@ name=finetune-v$version-$target
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/$name"
-unzip -qj "$wheel" '*/scripts/finetune' -d "$work/$name"
+"$python" - "$wheel" "$work/$name/finetune" <<'PYTHON'
+import sys, zipfile
+
+wheel = zipfile.ZipFile(sys.argv[1])
+binary = [name for name in wheel.namelist() if name.endswith("/scripts/finetune")]
+open(sys.argv[2], "wb").write(wheel.read(binary[0]))
+PYTHON
 chmod +x "$work/$name/finetune"
 newest=$(readelf -W --version-info "$work/$name/finetune" | grep -o 'GLIBC_[0-9][0-9.]*' | sort -uV | tail -n 1)
 if [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n 1)" != "GLIBC_$glibc" ]; then

@@ -159,6 +159,13 @@ fn every_advised_option_of_a_refusal_fits() {
             let more = replaced(run, &format!("--rank {}", rank + 1));
             assert!(!own(&format!("{common}{more}")).status.success(), "{rank} is the largest: {line}");
         }
+        // What is advised where layers may be streamed fits too.
+        let streams = common.replace("--offload never", "--offload auto");
+        let out_auto = own(&format!("{streams} {run}"));
+        for way in advised(stderr(&out_auto).lines().last().unwrap_or_default()) {
+            let now = own(&format!("{streams}{}", replaced(run, &way)));
+            assert!(now.status.success(), "{run} with streamed layers, then {way}: {}", stderr(&now));
+        }
         // Its two totals are equal.
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
         let total = said.split_once("DOES NOT FIT: ").and_then(|(_, rest)| rest.split_once(" =")).unwrap().0;

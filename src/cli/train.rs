@@ -51,7 +51,9 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
         let mut typed = yaml::read(&dir.join(RUN_FILE))?;
         // A run continues in its current folder. In another folder the log of the first run is not continued.
         let elsewhere = find(&["output"]).is_some_and(|to| !folder::same(Path::new(&to), &dir));
-        typed.retain(|t| t.key != "output" && !(elsewhere && t.key == "log_json"));
+        // Printed events are for the program that asked for them.
+        let is_left = |t: &Typed| t.key == "log_json" && (elsewhere || t.values.concat() == "-");
+        typed.retain(|t| t.key != "output" && !is_left(t));
         more.push(typed);
     } else if model.as_deref().is_none_or(|m| m == demo::NAME) && find(&["data"]).is_none() {
         more.push(demo::settings()?);

@@ -12,7 +12,6 @@ use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
-use crate::support::stderr::say;
 use std::cell::Cell;
 
 /// Description of a model to build.
@@ -64,11 +63,12 @@ impl<'a> Whole<'a> {
             packing(encoding, numbers)
         };
         let packed = Weights::new(tensors)?.packed(&seen, config)?;
-        let in_nf4 =
-            |base: Quantised| Ok::<_, ModelError>(Weights::new(&base)?.packed(&packing, config)?.total);
+        let in_nf4 = |base: Quantised| Weights::new(&base)?.packed(&packing, config);
         let nf4 = Quantised::new(tensors, Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
         let quantised = quantised.get();
-        let offload = if tensors.shared().is_some() { self.offload } else { Offload::Never };
+        // Weights without a file, of the self-test, are never streamed.
+        let is_here = tensors.shared().is_some() && tensors.file_of("model.embed_tokens.weight").is_some();
+        let offload = if is_here { self.offload } else { Offload::Never };
         let load = Load::of(config, lora, tokens, packed.total);
         Ok(Load { device, measured, quantised, nf4, offload, layer: packed.layer, ..load })
     }
@@ -104,10 +104,6 @@ where
         whole: &Whole,
         (keep, streamed): (Keep, usize),
     ) -> Result<Box<dyn Model>, ModelError> {
-        if streamed > 0 {
-            let (layers, each) = (whole.config.layers, "each pass reads them again from the model's files");
-            say!("streams  {streamed} of {layers} layers: {each} (--offload)");
-        }
         let class_weights = whole.class_weights.map(<[f32]>::to_vec);
         let build = Build { keep, streamed, class_weights, ..Build::whole(whole.config) };
         Ok(Box::new(Decoder::load(*self, whole.config, whole.tensors, whole.lora, build)?))

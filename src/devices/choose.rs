@@ -6,6 +6,7 @@ use super::drivers::{self, DRIVERS};
 use crate::backend::facts::{Facts, Kind};
 use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Wanted};
 use crate::config::refusal::Refusal;
+use crate::model::memory::Offload;
 
 /// A chosen device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +62,14 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     let driver = drivers::named(name);
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
-    among(options, &Cards { driver: driver.name(), facts: &facts, why: &|| driver.absence() })
+    let chosen = among(options, &Cards { driver: driver.name(), facts: &facts, why: &|| driver.absence() })?;
+    if let Some(card) = chosen.picks.iter().find(|pick| pick.device.driver != CPU)
+        && matches!(options.offload, Offload::Layers(1..))
+    {
+        let why = "layers are streamed on the CPU only so far: leave it out, or use --gpus cpu";
+        return Err(refuse(format!("--offload: {}: {why}", card.name)));
+    }
+    Ok(chosen)
 }
 
 /// The cards of a driver.

@@ -22,5 +22,7 @@ pub use drivers::cpu::{cores, free_memory};
 pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
 pub use list::{Listed, check, drivers, list, no_gpu};
-pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
-pub use prospect::{Prospect, assumed, prospects};
+pub use open::{
+    Need, Profiled, cpu_class, fits_by_layers, layer, note_streaming, open, profile, settle, takes,
+};
+pub use prospect::{Prospect, assumed, prospects, while_streaming};

@@ -3,7 +3,7 @@
 use super::building::{Opened, Whole};
 use super::chain::{self, hardware};
 use super::choose::{Chosen, Picked};
-use super::drivers::{Device, cpu};
+use super::drivers::{self, Device, cpu};
 use super::seat::Seat;
 use crate::backend::cpu::Peaks;
 use crate::backend::{Backend, Cpu, Notes};
@@ -64,8 +64,14 @@ pub fn open(
     let keep = match (keep, tokens) {
         (Some(keep), _) => keep,
         (None, 0) => {
-            let within = limit(chosen).choose(whole.load(&cpu)?);
-            (Keep::Inputs, within.map_or(0, |(_, takes)| takes.streamed))
+            let load = drivers::speaking(&whole).load(&cpu)?;
+            let streamed = match limit(chosen).choose(load) {
+                Ok((_, takes)) => takes.streamed,
+                Err(ModelError::Memory { .. }) => load.most_streamed().streamed(),
+                Err(e) => return Err(e.into()),
+            };
+            note_streaming(streamed, config.layers);
+            (Keep::Inputs, streamed)
         }
         (None, _) => {
             let (keep, takes) = limit(chosen).choose(whole.load(&cpu)?)?;
@@ -73,6 +79,14 @@ pub fn open(
         }
     };
     Ok(Box::new(cpu).build(&whole, keep)?)
+}
+
+/// Says how many layers are streamed, if any.
+pub fn note_streaming(streamed: usize, layers: usize) {
+    if streamed > 0 {
+        let each = "each pass reads them again from the model's files";
+        say!("streams  {streamed} of {layers} layers: {each} (--offload)");
+    }
 }
 
 /// The first chosen device, if it is a card.

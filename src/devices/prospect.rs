@@ -67,6 +67,8 @@ pub fn prospects(
             (kind, _) => guess(kind) / pick.sharing as f64,
         };
         let limit = Some(share.limit.bytes()).filter(|bytes| *bytes < u64::MAX / 2);
+        let streamed = takes.as_ref().map_or(0, |(_, takes): &(Keep, Estimate)| takes.streamed);
+        let hardware = while_streaming(hardware, streamed);
         Ok(Prospect { name, class, hardware, limit, takes, unfit, guess })
     };
     (0..chosen.picks.len()).map(one).collect()
@@ -101,13 +103,21 @@ pub fn assumed(
     })
 }
 
+/// The hardware under which measurements are stored: those with streamed layers are a set of their own.
+pub fn while_streaming(hardware: String, layers: usize) -> String {
+    match layers {
+        0 => hardware,
+        _ => format!("{hardware}, {layers} layers streamed"),
+    }
+}
+
 /// The policy with its estimate, and why they do not fit.
 type Fits = (Option<(Keep, Estimate)>, Option<ModelError>);
 
 fn fits(load: Load, limit: Limit) -> Result<Fits, ModelError> {
     Ok(match limit.choose(load) {
         Ok(takes) => (Some(takes), None),
-        Err(e) => (Some(memory::least(Load { measured: None, ..load })?), Some(e)),
+        Err(e) => (Some(memory::least(Load { measured: None, ..load }.most_streamed())?), Some(e)),
     })
 }
 

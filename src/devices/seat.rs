@@ -2,6 +2,7 @@
 
 use super::building::Whole;
 use super::drivers::{Among, Device, Share, cpu};
+use super::open;
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
@@ -53,6 +54,7 @@ impl Seat {
             return Err(fault.into());
         }
         let how = self.choose(whole)?;
+        open::note_streaming(how.1, whole.config.layers);
         self.device.open(self.share)?.build(whole, how)
     }
 

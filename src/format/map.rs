@@ -35,7 +35,7 @@ impl Map {
         if about.len() == 0 {
             return Ok(Map(None));
         }
-        // SAFETY: the map is read-only and private to this process; the top of this file describes the effect of
+        // SAFETY: the map is read-only; the top of this file describes the effect of
         // another program that truncates the file.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
         let watched = fault::watch(&map, path);
@@ -131,8 +131,8 @@ mod fault {
             Use::Soon => libc::MADV_WILLNEED,
             Use::Later => libc::MADV_DONTNEED,
         };
-        // SAFETY: the pages belong to a read-only map of a file, whose contents do not change by this. A failure is
-        // without effect.
+        // SAFETY: a shared, read-only map of a file has no private pages: freed pages are read again from the file, and
+        // the borrow keeps the map. A failure is without effect.
         unsafe {
             libc::madvise(first as *mut libc::c_void, start + length - first, advice);
         }

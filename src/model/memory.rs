@@ -11,7 +11,7 @@ use super::config::Config;
 use super::decoder::Keep;
 use super::lora::LoraSpec;
 pub use super::memory_fit::{Fit, InUse, Used};
-use super::weights::ModelError;
+use super::weights::{ModelError, Packed};
 use crate::backend::Target;
 use crate::numeric::line::Line;
 pub use advice::{largest, least};
@@ -85,7 +85,7 @@ pub struct Load<'a> {
     /// Whether any weight is in blocks.
     pub quantised: bool,
     /// Bytes of the weights in NF4; `None` where they cannot be quantised or already are.
-    pub nf4: Option<u64>,
+    pub nf4: Option<Packed>,
     /// The device.
     pub device: Target,
     /// Location of the device's memory.
@@ -118,8 +118,16 @@ impl<'a> Load<'a> {
         Load { config, lora, tokens, weights, quantised, nf4, device, home, measured, offload, layer }
     }
 
+    /// The same load with as many streamed layers as may be.
+    pub fn most_streamed(self) -> Self {
+        match self.offload {
+            Offload::Auto => Load { offload: Offload::Layers(self.config.layers), ..self },
+            Offload::Never | Offload::Layers(_) => self,
+        }
+    }
+
     /// Number of streamed layers where their number does not depend on memory.
-    fn streamed(&self) -> usize {
+    pub fn streamed(&self) -> usize {
         match self.offload {
             Offload::Layers(n) => n.min(self.config.layers),
             Offload::Auto | Offload::Never => 0,
@@ -127,7 +135,7 @@ impl<'a> Load<'a> {
     }
 
     /// Bytes of the weights with that many streamed layers, one of which is on the device at a time.
-    fn resident(&self, streamed: usize) -> u64 {
+    pub(super) fn resident(&self, streamed: usize) -> u64 {
         let (smallest, largest) = self.layer;
         let away = (streamed as u64 * smallest).saturating_sub(if streamed > 0 { largest } else { 0 });
         self.weights.saturating_sub(away)
@@ -136,7 +144,7 @@ impl<'a> Load<'a> {
     /// The same load with the least number of streamed layers that makes room for `missing` bytes, if there is one.
     fn streaming(self, missing: u64) -> Option<Self> {
         let (smallest, largest) = self.layer;
-        let least = (missing + largest).checked_div(smallest)? as usize + 1;
+        let least = if smallest > 0 { (missing + largest).div_ceil(smallest) as usize } else { usize::MAX };
         let fits = self.offload == Offload::Auto && least <= self.config.layers;
         fits.then_some(Load { offload: Offload::Layers(least), ..self })
     }
@@ -252,7 +260,7 @@ impl Limit {
                 (keep, least) if least.total() <= self.bytes() => keep,
                 (_, least) => match load.streaming(least.total() - self.bytes()) {
                     Some(streamed) => return self.choose(streamed),
-                    None => return Err(advice::too_little(shapes, self.bytes())?),
+                    None => return Err(advice::too_little(shapes.most_streamed(), self.bytes())?),
                 },
             },
         };

@@ -57,7 +57,9 @@ impl Answers {
         let mut lines = Vec::new();
         for Row { first, last } in rows.iter().take(SHOWN) {
             lines.push(format!("asked    {}", short(&first.prompt)));
-            lines.push(format!("  before {}", short(&first.text)));
+            if first.step == 0 {
+                lines.push(format!("  before {}", short(&first.text)));
+            }
             let wrong = last.expected.as_ref().filter(|_| last.right == Some(false));
             let mark = if wrong.is_none() { "  (right)" } else { "  (wrong)" };
             lines.push(format!("  after  {}{mark}", short(&last.text)));
@@ -74,7 +76,12 @@ impl Answers {
         let rows = self.current();
         let n = rows.len();
         let (before, after) = (right(rows, |row| &row.first), right(rows, |row| &row.last));
-        (n > 0).then(|| format!("{before} of {n} right before training, {after} of {n} after"))
+        // A resumed run may have begun to ask later.
+        let text = match rows.iter().all(|row| row.first.step == 0) {
+            true => format!("{before} of {n} right before training, {after} of {n} after"),
+            false => format!("{after} of {n} right"),
+        };
+        (n > 0).then_some(text)
     }
 }
 

@@ -88,6 +88,7 @@ fn choose(
     let profiles = Profiles::read();
     // Tokens; seconds; whether a pace is a guess; whether memory was measured, where known.
     let mut best: Option<(usize, f64, bool, Option<bool>)> = None;
+    let mut least_streamed = 0;
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
         let planned = Plan::new(&p.train.samples, &typed);
@@ -97,10 +98,14 @@ fn choose(
         let team = team(options, (p.model(), chosen), &shape, (&profiles, counts.longest))?;
         let measured = |e: &Expected| Some(e.prospect.as_ref()?.takes?.1.basis.line().is_some());
         let room = team.iter().filter_map(measured).reduce(|a, b| a && b);
-        // A device without memory for this size would drop out of the run.
-        if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
+        // A device without memory for this size would drop out of the run, or stream more layers.
+        let streams = |e: &Expected| e.prospect.as_ref()?.takes.map(|(_, takes)| takes.streamed);
+        let streamed = team.iter().filter_map(streams).max().unwrap_or(0);
+        let drops_out = team.iter().any(|e| e.worker.is_none());
+        if best.is_some() && (drops_out || streamed > least_streamed) {
             break;
         }
+        least_streamed = streamed;
         let workers: Vec<Participant> = team.into_iter().filter_map(|e| e.worker).collect();
         let guessed = workers.iter().any(|w| w.pace.basis == Basis::Guess);
         let seconds = forecast(&workers, &load).total();
@@ -136,7 +141,8 @@ fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refus
     }
     let weights = p.model();
     let need = |tokens| Need { tokens, measured: None, keep: None };
-    let fits = |tokens: &usize| devices::settle(chosen, weights, need(*tokens)).is_ok();
+    let settled = |tokens: usize| devices::settle(chosen, weights, need(tokens));
+    let fits = |tokens: &usize| settled(*tokens).is_ok_and(|(_, streamed)| streamed == 0);
     // A size that does not fit is not measured; the choice among all sizes follows.
     let Some(tokens) = [LONGEST, SIZES[1], SIZES[0]].into_iter().find(fits) else { return Ok(()) };
     let mut model = devices::open(chosen, weights, options.data.class_weights.clone(), need(tokens))?;

@@ -35,6 +35,8 @@ pub struct Prepared {
     pub config: Config,
     /// The adapter.
     pub spec: LoraSpec,
+    /// Tokens of the longest row; longer ones were cut.
+    pub max_seq_len: usize,
     /// Rows.
     pub train: Corpus,
     /// Rows for evaluation.
@@ -154,7 +156,7 @@ fn read(
         config = config.into_classifier(labels.names.clone())?;
     }
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
-    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
+    Ok(Prepared { base, tokenizer, config, spec, max_seq_len, train, eval, chat, remarks: vec![], hash })
 }
 
 /// Refuses what needs rows of an evaluation where there are none.

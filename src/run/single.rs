@@ -40,7 +40,12 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let measured = Profiles::read().memory(&device, &prepared.shape(options));
     let mut need = Need { measured, ..job::need(&prepared, &planned) };
     // Memory is checked before the adapter is created, because the adapter itself may not fit.
-    need.keep = Some(devices::settle(&chosen, prepared.model(), need)?);
+    let (keep, streamed) = devices::settle(&chosen, prepared.model(), need)?;
+    need.keep = Some((keep, streamed));
+    if !options.output.quiet {
+        devices::note_streaming(streamed, prepared.config.layers);
+    }
+    let hardware = devices::while_streaming(hardware, streamed);
     let mut job = Job::new(prepared, planned, options)?;
     job.resume(&place)?;
     let weights = job.prepared.model();

@@ -33,11 +33,13 @@ def find_binary():
 
 
 def train(model=None, **options):
-    """Trains, and yields the events of metrics.jsonl as dictionaries (`event` names the kind: run, step, eval, done ...).
+    """Starts a run, and returns an iterator over the events of its metrics.jsonl: dictionaries whose `event` names the
+    kind (run, step, eval, done ...).
 
     Options are those of the command line with underscores: `finetune --help` lists them. True and False are written as
-    such, a list repeats the option, None leaves it out. Lines for people go to `sys.stderr`; `quiet=True` leaves errors only.
-    A generator that is closed early stops the run. FinetuneError reports a run that failed.
+    such, a list repeats the option, None leaves it out. Lines for people go to `sys.stderr`; `quiet=True` leaves errors
+    only. The run waits for a caller that stops to read events. `close()` stops the run, with a checkpoint except on
+    Windows; so does the loss of the iterator. FinetuneError reports a run that failed.
     """
     command = [find_binary()]
     if model is not None:
@@ -47,31 +49,62 @@ def train(model=None, **options):
         values = value if isinstance(value, (list, tuple)) else [value]
         command += ["{}={}".format(flag, _text(v)) for v in values if v is not None]
     command.append("--log-json=-")
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
-    run = subprocess.Popen(command, **pipes)
-    said = []
-    listener = threading.Thread(target=_pass_on, args=(run.stderr, said), daemon=True)
-    listener.start()
-    ended = False
-    try:
-        for line in run.stdout:
-            yield json.loads(line)
-        ended = True
-    finally:
-        if not ended:
-            run.terminate()
-        run.stdout.close()
-        status = run.wait()
-        listener.join()
-    if status != 0:
-        raise FinetuneError(status, said[-1] if said else "")
+    return _Events(command)
+
+
+class _Events:
+    """The events of a run that has been started."""
+
+    def __init__(self, command):
+        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
+        self._run = subprocess.Popen(command, **pipes)
+        self._said = []
+        self._listener = threading.Thread(target=_pass_on, args=(self._run.stderr, self._said), daemon=True)
+        self._listener.start()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        line = "" if self._run.stdout.closed else self._run.stdout.readline()
+        if line:
+            return json.loads(line)
+        ended_before = self._run.stdout.closed
+        self._run.stdout.close()
+        status = self._run.wait()
+        self._listener.join()
+        if status != 0 and not ended_before:
+            raise FinetuneError(status, self._said[-1] if self._said else "")
+        raise StopIteration
+
+    def close(self):
+        """Stops the run if it goes on, and waits for its end."""
+        if self._run.poll() is None:
+            self._run.terminate()
+        self._run.stdout.close()
+        self._run.wait()
+        self._listener.join()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if hasattr(self, "_run") and self._run.poll() is None:
+            self._run.terminate()
+            self._run.wait()
 
 
 def _pass_on(lines, said):
     """Writes each line to `sys.stderr`, which a notebook shows, and keeps the last one that is not empty."""
     for line in lines:
-        sys.stderr.write(line)
         said[:] = [line.strip()] if line.strip() else said
+        try:
+            sys.stderr.write(line)
+        except Exception:  # no stderr, or a closed one: the pipe must be read all the same
+            pass
     lines.close()
 
 

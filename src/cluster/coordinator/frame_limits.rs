@@ -38,7 +38,7 @@ pub enum Misfit {
     },
     /// A prompt.
     #[error(
-        "--sample-prompt, --sample-rows: {tokens} tokens are too many to be sent to a worker: at most {most} fit: shorten it"
+        "--sample-prompt, --sample-rows: a prompt of {tokens} tokens is too long to be sent to a worker: use prompts of at most {most}"
     )]
     Prompt {
         /// Tokens of the prompt.

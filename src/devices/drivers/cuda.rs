@@ -7,7 +7,7 @@ use crate::backend::facts::{BF16, Facts, Kind};
 use crate::backend::{Cuda, Fault, Target};
 use crate::config::groups::ComputeDtype;
 use crate::devices::building::{Opened, Whole};
-use crate::model::memory::{Home, Load, Offload};
+use crate::model::memory::{Home, Load};
 use crate::model::weights::ModelError;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
@@ -51,13 +51,7 @@ impl Driver for Nvidia {
             ComputeDtype::Bf16 => cuda::Footprint::of_bf16(),
             ComputeDtype::Auto | ComputeDtype::F32 => cuda::Footprint::of_f32(),
         };
-        // Recorded graphs name the addresses of weights.
-        if matches!(whole.offload, Offload::Layers(1..)) {
-            let reason = "layers cannot be streamed through this driver yet: leave --offload out".into();
-            return Err(Fault::Device { device: self.name().into(), reason }.into());
-        }
-        let load = on_card(whole).load_on(Target::Cuda(footprint))?;
-        Ok(Load { home, offload: Offload::Never, ..load })
+        Ok(Load { home, ..on_card(whole).load_on(Target::Cuda(footprint))? })
     }
 
     fn assumed(&self, dtype: ComputeDtype) -> (ComputeDtype, &'static str) {

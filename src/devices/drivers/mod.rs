@@ -18,7 +18,7 @@ pub static DRIVERS: [&dyn Driver; 3] = [&cuda::Nvidia, &wgpu::Graphics, &cpu::Pr
 
 /// Percentage of a card's free memory that is left to its driver and to other processes.
 const LEFT_ALONE: u64 = 5;
-/// Minimum prompt length in tokens that a card must have memory for. Generation needs little besides the weights.
+/// Minimum prompt length in tokens that a device must have memory for. Generation needs little besides the weights.
 const SPEAKING: usize = 256;
 
 /// A kind of driver.
@@ -174,8 +174,13 @@ pub fn usable(free: u64) -> u64 {
     free - free / 100 * LEFT_ALONE
 }
 
-/// The model for the memory estimate of a card.
+/// The model for the memory estimate of a card, on which no layer is streamed so far.
 fn on_card<'a>(whole: &Whole<'a>) -> Whole<'a> {
+    Whole { offload: Offload::Never, ..speaking(whole) }
+}
+
+/// The model for the memory estimate of a device that may only generate.
+pub fn speaking<'a>(whole: &Whole<'a>) -> Whole<'a> {
     Whole { tokens: if whole.tokens == 0 { SPEAKING } else { whole.tokens }, ..*whole }
 }
 

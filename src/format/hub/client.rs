@@ -34,6 +34,8 @@ pub(super) struct Client {
     agent: Agent,
     hub: String,
     token: Option<String>,
+    /// Whether SSL_CERT_FILE or SSL_CERT_DIR was set without any certificate in it.
+    no_certificates: bool,
 }
 
 impl Client {
@@ -57,7 +59,9 @@ impl Client {
             let roots = RootCerts::Specific(roots.into());
             config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
         }
-        Client { agent: config.build().into(), hub: endpoint.trim_end_matches('/').to_owned(), token }
+        let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].iter().any(|key| environment::variable(key).is_some());
+        let (agent, hub) = (config.build().into(), endpoint.trim_end_matches('/').to_owned());
+        Client { agent, hub, token, no_certificates: named && system.is_empty() }
     }
 
     /// The JSON at `path`; with `body`, the answer to this JSON.
@@ -93,6 +97,10 @@ impl Client {
         headers: &[(HeaderName, &str)],
         body: impl AsSendBody + Copy,
     ) -> Result<Response<Body>, Failure> {
+        if self.no_certificates {
+            let why = "SSL_CERT_FILE or SSL_CERT_DIR names no certificates".into();
+            return Err(Failure::Unreachable(self.hub.clone(), why));
+        }
         let mut url = format!("{}{path}", self.hub);
         for _ in 0..=MOST_REDIRECTS {
             let at = origin(&url).to_owned();

@@ -52,8 +52,17 @@ fn expanded(path: &str) -> PathBuf {
 pub(super) fn proxy(url: &str, var: Variables) -> Option<String> {
     let var = |key: &str| var(key).or_else(|| var(&key.to_lowercase()));
     let (scheme, host) = (url.split(':').next()?, ureq::http::Uri::try_from(url).ok()?.host()?.to_owned());
+    let host = host.trim_start_matches('[').trim_end_matches(']');
     let inside = |domain: &str| {
-        let domain = domain.trim().trim_start_matches('*').trim_start_matches('.');
+        let domain = domain.trim();
+        // An entry may name a port.
+        let port = |(_, port): &(&str, &str)| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+        let domain = match domain.rsplit_once(':').filter(port) {
+            Some((name, _)) if !name.contains(':') || name.ends_with(']') => name,
+            _ => domain,
+        };
+        let domain = domain.trim_start_matches('[').trim_end_matches(']');
+        let domain = domain.trim_start_matches('*').trim_start_matches('.');
         host.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     };
     let proxy = var(&format!("{}_PROXY", scheme.to_uppercase())).or_else(|| var("ALL_PROXY"))?;
@@ -97,7 +106,7 @@ mod tests {
         let all = [
             ("HTTPS_PROXY", "http://p:1"),
             ("http_proxy", "http://p:2"),
-            ("NO_PROXY", "a.org, .b.org,10.0.0.1"),
+            ("NO_PROXY", "a.org, .b.org,10.0.0.1,localhost:8080,[::1]"),
         ];
         let var = given(&all);
         let check = |url: &str, expected: Option<&str>| {
@@ -106,7 +115,14 @@ mod tests {
         check("https://huggingface.co/x", Some("http://p:1"));
         check("http://huggingface.co:80/x", Some("http://p:2"));
         check("https://ba.org", Some("http://p:1"));
-        for direct in ["https://a.org:443/x", "https://x.a.org", "https://b.org", "http://10.0.0.1:8080"] {
+        for direct in [
+            "https://a.org:443/x",
+            "https://x.a.org",
+            "https://b.org",
+            "http://10.0.0.1:8080",
+            "http://localhost:8080",
+            "http://[::1]:9",
+        ] {
             check(direct, None);
         }
         let all = [("ALL_PROXY", "socks5://p"), ("NO_PROXY", "")];

@@ -57,7 +57,7 @@ pub(super) fn too_little(load: Load, limit: u64) -> Result<ModelError, ModelErro
     let more = format!("--memory-limit {} where there is as much", typed(needed));
     let mut ways = ways(load, limit);
     let way_out = if ways.is_empty() {
-        let what = if load.weights > limit {
+        let what = if load.resident(load.streamed()) > limit {
             "the weights alone do not fit"
         } else {
             "no adapter fits beside the weights"
@@ -92,7 +92,8 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
     if let Some(lora) = fewest.as_ref().filter(|lora| fits(Load { lora, ..load })) {
         ways.push(format!("--target-modules {}", lora.targets.join(",")));
     }
-    let in_nf4 = load.nf4.map(|weights| Load { weights, nf4: None, quantised: true, ..load });
+    let in_nf4 =
+        load.nf4.map(|nf4| Load { weights: nf4.total, layer: nf4.layer, nf4: None, quantised: true, ..load });
     if in_nf4.is_some_and(fits) {
         ways.push("--quantize nf4".into());
     }
