@@ -10,7 +10,7 @@ use serde_json::Value;
 fn early_stopped_run_returns_the_best_adapter() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(240));
-    let run = "demo --data many.jsonl --eval-data rows.jsonl --batch-size 24 --rank 4 --learning-rate 0.02 \
+    let run = "demo --data many.jsonl --eval-data rows.jsonl --batch-size 24 --rank 4 --alpha 32 --learning-rate 0.05 \
                --keep-best --early-stopping 2 --save-total-limit 1 --threads 2";
     let out = b.run(&format!("{run} --max-steps 12 --eval-steps 2 -o out"));
     let said = stderr(&out);
