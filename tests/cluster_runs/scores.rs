@@ -58,7 +58,7 @@ fn eval_loss_has_the_same_bits_for_any_workers() {
 /// With this learning rate the first of three evaluations is the best one.
 #[test]
 fn best_adapter_and_early_end_are_equal_for_any_workers() {
-    let choice = "--keep-best --early-stopping 2 --save-total-limit 1 --learning-rate 0.02";
+    let choice = "--keep-best --early-stopping 2 --save-total-limit 1 --alpha 32 --learning-rate 0.05";
     check(&format!("{RUN} --max-steps 12 --eval-data rows.jsonl --eval-steps 2 {choice}"), "eval_loss");
 }
 
