@@ -12,6 +12,7 @@ use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
+use crate::support::stderr::say;
 use std::cell::Cell;
 
 /// Description of a model to build.
@@ -71,6 +72,14 @@ impl<'a> Whole<'a> {
         let offload = if is_here { self.offload } else { Offload::Never };
         let load = Load::of(config, lora, tokens, packed.total);
         Ok(Load { device, measured, quantised, nf4, offload, layer: packed.layer, ..load })
+    }
+}
+
+/// Says how many layers are streamed, if any.
+pub fn note_streaming(streamed: usize, layers: usize) {
+    if streamed > 0 {
+        let each = "each pass reads them again from the model's files";
+        say!("streams  {streamed} of {layers} layers: {each} (--offload)");
     }
 }
 

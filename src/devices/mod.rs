@@ -16,13 +16,12 @@ mod seat;
 mod speed;
 
 pub use crate::backend::cpu::refused_limit;
+pub use building::note_streaming;
 pub use chain::{equipment, hardware};
 pub use choose::{Chosen, choose};
 pub use drivers::cpu::{cores, free_memory};
 pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
 pub use list::{Listed, check, drivers, list, no_gpu};
-pub use open::{
-    Need, Profiled, cpu_class, fits_by_layers, layer, note_streaming, open, profile, settle, takes,
-};
+pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
 pub use prospect::{Prospect, assumed, prospects, while_streaming};

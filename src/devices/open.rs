@@ -1,6 +1,6 @@
 //! A whole model on the only device of a verb: the first chosen one.
 
-use super::building::{Opened, Whole};
+use super::building::{Opened, Whole, note_streaming};
 use super::chain::{self, hardware};
 use super::choose::{Chosen, Picked};
 use super::drivers::{self, Device, cpu};
@@ -79,14 +79,6 @@ pub fn open(
         }
     };
     Ok(Box::new(cpu).build(&whole, keep)?)
-}
-
-/// Says how many layers are streamed, if any.
-pub fn note_streaming(streamed: usize, layers: usize) {
-    if streamed > 0 {
-        let each = "each pass reads them again from the model's files";
-        say!("streams  {streamed} of {layers} layers: {each} (--offload)");
-    }
 }
 
 /// The first chosen device, if it is a card.

@@ -1,8 +1,7 @@
 //! A device with its share of this process: what a run opens, after a check of its memory.
 
-use super::building::Whole;
+use super::building::{Whole, note_streaming};
 use super::drivers::{Among, Device, Share, cpu};
-use super::open;
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
@@ -54,7 +53,7 @@ impl Seat {
             return Err(fault.into());
         }
         let how = self.choose(whole)?;
-        open::note_streaming(how.1, whole.config.layers);
+        note_streaming(how.1, whole.config.layers);
         self.device.open(self.share)?.build(whole, how)
     }
 
