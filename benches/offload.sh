@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Streamed layers against resident ones, in pairs of runs: seconds of the steps, and peak memory of the process.
-# SmolLM2-135M with 10 of its 30 layers resident, f32, from bf16 files; 4 microbatches of 1,024 and of 256 tokens a step.
+# SmolLM2-135M with 10 of its 30 layers resident, f32, from f32 files; 4 microbatches of 1,024 and of 256 tokens a step.
 # usage: benches/offload.sh [PAIRS]   (default 3; builds nothing: target/release/finetune)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,9 +12,9 @@ trap 'rm -rf "$work"' EXIT
 finetune=$PWD/target/release/finetune
 rows=$PWD/recipes/rows/shell-train.jsonl
 
-# The base as bf16 safetensors: one step at rate 0 adds nothing to it.
+# The base as f32 safetensors: one step at rate 0 adds nothing to it.
 "$finetune" "$gguf" --data "$rows" --gpus cpu --max-steps 1 --learning-rate 0 --save-steps 0 -q -o "$work/none"
-"$finetune" merge "$work/none" --model "$gguf" --save-dtype bf16 -q -o "$work/base"
+"$finetune" merge "$work/none" --model "$gguf" --save-dtype f32 -o "$work/base" 2>&1 | tail -n 1
 
 cat > "$work/run.py" <<'PYTHON'
 import json, os, sys
