@@ -65,7 +65,8 @@ impl Waiting {
             }
             Note::Running { .. } => {
                 self.heard = None;
-                std::mem::take(&mut self.on).then_some(note)
+                let said = self.said.take().is_some();
+                (std::mem::take(&mut self.on) || said).then_some(note)
             }
             Note::Joined { ref member, .. } => {
                 self.here.take_if(|h| h.name == *member);
@@ -102,6 +103,14 @@ mod tests {
         waiting.opens("here", 2);
         assert_eq!(waiting.hear(note(0, 2)), None);
         assert_eq!(waiting.hear(Note::Running { have: 2 }), None);
+
+        // The other device joins while this one is being opened: the wait was shown, so its end is shown.
+        let mut waiting = Waiting::default();
+        waiting.opens("here", 1);
+        assert_eq!(waiting.hear(note(0, 2)), Some(note(1, 2)));
+        assert_eq!(waiting.hear(note(1, 2)), None);
+        assert!(!waiting.on);
+        assert_eq!(waiting.hear(Note::Running { have: 2 }), Some(Note::Running { have: 2 }));
 
         // Lost before they were ready: they no longer count.
         let mut waiting = Waiting::default();

@@ -94,8 +94,10 @@ impl<B: Fused> Stream<B> {
                 weights.advise(*layer, Use::Soon);
             }
         }
-        let fault = Fault::Device { device: backend.class(), reason: "a streamed block is not there".into() };
-        slot.as_ref().map(|(_, block)| block).ok_or(fault)
+        match slot {
+            Some((_, block)) => Ok(block),
+            None => Err(failed(backend, ModelError::Source("a streamed block is not there".into()))),
+        }
     }
 }
 
