@@ -1,6 +1,7 @@
 //! Models by id, from a test server: the requests, the contents of the cache, and the messages to the user.
 
 use finetune::format::hub::{Hub, Parts};
+use ring::digest;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use sha2::{Digest, Sha256};
@@ -29,8 +30,10 @@ struct Site {
     stalls: bool,
     /// Small files are on another path of this server, and weights on the server of this address, as at the Hub.
     storage: Option<String>,
-    /// The listing has another hash of the weights.
-    wrong_hash: bool,
+    /// The listing has another hash of this file.
+    wrong_hash: &'static str,
+    /// Every request is refused, as a storage refuses a signature that has expired.
+    forbids: bool,
     /// `METHOD path [range]`, in order.
     log: Arc<Mutex<Vec<String>>>,
     /// Paths of the requests with a token.
@@ -94,6 +97,9 @@ impl Site {
                 None => refused("404 Not Found", "RevisionNotFound"),
             };
         }
+        if self.forbids {
+            return message("403 Forbidden", "", b"");
+        }
         if path == "/api/models/owner/tiny" {
             return json(self.info(COMMIT));
         }
@@ -150,11 +156,12 @@ impl Site {
         let entry = |name: &serde_json::Value| {
             let name = name.as_str()?;
             let content = self.files.get(name)?;
-            let oid = format!("{:040x}", name.len() * 1000 + content.len());
+            let listed = |hash: String| if self.wrong_hash == name { "0".repeat(hash.len()) } else { hash };
+            let oid = listed(git_object(content));
             let mut entry =
                 serde_json::json!({"type": "file", "path": name, "oid": oid, "size": content.len()});
             if name.ends_with(".safetensors") {
-                let hash = if self.wrong_hash { "0".repeat(64) } else { sha256(content) };
+                let hash = listed(sha256(content));
                 entry["lfs"] = serde_json::json!({"oid": hash, "size": content.len(), "pointerSize": 130});
             }
             Some(entry)
@@ -179,7 +186,17 @@ fn head(reader: &mut impl BufRead) -> (String, HashMap<String, String>) {
 }
 
 fn sha256(content: &[u8]) -> String {
-    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(content))
+}
+
+/// The name that git gives to a file's content.
+fn git_object(content: &[u8]) -> String {
+    let object = [format!("blob {}\0", content.len()).as_bytes(), content].concat();
+    hex(digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, &object).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn message(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
@@ -465,12 +482,31 @@ fn redirect_to_a_storage_keeps_ranges_and_drops_the_token() {
 }
 
 #[test]
-fn weights_with_another_hash_are_refused_and_deleted() {
-    let (site, cache) = (Site { wrong_hash: true, ..site() }, tempfile::tempdir().unwrap());
+fn files_with_another_hash_are_refused_and_deleted() {
+    // Before the weights there are the configuration and the tokenizer.
+    for (wrong_hash, whole) in [("config.json", 0..2), ("model.safetensors", 2..3)] {
+        let (site, cache) = (Site { wrong_hash, ..site() }, tempfile::tempdir().unwrap());
+        let error = get(&hub(&site.serve(), cache.path()), None).unwrap_err().to_string();
+        assert!(error.contains(&format!("the content of '{wrong_hash}' does not have its hash")), "{error}");
+        let blobs = std::fs::read_dir(cache.path().join("models--owner--tiny/blobs")).unwrap();
+        assert!(whole.contains(&blobs.count()), "{wrong_hash}");
+    }
+}
+
+#[test]
+fn refusal_of_a_storage_is_not_the_refusal_of_the_hub() {
+    let (storage, cache) = (Site { forbids: true, ..site() }.serve(), tempfile::tempdir().unwrap());
+    let site = Site { storage: Some(storage.clone()), ..site() };
     let error = get(&hub(&site.serve(), cache.path()), None).unwrap_err().to_string();
-    assert!(error.contains("the content of 'model.safetensors' does not have its hash"), "{error}");
-    let blobs = std::fs::read_dir(cache.path().join("models--owner--tiny/blobs")).unwrap();
-    assert_eq!(blobs.count(), 2, "configuration and tokenizer");
+    assert!(error.contains(&format!("{storage} answers 403")) && !error.contains("licence"), "{error}");
+}
+
+#[test]
+fn malformed_token_is_refused_without_a_request() {
+    let (site, cache) = (site(), tempfile::tempdir().unwrap());
+    let hub = Hub { token: Some("one\ntwo".into()), ..hub(&site.serve(), cache.path()) };
+    let error = get(&hub, None).unwrap_err().to_string();
+    assert!(error.contains("HF_TOKEN") && site.log().is_empty(), "{error}");
 }
 
 /// A proxy that leads every connection to `site`, with TLS where the port is 443; returns its address and its log.

@@ -97,14 +97,13 @@ impl Client {
         headers: &[(HeaderName, &str)],
         body: impl AsSendBody + Copy,
     ) -> Result<Response<Body>, Failure> {
-        if self.no_certificates {
-            let why = "SSL_CERT_FILE or SSL_CERT_DIR names no certificates".into();
-            return Err(Failure::Unreachable(self.hub.clone(), why));
-        }
         let mut url = format!("{}{path}", self.hub);
         for _ in 0..=MOST_REDIRECTS {
             let at = origin(&url).to_owned();
             let lost = |why: String| Failure::Unreachable(at.clone(), why);
+            if self.no_certificates && url.starts_with("https:") {
+                return Err(lost("SSL_CERT_FILE or SSL_CERT_DIR names no certificates".into()));
+            }
             let uri: Uri = url.parse().map_err(|_| lost("this is not an http address".into()))?;
             let mut request = Request::builder().uri(uri);
             request =
@@ -116,8 +115,8 @@ impl Client {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
             }
             let mut request = request.body(body).map_err(|e| Failure::Broken(e.to_string()))?;
-            if let Some(proxy) = environment::proxy(&url, &environment::variable) {
-                let proxy = ureq::Proxy::new(&proxy).map_err(|e| lost(format!("{e} in the environment")))?;
+            if let Some((variable, proxy)) = environment::proxy(&url, &environment::variable) {
+                let proxy = ureq::Proxy::new(&proxy).map_err(|e| lost(format!("{variable}: {e}")))?;
                 request = self.agent.configure_request(request).proxy(Some(proxy)).build();
             }
             let answer = self.agent.run(request).map_err(|e| match Failure::from(e) {
@@ -127,7 +126,9 @@ impl Client {
             match header(&answer, LOCATION.as_str()).filter(|_| answer.status().is_redirection()) {
                 Some(location) => url = redirected(&url, &location),
                 None if answer.status().is_success() => return Ok(answer),
-                None => return Err(refused(&answer)),
+                None if at == origin(&self.hub) => return Err(refused(&answer)),
+                // The Hub's reasons for a refusal do not apply to a host that stores files.
+                None => return Err(Failure::Broken(format!("{at} answers {}", answer.status()))),
             }
         }
         Err(Failure::Broken(format!(

@@ -4,7 +4,7 @@
 use super::client::Failure;
 use super::{Progress, Session, encoded, is_plain};
 use crate::format::error::FormatError;
-use sha2::{Digest, Sha256};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -17,7 +17,7 @@ const FRUITLESS_ATTEMPTS: u32 = 3;
 pub(super) struct Listed {
     pub name: String,
     pub size: u64,
-    /// The hash of the git object: the name of a small file's blob, and of a partial file.
+    /// The SHA-1 of the git object: the name of a small file's blob, and of a partial file.
     oid: String,
     /// The SHA-256 of the content, which is the name of a large file's blob, if the Hub lists it.
     sha256: Option<String>,
@@ -81,7 +81,7 @@ impl Session<'_> {
             fs::create_dir_all(blobs).map_err(|e| FormatError::io(blobs, e))?;
         }
         self.grow(&partial, commit, file, progress)?;
-        let hash = if file.large { self.checked_sha256(&partial, file)? } else { file.oid.clone() };
+        let hash = self.checked_hash(&partial, file)?;
         let blob = self.here.blob(&hash);
         fs::rename(&partial, &blob).map_err(|e| FormatError::io(&blob, e))?;
         drop(lock);
@@ -165,10 +165,14 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The hash of the content; a partial file with the wrong hash is deleted.
-    fn checked_sha256(&self, partial: &Path, file: &Listed) -> Result<String, FormatError> {
+    /// The hash of the content, which names the blob; a partial file without the listed hash is deleted.
+    fn checked_hash(&self, partial: &Path, file: &Listed) -> Result<String, FormatError> {
         let fail = |e| FormatError::io(partial, e);
-        let mut hasher = Sha256::new();
+        let mut hash = Context::new(if file.large { &SHA256 } else { &SHA1_FOR_LEGACY_USE_ONLY });
+        if !file.large {
+            // A git object begins with its kind and its size.
+            hash.update(format!("blob {}\0", file.size).as_bytes());
+        }
         let mut input = File::open(partial).map_err(fail)?;
         let mut buffer = vec![0; 1 << 20];
         loop {
@@ -176,10 +180,11 @@ impl Session<'_> {
             if n == 0 {
                 break;
             }
-            hasher.update(&buffer[..n]);
+            hash.update(&buffer[..n]);
         }
-        let hash: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
-        if file.sha256.as_ref().is_some_and(|expected| *expected != hash) {
+        let hash: String = hash.finish().as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        let listed = if file.large { file.sha256.as_ref() } else { Some(&file.oid) };
+        if listed.is_some_and(|listed| *listed != hash) {
             fs::remove_file(partial).map_err(fail)?;
             return Err(self.odd(&format!("the content of '{}' does not have its hash", file.name)));
         }

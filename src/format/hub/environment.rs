@@ -48,9 +48,10 @@ fn expanded(path: &str) -> PathBuf {
     }
 }
 
-/// The proxy for `url`: of its scheme, or of all; none for hosts and domains in NO_PROXY.
-pub(super) fn proxy(url: &str, var: Variables) -> Option<String> {
-    let var = |key: &str| var(key).or_else(|| var(&key.to_lowercase()));
+/// The proxy for `url`, of its scheme or of all, after the variable that names it; none for hosts and domains in NO_PROXY.
+pub(super) fn proxy(url: &str, var: Variables) -> Option<(String, String)> {
+    let named = |key: String| var(&key).map(|value| (key, value));
+    let var = |key: &str| named(key.to_owned()).or_else(|| named(key.to_lowercase()));
     let (scheme, host) = (url.split(':').next()?, ureq::http::Uri::try_from(url).ok()?.host()?.to_owned());
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let inside = |domain: &str| {
@@ -67,7 +68,7 @@ pub(super) fn proxy(url: &str, var: Variables) -> Option<String> {
     };
     let proxy = var(&format!("{}_PROXY", scheme.to_uppercase())).or_else(|| var("ALL_PROXY"))?;
     let is_direct = |entry: &str| entry.trim() == "*" || (!entry.trim().is_empty() && inside(entry));
-    (!var("NO_PROXY").is_some_and(|list| list.split(',').any(is_direct))).then_some(proxy)
+    (!var("NO_PROXY").is_some_and(|(_, list)| list.split(',').any(is_direct))).then_some(proxy)
 }
 
 #[cfg(test)]
@@ -110,7 +111,7 @@ mod tests {
         ];
         let var = given(&all);
         let check = |url: &str, expected: Option<&str>| {
-            assert_eq!(proxy(url, &var).as_deref(), expected, "{url}");
+            assert_eq!(proxy(url, &var).map(|p| p.1).as_deref(), expected, "{url}");
         };
         check("https://huggingface.co/x", Some("http://p:1"));
         check("http://huggingface.co:80/x", Some("http://p:2"));
@@ -126,7 +127,8 @@ mod tests {
             check(direct, None);
         }
         let all = [("ALL_PROXY", "socks5://p"), ("NO_PROXY", "")];
-        assert_eq!(proxy("https://x", &given(&all)).as_deref(), Some("socks5://p"));
+        let found = proxy("https://x", &given(&all));
+        assert_eq!(found, Some(("ALL_PROXY".into(), "socks5://p".into())));
         let all = [("ALL_PROXY", "socks5://p"), ("no_proxy", "*")];
         assert_eq!(proxy("https://x", &given(&all)), None);
         assert_eq!(proxy("https://x", &given(&[])), None);

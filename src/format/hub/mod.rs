@@ -123,6 +123,10 @@ impl Hub {
             let what = "not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub";
             return Err(error(id, what, "unset it, or give a directory or .gguf", false));
         }
+        if self.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
+            let what = "the token of HF_TOKEN or of `hf auth login` holds a space, a line end or another odd character";
+            return Err(error(id, what, "give the token alone", true));
+        }
         let client = Client::new(&self.endpoint, self.token.clone(), self.patience);
         let session = Session { id, here: &here, client, patience: self.patience };
         match session.fetch(revision, parts, progress) {
