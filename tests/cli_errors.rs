@@ -228,7 +228,7 @@ fn unusable_rows_are_refused() {
         (
             "--data rows.jsonl --eval-data text.jsonl --sample-rows 3",
             78,
-            "--sample-rows: no row .. has a prompt",
+            "--sample-rows: no row .. has a prompt .. --max-seq-len",
         ),
         (
             "--task classify --data classes.jsonl --sample-rows 3",

@@ -191,6 +191,12 @@ fn a_plan_needs_no_weights() {
     let quantised = plan(&b, "bare --data rows.jsonl --gpus cpu --quantize nf4");
     let bytes = |planned: &Value| planned["devices"][0]["memory_bytes"]["weights"].as_u64().unwrap();
     assert!(bytes(&quantised) < bytes(&bare));
+    let streamed = |model: &str| {
+        let planned = plan(&b, &format!("{model} --data rows.jsonl --gpus cpu --dtype f32 --offload 3"));
+        planned["devices"][0]["memory_bytes"].clone()
+    };
+    assert_eq!(streamed("bare")["streamed_layers"], 3);
+    assert_eq!(streamed("bare"), streamed("whole"));
     // A run needs the weights.
     let out = b.run("bare --data rows.jsonl -o out");
     assert!(stderr(&out).contains("without model.safetensors"), "{}", stderr(&out));
@@ -205,6 +211,11 @@ fn absent_card_is_planned_by_its_memory() {
     assert_eq!(device["memory_bytes"]["limit"], 7_600_000_000u64, "a twentieth is left to the driver");
     let said = b.ok("plan demo --data rows.jsonl --assume-gpu 8GB");
     assert!(said.contains("memory fits") && said.contains("time     unknown"), "{said}");
+    let streamed = b.run("plan demo --data rows.jsonl --assume-gpu 8GB --offload 3");
+    assert!(
+        streamed.status.code() == Some(2)
+            && stderr(&streamed).contains("--offload: layers are streamed on the CPU only")
+    );
     let small = b.run("plan demo --data rows.jsonl --assume-gpu 8MB --rank 512");
     assert!(small.status.code() == Some(78) && stderr(&small).contains("--rank "), "{}", stderr(&small));
     assert_eq!(b.run("plan demo --data rows.jsonl --assume-gpu big").status.code(), Some(2));
@@ -260,4 +271,27 @@ fn streamed_layers_change_no_byte() {
     let answer =
         |more: &str| b.ok(&format!("generate demo --adapter whole --gpus cpu --prompt hello {more}"));
     assert_eq!(answer("--offload 3"), answer(""));
+    // Measurements of streamed layers are kept apart from others.
+    let cache = b.path("measured");
+    let measured = |args: &str| {
+        let out = b.command(args).env("XDG_CACHE_HOME", &cache).output().unwrap();
+        assert!(out.status.success(), "{args}: {}", stderr(&out));
+        let all = std::fs::read_to_string(cache.join("finetune/profiles.json")).unwrap();
+        std::fs::remove_dir_all(&cache).unwrap();
+        (stderr(&out), all)
+    };
+    let options = "demo --data rows.jsonl --dtype f32 --micro-batch-tokens 128 --max-steps 4 --batch-size 4";
+    for args in [
+        "bench demo --gpus cpu --rows 1 --length 32 --repeats 1 --offload 3",
+        &format!("{options} --gpus cpu --offload 3 -o one"),
+        &format!("{options} --gpu-backend cpu --gpus 0,1 --offload 3 -o both"),
+    ] {
+        let (said, all) = measured(args);
+        assert!(
+            said.contains("streams  3 of 4 layers") && all.contains("3 layers streamed"),
+            "{said}\n{all}"
+        );
+    }
+    let (said, all) = measured(&format!("{options} --gpu-backend cpu --gpus 0,1 -o both --overwrite"));
+    assert!(!said.contains("streams") && !all.contains("streamed"), "{all}");
 }

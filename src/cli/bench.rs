@@ -64,7 +64,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         targets: MODULES.iter().filter(|m| config.projection(m).is_some()).map(|m| m.to_string()).collect(),
         ..LoraSpec::none()
     };
-    let tensors = &*base.files.tensors;
+    let tensors = &base.files.tensors;
     let mut profiled =
         devices::profile(&devices::choose(&groups::devices(s)?)?, (config, tensors, &lora), rows * length)?;
     let layout = layout::of(config, &lora, 0..config.layers);

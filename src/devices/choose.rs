@@ -119,7 +119,7 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     let nvidia = |id| facts(id).filter(|facts| untyped && is_nvidia(facts) && cards.driver != CUDA);
     if let Some(Facts { api, .. }) = devices.iter().find_map(|(id, _)| nvidia(*id)) {
         notes.push(format!(
-            "note: NVIDIA card through {api}; made to be faster, not yet tested on a card: --gpu-backend cuda"
+            "note: the NVIDIA card computes through {api}; --gpu-backend cuda was written to be faster and was never run on a card"
         ));
     }
     Ok(Chosen { picks: number_repeated(devices), notes, options: options.clone() })

@@ -4,6 +4,7 @@ use super::building::{Opened, Whole, note_streaming};
 use super::chain::{self, hardware};
 use super::choose::{Chosen, Picked};
 use super::drivers::{self, Device, cpu};
+use super::prospect::while_streaming;
 use super::seat::Seat;
 use crate::backend::cpu::Peaks;
 use crate::backend::{Backend, Cpu, Notes};
@@ -12,7 +13,7 @@ use crate::config::refusal::Refusal;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Limit, Load, Offload};
+use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load, Offload};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
@@ -64,7 +65,7 @@ pub fn open(
     let keep = match (keep, tokens) {
         (Some(keep), _) => keep,
         (None, 0) => {
-            let load = drivers::speaking(&whole).load(&cpu)?;
+            let load = Load { home: Home::HostUntrained, ..drivers::speaking(&whole).load(&cpu)? };
             let streamed = match limit(chosen).choose(load) {
                 Ok((_, takes)) => takes.streamed,
                 Err(ModelError::Memory { .. }) => load.most_streamed().streamed(),
@@ -204,6 +205,8 @@ pub fn profile(
     let peaks = cpu.peaks();
     let (keep, takes) = memory::choose(whole.load(&cpu)?, limit(chosen))?;
     let (timed, notes) = cpu.timed();
+    note_streaming(takes.streamed, config.layers);
+    let hardware = while_streaming(hardware, takes.streamed);
     let build = Build { keep, streamed: takes.streamed, ..Build::whole(config) };
     let model = Decoder::load(timed, config, tensors, lora, build)?;
     Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })

@@ -9,17 +9,20 @@ use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// Names and shapes of a model's matrices, and the type of their numbers.
 pub struct Implied {
     shapes: BTreeMap<String, Vec<usize>>,
     /// The type in config.json; bf16 where none is given.
     pub dtype: Dtype,
+    /// The file where the weights would be.
+    file: PathBuf,
 }
 
 impl Implied {
-    /// The weights of a model with the shape `config`, whose config.json is `json`.
-    pub fn of(config: &Config, json: &Value) -> Self {
+    /// The weights of a model with the shape `config`, whose config.json is `json`, in `folder`.
+    pub fn of(folder: &Path, config: &Config, json: &Value) -> Self {
         let mut shapes = BTreeMap::new();
         for layer in 0..config.layers {
             for module in MODULES {
@@ -39,7 +42,7 @@ impl Implied {
             Some("float16") => Dtype::F16,
             _ => Dtype::Bf16,
         };
-        Implied { shapes, dtype }
+        Implied { shapes, dtype, file: folder.join("model.safetensors") }
     }
 }
 
@@ -55,5 +58,9 @@ impl Tensors for Implied {
 
     fn names(&self) -> Vec<String> {
         self.shapes.keys().cloned().collect()
+    }
+
+    fn file_of(&self, _: &str) -> Option<&Path> {
+        Some(&self.file)
     }
 }

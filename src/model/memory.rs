@@ -155,6 +155,8 @@ impl<'a> Load<'a> {
 pub enum Home {
     /// Host memory, directly: the CPU of a run without a team.
     Host,
+    /// Host memory, directly, in a process that evaluates or generates only.
+    HostUntrained,
     /// Host memory, directly, in a process that coordinates or works for a coordinator.
     HostInTeam,
     /// Host memory through a driver: transferred data exists there a second time.
@@ -178,6 +180,7 @@ impl Home {
         let sent = 4 * 2;
         match self {
             Home::Host => ON_DEVICE + ON_HOST,
+            Home::HostUntrained => ON_DEVICE,
             Home::HostInTeam => ON_DEVICE + ON_HOST + IN_TEAM,
             Home::Own => ON_DEVICE + sent,
             // Two more values wait to be read; buffers are at most a quarter larger.

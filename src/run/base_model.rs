@@ -95,7 +95,7 @@ pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refus
 fn without_weights(path: &Path) -> Result<Option<BaseModel>, Refusal> {
     let Some((json, in_nf4)) = format::without_weights(path)? else { return Ok(None) };
     let config = config(path, &json)?;
-    let weights = Implied::of(&config, &json);
+    let weights = Implied::of(path, &config, &json);
     let dtype = Encoding::Plain(weights.dtype).name().to_lowercase();
     let kind = format!("{dtype}, estimated from config.json; weights are not here");
     let files = format::with_weights(path, json, Arc::new(weights), kind)?;

@@ -20,6 +20,7 @@ use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings};
 use crate::devices::{self, Chosen};
+use crate::model::memory::Home;
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
@@ -152,8 +153,13 @@ impl Hall {
             }
             None => None,
         };
-        let of = |c: &Chosen, at: usize| (c.picks[at].name.clone(), devices::hardware(c, at));
-        let hardware = chosen.map_or(vec![], |c| (0..c.picks.len()).map(|at| of(c, at)).collect());
+        let longest = job.longest(options);
+        let prospects = |c| {
+            let unmeasured = |_: &str, _: &str| None;
+            devices::prospects(c, job.prepared.model(), longest, (&unmeasured, Home::HostInTeam))
+        };
+        let prospects = chosen.map(prospects).transpose()?;
+        let hardware = prospects.into_iter().flatten().map(|p| (p.name, p.hardware)).collect();
         Ok(Hall { runtime, coordinator, port: None, local, hardware })
     }
 

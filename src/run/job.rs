@@ -5,7 +5,7 @@
 mod best;
 mod expect;
 mod facts;
-mod samples;
+pub mod samples;
 mod team;
 
 pub use expect::need;

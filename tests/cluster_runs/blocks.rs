@@ -1,5 +1,5 @@
 //! Bases in blocks: workers without a model receive the file unchanged, at its own size, or quantise the received
-//! weights themselves.
+//! weights themselves. One of them streams its layers.
 
 use crate::fleet::{Fleet, RUN};
 use std::path::{Path, PathBuf};
@@ -19,9 +19,10 @@ fn quantised_base_is_sent_unchanged_and_changes_no_byte() {
         let alone = fleet.alone(&run);
         fleet.coordinator(&format!("{run} --expect-workers 2"));
         fleet.worker("a", "--threads 1");
-        fleet.worker("b", "--threads 1");
+        fleet.worker("b", "--threads 1 --offload 2");
         fleet.all_end(&["coordinator", "a", "b"], 0);
         assert!(fleet.adapter("out") == alone, "{model}\n{}", fleet.all());
+        assert!(fleet.all().contains("streams  2 of 4 layers"), "{}", fleet.all());
         if more.is_empty() {
             let (base, cached) = (fleet.bench.read("base.gguf"), files(&fleet.bench.path("models")));
             let same = |path: &PathBuf| std::fs::read(path).unwrap() == base;

@@ -18,8 +18,10 @@ use crate::config::{Origin, Settings, values};
 use crate::devices::{self, Chosen};
 use crate::forecast::link;
 use crate::forecast::profile::{Basis, ModelShape, Profiles};
+use crate::model::memory::Offload;
 use crate::run::auto_micro_batch;
 use crate::run::folder;
+use crate::run::job;
 use crate::run::prepare::{self, Prepared};
 
 /// Content of the plan.
@@ -44,6 +46,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         let why = "a worker has no run of its own: plan with the coordinator's command line";
         return Err(settings.refuse("role", why));
     }
+    if assumed.is_some() && matches!(options.devices.offload, Offload::Layers(1..)) {
+        let why = "layers are streamed on the CPU only so far: leave it out, or leave --assume-gpu out";
+        return Err(settings.refuse("offload", why));
+    }
     let mut notes = settings.notes.clone();
     let chosen = match assumed {
         Some(_) => None,
@@ -58,6 +64,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         (&mut prepared, chosen.as_ref()),
         auto_micro_batch::Look::Only,
     )?;
+    job::samples::rows(&prepared, options.output.sample_rows)?;
     notes.extend(prepared.remarks.clone());
     let (train, eval) = (&prepared.train, prepared.eval.as_ref());
     let ahead = Ahead { plan: &plan, train, eval, done, most: ALL };

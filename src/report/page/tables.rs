@@ -10,10 +10,10 @@ use crate::report::words::change_line;
 const MOST: usize = 60;
 
 pub fn samples(history: &History) -> String {
-    let Some(last) = history.samples.last() else { return String::new() };
+    let Some(first) = history.samples.first() else { return String::new() };
     let mut shown: Vec<_> = history.samples.iter().collect();
     // The first answers and the newest answers show the progress.
-    let prompts = history.samples.iter().filter(|s| s.step == last.step).count().max(1);
+    let prompts = history.samples.iter().filter(|s| s.step == first.step).count();
     if shown.len() > 6 * prompts {
         shown.drain(prompts..shown.len() - 5 * prompts);
     }

@@ -56,13 +56,14 @@ impl Job {
 }
 
 /// The first `most` rows of the evaluation that have a prompt and an answer.
-fn rows(p: &Prepared, most: usize) -> Result<Vec<Asked>, Refusal> {
+pub fn rows(p: &Prepared, most: usize) -> Result<Vec<Asked>, Refusal> {
     let frame = p.chat.then(|| frame(&p.tokenizer)).flatten().unwrap_or_default();
     let eval = p.eval.iter().flat_map(|eval| eval.samples.iter());
     let found: Vec<Asked> = eval.filter_map(|row| asked(p, &frame, &row)).take(most).collect();
     match most > 0 && found.is_empty() {
         true => Err(Refusal::configuration(
-            "--sample-rows: no row of the evaluation has a prompt before its answer: leave it out",
+            "--sample-rows: no row of the evaluation has a prompt before its answer and is shorter than \
+             --max-seq-len: raise that, or leave --sample-rows out",
         )),
         false => Ok(found),
     }
