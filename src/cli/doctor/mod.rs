@@ -79,10 +79,10 @@ fn judge(requirement: &Requirement, seen: Seen) -> Finding {
     let (verdict, found, fix) = match seen {
         Seen::Good(found) => (Verdict::Ok, found, None),
         Seen::Nothing(why) => (Verdict::Skipped, why, None),
-        Seen::Unknown(why) => (Verdict::Warning, why, Some(r.fix.clone())),
+        Seen::Unknown(why) => (Verdict::Warning, why, Some(r.fix())),
         Seen::Bad { found, fix } => {
             let verdict = if r.required { Verdict::Failed } else { Verdict::Warning };
-            (verdict, found, Some(fix.unwrap_or_else(|| r.fix.clone())))
+            (verdict, found, Some(fix.unwrap_or_else(|| r.fix())))
         }
     };
     Finding { check: r.check, required: r.required, verdict, found, needs: r.about.clone(), fix }

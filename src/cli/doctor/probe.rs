@@ -101,10 +101,10 @@ impl Probe {
             let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
             if let Err(e) = tempfile::tempfile_in(there) {
                 let at = there.display();
-                let fix = format!(
+                let own = format!(
                     "sudo chown -R $USER {at}     # or another folder: --model-cache DIR, HF_HOME=DIR"
                 );
-                return Seen::Bad { found: format!("{at}: {e}"), fix: Some(fix) };
+                return Seen::Bad { found: format!("{at}: {e}"), fix: cfg!(unix).then_some(own) };
             }
         }
         let names: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
@@ -224,7 +224,8 @@ fn clock() -> Seen {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     if now < WRITTEN {
         let fix = "sudo date -s 'YYYY-MM-DD HH:MM'     # then: sudo timedatectl set-ntp true";
-        return Seen::Bad { found: "it says a time before 2026".into(), fix: Some(fix.into()) };
+        let fix = cfg!(unix).then(|| fix.to_owned());
+        return Seen::Bad { found: "it says a time before 2026".into(), fix };
     }
     match system::clock_is_kept() {
         Some(true) => Seen::Good("kept right by the network".into()),

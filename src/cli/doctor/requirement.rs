@@ -70,10 +70,19 @@ pub struct Requirement {
     #[serde(default)]
     pub port: Option<u16>,
     /// The command that fixes it.
-    pub fix: String,
+    fix: String,
+    /// The command that fixes it on Windows, where it is another one.
+    #[serde(default)]
+    windows_fix: Option<String>,
 }
 
 impl Requirement {
+    /// The command that fixes it on this system.
+    pub fn fix(&self) -> String {
+        let own = self.windows_fix.as_ref().filter(|_| cfg!(windows));
+        own.unwrap_or(&self.fix).clone()
+    }
+
     /// Minimum amount in bytes or pieces; 0 where the file has none.
     pub fn amount(&self) -> u64 {
         self.at_least.as_deref().and_then(amount).unwrap_or(0)
