@@ -19,6 +19,9 @@ took=$((($(date +%s%N) - began) / 1000000))
 test -s runs/demo-1/adapter_model.safetensors
 
 run HF_HUB_OFFLINE=1 env/bin/python - <<'PYTHON'
+import fcntl
+import time
+
 import finetune_lora
 
 events = list(finetune_lora.train(max_steps=3, output="out", quiet=True))
@@ -36,6 +39,14 @@ with finetune_lora.train(output="stopped", quiet=True) as events:
     for event in events:
         if event["event"] == "step" and event["step"] == 2:
             break
+
+# The run writes into a full pipe when its iterator is lost.
+events = finetune_lora.train(output="lost", quiet=True)
+fcntl.fcntl(events._run.stdout, fcntl.F_SETPIPE_SZ, 4096)
+run, began = events._run, time.monotonic()
+time.sleep(2)
+del events
+assert run.poll() is not None and time.monotonic() - began < 60
 assert finetune_lora.find_binary().endswith("finetune")
 PYTHON
 run env/bin/python -m finetune_lora --version

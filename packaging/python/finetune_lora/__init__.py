@@ -67,7 +67,7 @@ class _Events:
 
     def __next__(self):
         line = "" if self._run.stdout.closed else self._run.stdout.readline()
-        if line:
+        if line.endswith("\n"):  # without it, the run was killed while it wrote
             return json.loads(line)
         ended_before = self._run.stdout.closed
         self._run.stdout.close()
@@ -92,9 +92,8 @@ class _Events:
         self.close()
 
     def __del__(self):
-        if hasattr(self, "_run") and self._run.poll() is None:
-            self._run.terminate()
-            self._run.wait()
+        if hasattr(self, "_listener"):  # it started
+            self.close()
 
 
 def _pass_on(lines, said):
