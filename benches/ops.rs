@@ -5,7 +5,6 @@
 //! Best of many short runs, which reduces the effect of a busy machine.
 
 // Cases stop a program that cannot continue.
-#![allow(clippy::unwrap_used)]
 
 #[path = "../tests/op_cases/mod.rs"]
 mod op_cases;

@@ -5,6 +5,8 @@
 //! `devices`; `forecast`; `run`, which also imports `report`; at the top `cli`, which no module imports. Invariants and
 //! the map of the code are in `docs/explain/architecture.md`.
 
+#![warn(clippy::unwrap_used)]
+
 pub mod backend;
 pub mod cli;
 pub mod cluster;

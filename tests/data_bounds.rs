@@ -1,6 +1,5 @@
 //! Bounds on one row, one chat template and one tokenizer.json: the kept tokens equal those of the whole text, and
 //! input that multiplies or never ends gives one line with its file and line.
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 mod cli_fixture;
 

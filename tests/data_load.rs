@@ -1,5 +1,4 @@
 //! Loads files of every kind into a corpus, and checks the errors of bad files.
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::{self, Corpus, DataError, LabelMap, Options, Task, Tokenizer, files};
 use serde_json::{Value, json};

@@ -1,5 +1,4 @@
 //! Properties of the plan, the basis of F-DP-002 (every row exactly once an epoch), for any options.
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::plan::{Plan, PlanOptions};
 use proptest::prelude::*;

@@ -1,7 +1,5 @@
 //! Ids and masks of every form of row against transformers: tests/golden/rows/make.py.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
-
 use finetune::data::{Options, Task, Tokenizer, chat, encode, form};
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -1,6 +1,5 @@
 //! A real tokenizer with its real template: FINETUNE_SMOLLM2 names the directory. Ids and masks are compared with those
 //! of transformers (tests/golden/make_smollm2.py). FINETUNE_ROWS=N also times N rows and prints their memory.
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::plan::{Plan, PlanOptions};
 use finetune::data::tokenizer::Special;

@@ -1,5 +1,4 @@
 //! Tables of every delimiter and line end; errors of faulty rows name the line, the cause and what to do.
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::{self, Corpus, DataError, Options, Task, Tokenizer, files};
 use serde_json::json;

@@ -1,8 +1,6 @@
 //! Chat templates against the text that transformers renders: tests/golden/templates/make.py. FINETUNE_TEMPLATE_CASES
 //! names another file of cases of the same shape.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are test code
-
 use finetune::data::template::{ChatTemplate, Ending, SpecialTokens};
 use serde_json::Value;
 

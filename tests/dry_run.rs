@@ -2,7 +2,6 @@
 //! measures, for every golden model, task, policy for kept values, dropout and range of layers.
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 #[path = "parity/case.rs"]
 mod case;

@@ -3,7 +3,6 @@
 //! (`tests/golden/make_quantised.py`).
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 #[path = "parity/case.rs"]
 mod case;

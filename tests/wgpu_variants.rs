@@ -3,7 +3,6 @@
 //! with f32; a deliberately wrong variant is dropped by name.
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, adapters};
 use finetune::backend::*;

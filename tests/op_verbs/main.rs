@@ -3,7 +3,6 @@
 //! with equal bits on 1, 2, 3 and 7 threads. The other files test what a case does not describe.
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 mod bf16;
 mod blocks;

@@ -2,7 +2,6 @@
 //! computes correctly in an interpreter, which implements the driver's interface.
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 mod assemble;
 mod attention_grad_sm90a;

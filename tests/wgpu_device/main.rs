@@ -3,7 +3,6 @@
 //! FINETUNE_NEED_VULKAN is set.
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 #[path = "../parity/case.rs"]
 mod case;

@@ -2,7 +2,6 @@
 //! it: parsed, validated, translated for Vulkan and for Metal. No device is needed.
 
 // A test that cannot continue stops at once.
-#![allow(clippy::unwrap_used)]
 
 use finetune::backend::wgpu::catalogue;
 use naga::back::{msl, spv};

@@ -4,6 +4,8 @@
 //! The generator has no dependencies. Its manifest is in a separate folder, because cargo omits a folder with a
 //! manifest from the package of `finetune`, which must contain these sources.
 
+#![warn(clippy::unwrap_used)]
+
 mod attention;
 mod attention_grad;
 mod attention_grad_sm80;

@@ -1,6 +1,8 @@
 //! `ptx-gen [--check] [FOLDER]`: writes the generated kernels, or compares them, in kernels/ptx/generated unless a folder
 //! is given.
 
+#![warn(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 

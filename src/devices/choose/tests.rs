@@ -6,8 +6,8 @@ use crate::config::{Origin, Settings, Typed};
 use std::collections::BTreeMap;
 
 const ON_THE_CPU: &str = "cpu /1; note: computes on the CPU: no GPU found (finetune devices says why)";
-const THROUGH_VULKAN: &str =
-    "note: NVIDIA card through vulkan; made to be faster, not yet tested on a card: --gpu-backend cuda";
+const THROUGH_VULKAN: &str = "note: the NVIDIA card computes through vulkan; \
+    --gpu-backend cuda was written to be faster and was never run on a card";
 const NONE: &[&str] = &[];
 const SOFTWARE: &[&str] = &["software llvmpipe (LLVM 15.0.6, 256 bits)@l"];
 const MANY: &[&str] = &[
