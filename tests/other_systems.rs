@@ -60,7 +60,7 @@ fn has_the_bytes_of_this_system(foreign: &Foreign) {
     let bench = Bench::new();
     assert_eq!(text(&foreign.ok(&bench, "help").stdout), text(bench.ok("help").as_bytes()));
     let doctor = text(&foreign.ok(&bench, "doctor").stdout);
-    assert!(doctor.contains("cpu"), "{doctor}");
+    assert!(doctor.contains("of memory free"), "{doctor}");
     let demonstration = "--gpus cpu --max-steps 12 --sample-rows 2";
     bench.ok(&format!("{demonstration} -o here"));
     let said = stderr(&foreign.ok(&bench, &format!("{demonstration} -o there")));
