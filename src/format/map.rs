@@ -186,7 +186,8 @@ mod fault {
     pub fn advise(_: &[u8], _: Use) {}
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
     use std::process::Command;
