@@ -173,7 +173,7 @@ impl Toy {
         self.hash = hash;
         self.sum.reset(flat.len());
         self.in_sum.clear();
-        self.say(ToCoordinator::Ask { device: 0, room: 1 });
+        self.say(ToCoordinator::Ask { device: 0, room: 1, together: 1 });
     }
 
     fn compute(&mut self, batch: &Microbatch, want: Want) -> (LossSums, Vec<f32>) {

@@ -8,6 +8,8 @@ mod case;
 mod decoding;
 #[path = "stage/in_flight.rs"]
 mod in_flight;
+#[path = "stage/line.rs"]
+mod line;
 #[path = "stage/processors.rs"]
 mod processors;
 #[path = "stage/streamed.rs"]
@@ -90,7 +92,8 @@ fn lent_gradient_equals_the_copied_one() {
         let sums = stage.gradient(&batch, &mut copied).unwrap();
         let mut lent = Vec::new();
         let each = &mut |_, sums: &LossSums, gradient: &[f32]| lent.push((sums.clone(), bits(gradient)));
-        stage.gradients(&[&batch, &batch], each).unwrap();
+        let mut both = [batch.clone(), batch].into_iter();
+        stage.gradients(&mut || both.next(), each).unwrap();
         assert!(lent == vec![(sums, bits(&copied)); 2]);
     });
 }

@@ -55,6 +55,9 @@ pub enum ToCoordinator {
         device: u16,
         /// Number of leases that may queue behind the lease in work.
         room: u16,
+        /// Number of leases that it computes at the same time, in order: more than one where several devices hold the
+        /// model together.
+        together: u16,
     },
     /// A training microbatch is computed and checked, and waits to be granted. Repeated until it is answered.
     Announce {

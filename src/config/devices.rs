@@ -46,6 +46,27 @@ pub enum Wanted {
     Part(String),
     /// The CPU, together with others.
     Cpu,
+    /// Devices that hold the layers of one model together: one device of the run.
+    Line(Vec<Wanted>),
+}
+
+impl Wanted {
+    /// Whether it needs no driver of cards.
+    pub fn is_cpu(&self) -> bool {
+        match self {
+            Wanted::Cpu => true,
+            Wanted::Line(seats) => seats.iter().all(Wanted::is_cpu),
+            Wanted::Index(_) | Wanted::Part(_) => false,
+        }
+    }
+
+    /// The devices themselves.
+    pub fn seats(&self) -> &[Wanted] {
+        match self {
+            Wanted::Line(seats) => seats,
+            one => std::slice::from_ref(one),
+        }
+    }
 }
 
 /// Backends of `--gpu-backend`, best first.
@@ -107,8 +128,9 @@ fn backend(s: &Settings) -> Result<Option<&'static str>, Refusal> {
 fn gpus(s: &Settings, backend: Option<&str>) -> Result<Gpus, Refusal> {
     let refuse = |why: String| Err(s.refuse("gpus", why));
     let list = s.list("gpus");
-    if list.len() > MOST_DEVICES {
-        return refuse(format!("{} are more than {MOST_DEVICES} devices", list.len()));
+    let devices = list.iter().map(|v| v.split('+').count()).sum::<usize>();
+    if devices > MOST_DEVICES {
+        return refuse(format!("{devices} are more than {MOST_DEVICES} devices"));
     }
     if let (true, Some(word)) = (list.len() > 1, list.iter().find(|v| matches!(v.as_str(), "auto" | "none")))
     {
@@ -119,9 +141,12 @@ fn gpus(s: &Settings, backend: Option<&str>) -> Result<Gpus, Refusal> {
         [one] if one == "auto" => return Ok(Gpus::Auto),
         [one] if one == "none" => return Ok(Gpus::None),
         [one] if one == "cpu" && backend.is_none_or(|name| name == CPU) => return Ok(Gpus::Cpu),
-        list => list.iter().map(|v| wanted(v)).collect::<Vec<_>>(),
+        list => match list.iter().map(|v| wanted(v)).collect::<Result<Vec<_>, _>>() {
+            Ok(wanted) => wanted,
+            Err(why) => return refuse(why),
+        },
     };
-    for wanted in &wanted {
+    for wanted in wanted.iter().flat_map(Wanted::seats) {
         match (backend, wanted) {
             (Some(name), Wanted::Cpu) if name != CPU => {
                 return refuse(format!("cpu is no device of --gpu-backend {name}: leave --gpu-backend out"));
@@ -137,12 +162,21 @@ fn gpus(s: &Settings, backend: Option<&str>) -> Result<Gpus, Refusal> {
     Ok(Gpus::Named(wanted))
 }
 
-fn wanted(text: &str) -> Wanted {
-    match text.parse() {
+/// A device, or several with `+` between them.
+fn wanted(text: &str) -> Result<Wanted, String> {
+    let one = |text: &str| match text.parse() {
         // A card's name may be a number, such as 4090.
         Ok(index) if index < MOST_DEVICES => Wanted::Index(index),
         Ok(_) => Wanted::Part(text.into()),
         Err(_) if text == "cpu" => Wanted::Cpu,
         Err(_) => Wanted::Part(text.into()),
+    };
+    if !text.contains('+') {
+        return Ok(one(text));
+    }
+    let seats: Vec<&str> = text.split('+').map(str::trim).collect();
+    match seats.iter().find(|seat| matches!(**seat, "" | "auto" | "none")) {
+        Some(seat) => Err(format!("{text}: {seat:?} is no device: a model is divided as in 0+1 or cpu+cpu")),
+        None => Ok(Wanted::Line(seats.into_iter().map(one).collect())),
     }
 }

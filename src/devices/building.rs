@@ -49,6 +49,16 @@ impl<'a> Whole<'a> {
         }
     }
 
+    /// Whether the weights are in files; those of the self-test are not.
+    pub fn has_files(&self) -> bool {
+        self.tensors.shared().is_some() && self.tensors.file_of("model.embed_tokens.weight").is_some()
+    }
+
+    /// The whole model with this policy, and that many streamed layers.
+    pub fn build(&self, (keep, streamed): (Keep, usize)) -> Build {
+        Build { keep, streamed, ..Build::whole(self.config) }
+    }
+
     /// Input of the memory estimate on `backend`.
     pub fn load(&self, backend: &impl Backend) -> Result<Load<'a>, ModelError> {
         self.load_on(backend.target())
@@ -67,9 +77,7 @@ impl<'a> Whole<'a> {
         let in_nf4 = |base: Quantised| Weights::new(&base)?.packed(&packing, config);
         let nf4 = Quantised::new(tensors, Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
         let quantised = quantised.get();
-        // Weights without a file, of the self-test, are never streamed.
-        let is_here = tensors.shared().is_some() && tensors.file_of("model.embed_tokens.weight").is_some();
-        let offload = if is_here { self.offload } else { Offload::Never };
+        let offload = if self.has_files() { self.offload } else { Offload::Never };
         let load = Load::of(config, lora, tokens, packed.total);
         Ok(Load { device, measured, quantised, nf4, offload, layer: packed.layer, ..load })
     }
@@ -91,8 +99,8 @@ pub trait Opened {
     /// Measured speed.
     fn speed(self: Box<Self>) -> Result<Speed, Fault>;
 
-    /// Reads and packs the weights and builds the model, with that many streamed layers.
-    fn build(self: Box<Self>, whole: &Whole, how: (Keep, usize)) -> Result<Box<dyn Model>, ModelError>;
+    /// Reads and packs the weights and builds the model, or a part of it.
+    fn build(self: Box<Self>, whole: &Whole, build: Build) -> Result<Box<dyn Model>, ModelError>;
 }
 
 impl<B> Opened for B
@@ -108,13 +116,9 @@ where
         speed::of(*self)
     }
 
-    fn build(
-        self: Box<Self>,
-        whole: &Whole,
-        (keep, streamed): (Keep, usize),
-    ) -> Result<Box<dyn Model>, ModelError> {
+    fn build(self: Box<Self>, whole: &Whole, build: Build) -> Result<Box<dyn Model>, ModelError> {
         let class_weights = whole.class_weights.map(<[f32]>::to_vec);
-        let build = Build { keep, streamed, class_weights, ..Build::whole(whole.config) };
+        let build = Build { class_weights, ..build };
         Ok(Box::new(Decoder::load(*self, whole.config, whole.tensors, whole.lora, build)?))
     }
 }

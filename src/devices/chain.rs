@@ -3,18 +3,24 @@
 
 use super::choose::{Chosen, DeviceId};
 use super::drivers::{self, Among, DRIVERS, Device, Share, cpu};
+use super::line::Seats;
 use super::seat::Seat;
 use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Begin, Candidate, Equipment, Opener};
 use crate::config::groups::{CPU, DeviceOptions};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The devices of this process for a run with many devices. Free memory is read once, before any device is opened: an
 /// adapter's own memory is divided among the devices on it, host memory among all devices.
 pub fn equipment(chosen: &Chosen, inject: Inject) -> Equipment {
     let machine = cpu::free_memory();
-    let candidates = (0..chosen.picks.len()).map(|at| candidate(chosen, at, machine)).collect();
+    let candidates = chosen.devices().map(|picks| match picks.len() {
+        1 => candidate(chosen, picks.start, machine),
+        _ => line(chosen, picks, machine),
+    });
+    let candidates = candidates.collect();
     let equipment = Equipment { candidates, reference: Arc::new(cpu::ReferenceCpu), inject };
     #[cfg(feature = "faults")]
     let equipment = super::pretend::ahead(equipment);
@@ -39,6 +45,22 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64) -> Candidate {
     Candidate { name: chosen.picks[at].name.clone(), chain, begin }
 }
 
+/// Devices that hold a model together. If one of them fails, the CPU continues, as far as its memory and time allow.
+fn line(chosen: &Chosen, picks: Range<usize>, machine: u64) -> Candidate {
+    let cpu = seat(chosen, picks.start, &cpu::Processor, machine);
+    let seats = seats(chosen, picks, machine);
+    let name = seats.name();
+    Candidate { name, chain: vec![Arc::new(seats), Arc::new(cpu)], begin: Begin::Named }
+}
+
+/// The devices of a line with their shares.
+pub fn seats(chosen: &Chosen, picks: Range<usize>, machine: u64) -> Seats {
+    Seats::new(picks.map(|at| {
+        let pick = &chosen.picks[at];
+        (pick.name.clone(), seat(chosen, at, found(pick.device), machine))
+    }))
+}
+
 /// The device itself.
 pub fn found(id: DeviceId) -> &'static dyn Device {
     let devices = drivers::named(id.driver).devices();
@@ -61,7 +83,12 @@ fn threads(chosen: &Chosen, at: usize) -> usize {
     (threads / devices + usize::from(at < threads % devices)).max(1)
 }
 
-/// Name of the hardware of device `at`, for users.
+/// Name of the hardware of these picks, for users.
+pub fn hardware_of(chosen: &Chosen, picks: Range<usize>) -> String {
+    picks.map(|at| hardware(chosen, at)).collect::<Vec<_>>().join(" + ")
+}
+
+/// Name of the hardware of pick `at`, for users.
 pub fn hardware(chosen: &Chosen, at: usize) -> String {
     let pick = &chosen.picks[at];
     let facts = found(pick.device).facts();

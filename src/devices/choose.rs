@@ -7,6 +7,7 @@ use crate::backend::facts::{Facts, Kind};
 use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Wanted};
 use crate::config::refusal::Refusal;
 use crate::model::memory::Offload;
+use std::ops::Range;
 
 /// A chosen device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,8 @@ impl DeviceId {
 pub struct Chosen {
     /// At least one.
     pub picks: Vec<Picked>,
+    /// Numbers of picks that hold a model together, in order: each is one device of the run.
+    pub lines: Vec<usize>,
     /// Notes for a user who did not choose.
     pub notes: Vec<String>,
     /// The options as typed.
@@ -52,22 +55,46 @@ impl Chosen {
     pub fn is_one_cpu(&self) -> bool {
         matches!(&self.picks[..], [Picked { device: DeviceId::PROCESSOR, .. }])
     }
+
+    /// The picks of each device of the run.
+    pub fn devices(&self) -> impl Iterator<Item = Range<usize>> {
+        self.lines.iter().scan(0, |end, count| {
+            let start = *end;
+            *end += count;
+            Some(start..*end)
+        })
+    }
+
+    /// The picks of the first device of the run, where they hold a model together.
+    pub fn first_line(&self) -> Option<Range<usize>> {
+        self.devices().next().filter(|picks| picks.len() > 1)
+    }
 }
 
 /// Chooses among the devices of this machine. If only the CPU was named, no driver is loaded.
 pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
-    let cpu = matches!(options.gpus, Gpus::None | Gpus::Cpu);
+    let cpu = match &options.gpus {
+        Gpus::None | Gpus::Cpu => true,
+        Gpus::Named(wanted) => wanted.iter().all(Wanted::is_cpu),
+        Gpus::Auto => false,
+    };
     let automatic = || DRIVERS.into_iter().find(|driver| driver.is_automatic()).map_or(CPU, |d| d.name());
     let name = if cpu { CPU } else { options.backend.unwrap_or_else(automatic) };
     let driver = drivers::named(name);
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
     let chosen = among(options, &Cards { driver: driver.name(), facts: &facts, why: &|| driver.absence() })?;
-    if let Some(card) = chosen.picks.iter().find(|pick| pick.device.driver != CPU)
-        && matches!(options.offload, Offload::Layers(1..))
-    {
-        let why = "layers are streamed on the CPU only so far: leave it out, or use --gpus cpu";
-        return Err(refuse(format!("--offload: {}: {why}", card.name)));
+    if let Offload::Layers(1..) = options.offload {
+        let card = chosen.picks.iter().find(|pick| pick.device.driver != CPU);
+        if let Some(Picked { name, .. }) = card {
+            let why = "layers are streamed on the CPU only so far: leave it out, or use --gpus cpu";
+            return Err(refuse(format!("--offload: {name}: {why}")));
+        }
+        if chosen.lines.iter().any(|picks| *picks > 1) {
+            let why =
+                "devices that hold a model together stream no layers: leave it out, or leave + out of --gpus";
+            return Err(refuse(format!("--offload: {why}")));
+        }
     }
     Ok(chosen)
 }
@@ -85,7 +112,9 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     let mut notes = Vec::new();
     let devices = match (&options.gpus, options.backend) {
         (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto, Some(CPU)) => vec![processor("cpu")],
-        (Gpus::Named(wanted), Some(CPU)) => wanted.iter().map(part_of_the_cpu).collect(),
+        (Gpus::Named(wanted), Some(CPU)) => {
+            wanted.iter().flat_map(Wanted::seats).map(part_of_the_cpu).collect()
+        }
         (Gpus::Auto, backend) => match (cards.physical(), backend) {
             (found, _) if !found.is_empty() => found.into_iter().map(|i| cards.named(i)).collect(),
             (_, Some(backend)) => {
@@ -97,7 +126,8 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
             }
         },
         (Gpus::Named(wanted), _) => {
-            let found: Result<Vec<_>, _> = wanted.iter().map(|w| cards.find(w)).collect();
+            let seats = wanted.iter().flat_map(Wanted::seats);
+            let found: Result<Vec<_>, _> = seats.map(|w| cards.find(w)).collect();
             found.map_err(refuse)?
         }
     };
@@ -122,7 +152,11 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
             "note: the NVIDIA card computes through {api}; --gpu-backend cuda was written to be faster and was never run on a card"
         ));
     }
-    Ok(Chosen { picks: number_repeated(devices), notes, options: options.clone() })
+    let lines = match &options.gpus {
+        Gpus::Named(wanted) => wanted.iter().map(|w| w.seats().len()).collect(),
+        Gpus::Auto | Gpus::None | Gpus::Cpu => vec![1; devices.len()],
+    };
+    Ok(Chosen { picks: number_repeated(devices), lines, notes, options: options.clone() })
 }
 
 /// Whether NVIDIA's own driver drives the card: NVK, the driver of Mesa, excludes CUDA.
@@ -142,7 +176,7 @@ fn processor(name: &str) -> (DeviceId, String) {
 fn part_of_the_cpu(wanted: &Wanted) -> (DeviceId, String) {
     match wanted {
         Wanted::Index(index) => processor(&format!("cpu {index}")),
-        Wanted::Cpu | Wanted::Part(_) => processor("cpu"),
+        Wanted::Cpu | Wanted::Part(_) | Wanted::Line(_) => processor("cpu"),
     }
 }
 
@@ -181,7 +215,7 @@ impl Cards<'_> {
             Err(format!("--gpus: {what}; what there is: {}", names.collect::<Vec<_>>().join(", ")))
         };
         match wanted {
-            Wanted::Cpu => Ok(processor("cpu")),
+            Wanted::Cpu | Wanted::Line(_) => Ok(processor("cpu")),
             Wanted::Index(index) if *index < facts.len() => Ok(self.named(*index)),
             _ if facts.is_empty() => Err(format!("--gpus: no GPU: {} (the CPU is --gpus cpu)", why())),
             Wanted::Index(index) => unknown(format!("there is no device {index}")),

@@ -7,6 +7,7 @@ pub mod choose;
 mod compiled;
 mod drivers;
 mod environment;
+mod line;
 mod list;
 mod open;
 #[cfg(feature = "faults")]

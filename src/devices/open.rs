@@ -46,6 +46,10 @@ pub fn open(
     let Need { tokens, measured, keep } = need;
     let (class_weights, offload) = (class_weights.as_deref(), chosen.options.offload);
     let whole = Whole { config, tensors, lora, class_weights, tokens, measured, offload };
+    if let Some(range) = chosen.first_line() {
+        let seats = chain::seats(chosen, range, cpu::free_memory());
+        return seats.proved(&whole).map_err(|e| of_device(&seats.name(), e));
+    }
     if let Some((pick, card)) = first_card(chosen) {
         // Generation on one device uses full precision unless a lower one was typed.
         let dtype = match chosen.options.dtype {
@@ -58,7 +62,7 @@ pub fn open(
             Err(e) if chosen.options.backend.is_none() && !matches!(e, ModelError::Memory { .. }) => {
                 say!("warning: {}: {e}; computes on the CPU", pick.name);
             }
-            Err(e) => return Err(named(pick, e)),
+            Err(e) => return Err(of_device(&pick.name, e)),
         }
     }
     let cpu = processor(chosen);
@@ -79,7 +83,7 @@ pub fn open(
             (keep, takes.streamed)
         }
     };
-    Ok(Box::new(cpu).build(&whole, keep)?)
+    Ok(Box::new(cpu).build(&whole, whole.build(keep))?)
 }
 
 /// The first chosen device, if it is a card.
@@ -88,9 +92,9 @@ fn first_card(chosen: &Chosen) -> Option<(&Picked, &'static dyn Device)> {
     Some((card, chain::found(card.device)))
 }
 
-fn named(pick: &Picked, e: ModelError) -> Refusal {
+fn of_device(name: &str, e: ModelError) -> Refusal {
     let refusal: Refusal = e.into();
-    Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
+    Refusal { line: format!("{name}: {}", refusal.line), ..refusal }
 }
 
 /// Chooses the policy for kept values and the number of streamed layers on the CPU, by the memory that is free now.
@@ -196,9 +200,18 @@ pub fn profile(
     let hardware = hardware(chosen, 0);
     let offload = chosen.options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
-    if let Some((pick, card)) = first_card(chosen) {
-        let opened = chain::seat(chosen, 0, card, cpu::free_memory()).proved(&whole);
-        let model = opened.map_err(|e| named(pick, e))?;
+    let opened = match (chosen.first_line(), first_card(chosen)) {
+        (Some(range), _) => {
+            let seats = chain::seats(chosen, range, cpu::free_memory());
+            Some((seats.name(), seats.proved(&whole)))
+        }
+        (None, Some((pick, card))) => {
+            Some((pick.name.clone(), chain::seat(chosen, 0, card, cpu::free_memory()).proved(&whole)))
+        }
+        (None, None) => None,
+    };
+    if let Some((name, opened)) = opened {
+        let model = opened.map_err(|e| of_device(&name, e))?;
         return Ok(Profiled { model, notes: Notes::default(), peaks: None, hardware });
     }
     let (cpu, threads) = (processor(chosen), threads(chosen));

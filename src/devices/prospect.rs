@@ -2,17 +2,19 @@
 //! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
 use super::building::Whole;
-use super::chain::{found, hardware, seat};
+use super::chain::{found, hardware, hardware_of, seat, seats};
 use super::choose::Chosen;
 use super::drivers::{self, DRIVERS, cpu};
+use super::line::Place;
 use crate::backend::facts::Kind;
 use crate::config::groups::{CPU, DeviceOptions};
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load};
+use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load, Offload};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
+use std::ops::Range;
 
 /// Known properties of a device before a run.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +31,8 @@ pub struct Prospect {
     pub takes: Option<(Keep, Estimate)>,
     /// Why the device cannot take part.
     pub unfit: Option<ModelError>,
+    /// What each device of a line holds; empty for a device alone.
+    pub places: Vec<Place>,
     /// Guess of the floating point operations per second.
     pub guess: f64,
 }
@@ -69,9 +73,40 @@ pub fn prospects(
         let limit = Some(share.limit.bytes()).filter(|bytes| *bytes < u64::MAX / 2);
         let streamed = takes.as_ref().map_or(0, |(_, takes): &(Keep, Estimate)| takes.streamed);
         let hardware = while_streaming(hardware, streamed);
-        Ok(Prospect { name, class, hardware, limit, takes, unfit, guess })
+        Ok(Prospect { name, class, hardware, limit, takes, unfit, places: Vec::new(), guess })
     };
-    (0..chosen.picks.len()).map(one).collect()
+    let all = chosen.devices().map(|picks| match picks.len() {
+        1 => one(picks.start),
+        _ => line(
+            chosen,
+            picks,
+            &Whole {
+                config,
+                tensors,
+                lora,
+                class_weights: None,
+                tokens,
+                measured: None,
+                offload: Offload::Never,
+            },
+        ),
+    });
+    all.collect()
+}
+
+/// Forecast for devices that hold a model together.
+fn line(chosen: &Chosen, picks: Range<usize>, whole: &Whole) -> Result<Prospect, ModelError> {
+    let seats = seats(chosen, picks.clone(), cpu::free_memory());
+    let (name, hardware) = (seats.name(), hardware_of(chosen, picks));
+    let (places, class, unfit) = match seats.places(whole) {
+        Ok(places) => {
+            let class = seats.class(&places);
+            (places, class.map_err(|fault| fault.to_string()), None)
+        }
+        Err(e) => (Vec::new(), Ok("line".into()), Some(e)),
+    };
+    let guess = if places.is_empty() { 0.0 } else { seats.rate(whole, &places)? };
+    Ok(Prospect { name, class, hardware, limit: None, takes: None, unfit, places, guess })
 }
 
 /// Forecast for an absent card with `bytes` of memory, used by the run alone: through the best driver, unless another
@@ -99,6 +134,7 @@ pub fn assumed(
         limit: Some(budget),
         takes,
         unfit,
+        places: Vec::new(),
         guess: 0.0,
     })
 }

@@ -7,7 +7,7 @@ use crate::backend::Fault;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
-use crate::model::decoder::Keep;
+use crate::model::decoder::{Build, Keep};
 use crate::model::memory::{Limit, Offload};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
@@ -34,7 +34,7 @@ impl Seat {
     }
 
     /// The same share in the type that the run's user typed.
-    fn typed(&self, blueprint: &Blueprint) -> Result<Seat, ModelError> {
+    pub fn typed(&self, blueprint: &Blueprint) -> Result<Seat, ModelError> {
         let typed = blueprint.shape.dtype.as_deref().map(|dtype| self.device.typed(dtype)).transpose()?;
         let dtype = typed.unwrap_or(self.share.dtype);
         Ok(Seat { share: Share { dtype, ..self.share }, ..*self })
@@ -49,12 +49,17 @@ impl Seat {
 
     /// Builds a whole model on the device.
     fn whole(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
-        if let Some(fault) = self.device.refusal() {
-            return Err(fault.into());
-        }
         let how = self.choose(whole)?;
         note_streaming(how.1, whole.config.layers);
-        self.device.open(self.share)?.build(whole, how)
+        self.part(whole, whole.build(how))
+    }
+
+    /// Builds a part of a model on the device.
+    pub fn part(&self, whole: &Whole, build: Build) -> Result<Box<dyn Model>, ModelError> {
+        match self.device.refusal() {
+            Some(fault) => Err(fault.into()),
+            None => self.device.open(self.share)?.build(whole, build),
+        }
     }
 
     /// Builds a whole model after the device has passed the self-test, because later results are not compared.
@@ -63,7 +68,7 @@ impl Seat {
         let how = self.choose(whole)?;
         let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
-        self.device.open(self.share)?.build(whole, how)
+        self.device.open(self.share)?.build(whole, whole.build(how))
     }
 
     /// Measured speed of the device.

@@ -71,7 +71,7 @@ impl Estimate {
     }
 }
 
-/// Input of an estimate: the whole model, and microbatches of up to `tokens` tokens.
+/// Input of an estimate: a model, and microbatches of up to `tokens` tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Load<'a> {
     /// The model.
@@ -96,6 +96,33 @@ pub struct Load<'a> {
     pub offload: Offload,
     /// Bytes of the weights of the smallest and of the largest layer, as the backend packs them.
     pub layer: (u64, u64),
+    /// The layers of the device.
+    pub part: Part,
+}
+
+/// The part of a model that a device holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Its first layer.
+    pub from: usize,
+    /// The layer after its last one.
+    pub to: usize,
+    /// Most passes that wait for their backward pass at the same time.
+    pub depth: usize,
+    /// Gradients that wait in host memory at the same time for those of other devices.
+    pub waiting: usize,
+}
+
+impl Part {
+    /// The whole model on one device.
+    fn whole(config: &Config) -> Self {
+        Part { from: 0, to: config.layers, depth: 1, waiting: 0 }
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.to - self.from
+    }
 }
 
 /// Layers whose weights are read again in each pass instead of being kept.
@@ -114,8 +141,14 @@ impl<'a> Load<'a> {
     pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
         let device = Target::default();
         let (quantised, nf4, home, measured) = (false, None, Home::Host, None);
-        let (offload, layer) = (Offload::Never, (0, 0));
-        Load { config, lora, tokens, weights, quantised, nf4, device, home, measured, offload, layer }
+        let (offload, layer, part) = (Offload::Never, (0, 0), Part::whole(config));
+        Load { config, lora, tokens, weights, quantised, nf4, device, home, measured, offload, layer, part }
+    }
+
+    /// The load of a device that holds `part` alone, whose weights take `weights` bytes. No layer is streamed.
+    pub fn of_part(self, part: Part, weights: u64) -> Self {
+        let (offload, nf4, measured) = (Offload::Never, None, None);
+        Load { part, weights, offload, nf4, measured, ..self }
     }
 
     /// The same load with as many streamed layers as may be.
@@ -194,6 +227,11 @@ pub fn estimate(load: Load, keep: Keep) -> Result<Estimate, ModelError> {
     Rehearsals::new(load, Counts::Memory)?.estimate(load.tokens, keep)
 }
 
+/// Arithmetic of a microbatch of `load`.
+pub fn flops(load: Load, keep: Keep) -> Result<f64, ModelError> {
+    Ok(Rehearsals::new(load, Counts::Arithmetic)?.cost(load.tokens, keep)?.flops)
+}
+
 /// Bytes in readable form: `3.10 GB`, `15 MB`.
 pub fn size(bytes: u64) -> String {
     match bytes as f64 {
@@ -249,7 +287,7 @@ impl Limit {
     pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
         let (shapes, tokens) = (Load { measured: None, ..load }, load.tokens);
         let mut runs = Rehearsals::new(shapes, Counts::Memory)?;
-        let all: Vec<Keep> = policies(load.config.layers).collect();
+        let all: Vec<Keep> = policies(load.part.layers()).collect();
         // Each policy takes less memory than those before it.
         let first = all.partition_point(|keep| !runs.total(tokens, *keep).is_ok_and(|n| n <= self.bytes()));
         let keep = match (all.get(first), self) {
@@ -283,7 +321,7 @@ fn comfortable(load: Load, runs: &mut Rehearsals, policies: &[Keep]) -> Result<K
     let usual = runs.cost(load.tokens, Keep::Everything)?.flops;
     let cheap = |keep: &Keep| {
         let again = runs.cost(load.tokens, *keep).map(|cost| cost.flops / usual - 1.0);
-        keep.counts(load.config.layers)[3] == 0 && again.is_ok_and(|again| again <= DEAR)
+        keep.counts(load.part.layers())[3] == 0 && again.is_ok_and(|again| again <= DEAR)
     };
     let last = policies.partition_point(cheap).saturating_sub(1);
     Ok(policies[first.min(last)])

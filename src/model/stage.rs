@@ -37,7 +37,7 @@ pub struct Microbatch {
 }
 
 /// Names a forward pass until its backward pass. The caller chooses it, for example the number
-/// of a microbatch; `u64::MAX` is taken.
+/// of a microbatch; the upper half of all numbers is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -137,6 +137,9 @@ impl Cancel {
 /// The ticket of a pass that begins and ends within one call.
 pub(super) const WHOLE: Ticket = Ticket(u64::MAX);
 
+/// Gives the next microbatch, or `None` where there is none at present.
+pub type Next<'a> = &'a mut dyn FnMut() -> Option<Microbatch>;
+
 /// Receives index, sums of losses and gradient of a microbatch.
 pub type Each<'a> = &'a mut dyn FnMut(usize, &LossSums, &[f32]);
 
@@ -184,16 +187,23 @@ pub trait Stage {
         }
     }
 
-    /// Runs forward and backward of a whole model for each microbatch. `each` borrows the sums and the gradient of the
-    /// microbatch with this index, in place where the device computes in host memory. After an error, `each` is not
-    /// called again.
-    fn gradients(&mut self, batches: &[&Microbatch], each: Each) -> Result<(), Fault> {
-        let mut gradient = vec![0.0; self.layout().len()];
-        for (index, batch) in batches.iter().enumerate() {
-            let sums = self.gradient(batch, &mut gradient)?;
+    /// Runs forward and backward of a whole model for each microbatch of `next`, which is asked again whenever another
+    /// one can begin; returns once none is given and none is in work. `each` borrows the sums and the gradient of the
+    /// microbatch with this index, in the order in which they were given, and in place where the device computes in
+    /// host memory. After an error, `each` is not called again.
+    fn gradients(&mut self, next: Next, each: Each) -> Result<(), Fault> {
+        let (mut gradient, mut index) = (vec![0.0; self.layout().len()], 0);
+        while let Some(batch) = next() {
+            let sums = self.gradient(&batch, &mut gradient)?;
             each(index, &sums, &gradient);
+            index += 1;
         }
         Ok(())
+    }
+
+    /// Most microbatches that [`Stage::gradients`] has in work at the same time.
+    fn together(&self) -> usize {
+        1
     }
 
     /// Continues the text of a session by `ids`, whose keys and values are kept until [`Stage::end`]. A first stage has

@@ -11,6 +11,7 @@ use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors, Use};
 use bytes::Bytes;
 use rayon::prelude::*;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Why a model cannot be built.
@@ -95,6 +96,37 @@ pub struct Packed {
     pub layer: (u64, u64),
 }
 
+/// Bytes of frozen weights by their place in the model, as a backend packs them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackedLayers {
+    embedding: u64,
+    /// The matrix of the head, where it is not the embedding.
+    output: u64,
+    /// Whether the head uses the embedding.
+    tied: bool,
+    /// Matrices of each layer.
+    layers: Vec<u64>,
+    /// Norms of a layer, and the norm before the head.
+    norms: (u64, u64),
+}
+
+impl PackedLayers {
+    /// Weights of a stage of these layers. A last stage that is not the first has a copy of a tied embedding.
+    pub fn of(&self, layers: Range<usize>) -> u64 {
+        let (first, last) = (layers.start == 0, layers.end == self.layers.len());
+        let embedding = if first || (last && self.tied) { self.embedding } else { 0 };
+        let head = if last { self.output + self.norms.1 } else { 0 };
+        let norms = layers.len() as u64 * self.norms.0;
+        embedding + head + norms + self.layers[layers].iter().sum::<u64>()
+    }
+
+    /// Weights of the whole model.
+    fn whole(&self) -> Packed {
+        let bounds = self.layers.iter().copied().min().zip(self.layers.iter().copied().max());
+        Packed { total: self.of(0..self.layers.len()), layer: bounds.unwrap_or_default() }
+    }
+}
+
 /// The tensors of one model, under names without the `model.` prefix.
 pub struct Weights<'a> {
     tensors: &'a dyn Tensors,
@@ -144,10 +176,21 @@ impl<'a> Weights<'a> {
         packing: &dyn Fn(Encoding, usize) -> usize,
         config: &Config,
     ) -> Result<Packed, ModelError> {
-        let mut names = vec![self.name("embed_tokens.weight")];
-        if !config.tied && config.labels.is_none() {
-            names.push("lm_head.weight".into());
-        }
+        Ok(self.packed_layers(packing, config)?.whole())
+    }
+
+    /// The same by their place in the model.
+    pub fn packed_layers(
+        &self,
+        packing: &dyn Fn(Encoding, usize) -> usize,
+        config: &Config,
+    ) -> Result<PackedLayers, ModelError> {
+        let generates = config.labels.is_none();
+        let output = match generates && !config.tied {
+            true => self.packed_matrices(packing, &["lm_head.weight".into()])?,
+            false => 0,
+        };
+        let embedding = self.packed_matrices(packing, &[self.name("embed_tokens.weight")])?;
         let layers = (0..config.layers).map(|layer| {
             let names = MODULES.map(|module| self.name(&format!("{}.weight", module_path(layer, module))));
             self.packed_matrices(packing, &names)
@@ -156,10 +199,14 @@ impl<'a> Weights<'a> {
         // Norms and biases are small and always f32.
         let norms = [config.family.attention_norms, config.family.mlp_norms].map(|n| [n.before, n.after]);
         let norms = norms.as_flattened().iter().flatten().count();
-        let norms = 4 * config.hidden * (norms * config.layers + 1);
-        let total = norms as u64 + layers.iter().sum::<u64>() + self.packed_matrices(packing, &names)?;
-        let bounds = layers.iter().copied().min().zip(layers.iter().copied().max());
-        Ok(Packed { total, layer: bounds.unwrap_or_default() })
+        let norm = 4 * config.hidden as u64;
+        Ok(PackedLayers {
+            embedding,
+            output,
+            tied: generates && config.tied,
+            layers,
+            norms: (norms as u64 * norm, norm),
+        })
     }
 
     /// Bytes of these matrices.

@@ -95,13 +95,13 @@ impl<'a> Local<'a> {
         }
         let (trials, before) = (std::mem::take(&mut self.trials.0), self.measured.time.n);
         let (place, stop) = (&mut self.place, self.stop);
-        let measured = self.measured.run(&trials, ENOUGH, &mut |batch| {
+        let measured = self.measured.run(&trials, (ENOUGH, 1), &mut |batch| {
             if stop.urgency() == Urgency::Now {
                 return Ok(None);
             }
-            let batch = batch.clone();
+            let mut one = Some(batch.clone());
             place.ask(stop, move |model| {
-                model.gradients(&[&batch], &mut |_, _, _| ()).map(|()| Some(Passed(model.in_use())))
+                model.gradients(&mut || one.take(), &mut |_, _, _| ()).map(|()| Some(Passed(model.in_use())))
             })?
         });
         self.trials.1 += (self.measured.time.n - before) as u64;
@@ -116,7 +116,7 @@ impl<'a> Local<'a> {
         cap: i64,
         sums: &mut Sums,
     ) -> Result<Result<Traffic, Refused>, TrainError> {
-        let (step, tokens, own) = (batch.step, batch.ids.len() as f64, batch.clone());
+        let (step, tokens, mut own) = (batch.step, batch.ids.len() as f64, Some(batch.clone()));
         // The sums move to the thread that has the gradient, so the gradient is never copied.
         let mut taken = std::mem::take(sums);
         let computed = self.place.ask(self.stop, move |model| {
@@ -125,7 +125,7 @@ impl<'a> Local<'a> {
             let before = model.traffic();
             let mut sum = None;
             let each = &mut |_, loss: &_, gradient: &[f32]| sum = Some(taken.add(loss, gradient, cap));
-            model.gradients(&[&own], each)?;
+            model.gradients(&mut || own.take(), each)?;
             Ok((taken, Added { sum, traffic: model.traffic().since(&before), in_use: model.in_use() }))
         });
         let nothing = || Fault::Device { device: self.class.clone(), reason: "it gave no gradient".into() };

@@ -1,6 +1,6 @@
 //! Trial microbatches that measure a device's time and memory before it takes part. Their tokens are synthetic, because
-//! neither depends on the content of rows. Rows are short, so attention over long rows is not measured. Small trials come first, and measuring stops after a time limit, so that a
-//! slow device loses little time.
+//! neither depends on the content of rows. Rows are short, so attention over long rows is not measured. Small trials
+//! come first, and measuring stops after a time limit, so that a slow device loses little time.
 
 use crate::model::config::Config;
 use crate::model::memory::{InUse, Used};
@@ -29,18 +29,18 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Runs every trial twice; only the second pass counts, because the first one warms up, unless that takes longer
+    /// Runs every trial twice, with `copies` equal microbatches in a pass; only the second pass counts, because the first one warms up, unless that takes longer
     /// than `PATIENCE`. No trial starts later than `enough` after the first. A `None` of `pass` ends the trials.
     pub fn run<E>(
         &mut self,
         trials: &[Microbatch],
-        enough: Duration,
+        (enough, copies): (Duration, usize),
         pass: &mut dyn FnMut(&Microbatch) -> Result<Option<Passed>, E>,
     ) -> Result<(), E> {
         let began = Instant::now();
         let mut timed = |batch| -> Result<Option<(Duration, Option<InUse>)>, E> {
             let from = Instant::now();
-            Ok(pass(batch)?.map(|Passed(in_use)| (from.elapsed(), in_use)))
+            Ok(pass(batch)?.map(|Passed(in_use)| (from.elapsed() / copies as u32, in_use)))
         };
         for batch in trials {
             let Some(mut measured) = timed(batch)? else { return Ok(()) };

@@ -95,7 +95,7 @@ impl Enemy {
             match self.hear().expect("a lease") {
                 ToWorker::Parameters { step, hash } => {
                     self.parameters = (step, hash);
-                    self.say(&ToCoordinator::Ask { device: 0, room: 4 });
+                    self.say(&ToCoordinator::Ask { device: 0, room: 4, together: 1 });
                 }
                 ToWorker::Lease(lease) => return *lease,
                 _ => {}
@@ -190,7 +190,7 @@ const CASES: [Case; 16] = [
     (
         |e| {
             e.leased();
-            e.say(&ToCoordinator::Ask { device: 9, room: 1 });
+            e.say(&ToCoordinator::Ask { device: 9, room: 1, together: 1 });
         },
         "a device that it does not have",
     ),

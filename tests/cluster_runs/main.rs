@@ -13,6 +13,7 @@ mod fleet;
 mod gpu;
 mod hostile;
 mod hosts;
+mod lines;
 mod messages;
 mod network;
 mod scores;

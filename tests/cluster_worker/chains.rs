@@ -69,7 +69,7 @@ fn check_falls_to_the_last(chain: Vec<Arc<dyn Opener>>, inject: &str, said: &str
             other => panic!("{other:?}"),
         }
         assert!(matches!(script.hear(), ToCoordinator::Fallback { device: 0, .. }));
-        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM });
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM, together: 1 });
         script.train(&[0]);
         assert_eq!(script.announced(1, hash), [0]);
         done(script);

@@ -146,7 +146,7 @@ fn device_error_falls_back_and_repeats_the_work() {
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM });
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM, together: 1 });
         script.train(&[0, 1]);
         let leases = script.announced(2, hash);
         leases.iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
@@ -222,7 +222,7 @@ fn late_device_gets_no_work_before_it_finishes() {
         script.lease(1, 0, Work::Train(microbatch(1)));
         assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 1, micros: 0 }, "and it did not ask");
         assert_eq!(script.announced(1, hash), [0]);
-        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM });
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM, together: 1 });
         script.lease(2, 0, Work::Train(microbatch(1)));
         assert_eq!(script.announced(1, hash), [2]);
         done(script);

@@ -223,7 +223,7 @@ impl Script {
     pub fn parameters(&mut self) -> Hash {
         let hash = self.say_parameters();
         for device in 0..self.devices.len() as u16 {
-            assert_eq!(self.hear(), ToCoordinator::Ask { device, room: ROOM });
+            assert_eq!(self.hear(), ToCoordinator::Ask { device, room: ROOM, together: 1 });
         }
         hash
     }

@@ -85,7 +85,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Hello(hello()),
         ToCoordinator::Fetch { file: 1, offset: 3, len: 5 },
         ToCoordinator::Ready { devices: vec![device("cpu 0")], refused: vec!["no".into()] },
-        ToCoordinator::Ask { device: 3, room: 2 },
+        ToCoordinator::Ask { device: 3, room: 2, together: 1 },
         ToCoordinator::Announce { lease: LEASE, parameters: [1; 32], micros: 1, memory: 1 },
         ToCoordinator::SumPiece { sum: 1, offset: 64, len: 9, packed: fixed },
         ToCoordinator::SumPiece { sum: 1, offset: 0, len: 4, packed: Packed::Single(vec![0xff; 16].into()) },

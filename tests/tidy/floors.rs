@@ -11,7 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("format", &["support", "numeric", "families"]),
     ("net", &["numeric"]),
     ("backend", &["support", "numeric"]),
-    ("model", &["numeric", "families", "format", "backend"]),
+    ("model", &["support", "numeric", "families", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
     ("report", &["support", "numeric", "data", "format", "model", "train"]),
     ("cluster", &["support", "numeric", "format", "net", "model", "train"]),

@@ -105,6 +105,13 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
             ));
         }
     }
+    for place in e.prospect.iter().flat_map(|p| &p.places) {
+        let layers = o.prepared.config.layers;
+        let (takes, limit) = (&place.takes, size(place.limit));
+        lines.push(format!("  {}", place.said(layers)));
+        lines.push(format!("         memory fits: {} = {}; it has {limit}", size(takes.total()), sum(takes)));
+        lines.push(format!("         {}", kept(place.keep, place.layers.len())));
+    }
     if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
         lines.push(format!("         {why}"));
     }
@@ -304,6 +311,16 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
             "measured_per_token": t.basis.line().map(|line| line.each),
         })
     });
+    let places = p.into_iter().flat_map(|p| &p.places).map(|place| {
+        let t = &place.takes;
+        json!({
+            "name": place.name, "first_layer": place.layers.start, "layers": place.layers.len(),
+            "memory_bytes": {
+                "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
+                "workspace": t.scratch, "limit": place.limit, "keeps": kept(place.keep, place.layers.len()),
+            },
+        })
+    });
     let (said, from) = match w.map(|w| &w.pace.basis) {
         None => (None, None),
         Some(Basis::Measured) => (Some("measured"), None),
@@ -313,7 +330,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
     json!({
         "name": e.name, "class": p.and_then(|p| p.class.as_ref().ok()), "hardware": p.map(|p| &p.hardware),
         "fits": e.fits(), "why_not": p.and_then(|p| p.unfit.as_ref()).map(ToString::to_string),
-        "memory_bytes": memory, "basis": said, "scaled_from": from,
+        "memory_bytes": memory, "seats": places.collect::<Vec<_>>(), "basis": said, "scaled_from": from,
         "seconds_per_microbatch": w.map(|w| w.pace.train.fixed), "seconds_per_token": w.map(|w| w.pace.train.each),
         "tokens_per_second": w.map(|w| o.mean_size() / w.pace.train.at(o.mean_size())),
         "share": place.map(|at| o.forecast.shares[at]), "idle": place.map(|at| o.forecast.idle[at]),

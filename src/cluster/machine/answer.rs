@@ -10,6 +10,9 @@ use super::ledger::{Alone, Found, Held, Status};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+/// Most leases that a device is taken to compute at the same time, because the number comes from a worker.
+const MOST_TOGETHER: usize = 64;
+
 /// The lease that a message names.
 enum Own {
     /// A lease of this round that the sender holds.
@@ -41,7 +44,9 @@ impl Machine {
             }
             &ToCoordinator::SumPiece { sum, offset, .. } => m.comes((sum, offset), self.now),
             _ if m.devices.is_none() => self.expel(member, "it spoke of work before it was ready"),
-            &ToCoordinator::Ask { device, room } => self.asked(DeviceId { member, index: device }, room),
+            &ToCoordinator::Ask { device, room, together } => {
+                self.asked(DeviceId { member, index: device }, (room, together));
+            }
             &ToCoordinator::Announce { lease, parameters, micros, memory } => {
                 let result = Result { lease, kind: Kind::Train, parameters, micros: Some(micros), memory };
                 self.announced(member, result);
@@ -79,12 +84,13 @@ impl Machine {
         self.send_parameters(member);
     }
 
-    fn asked(&mut self, id: DeviceId, room: u16) {
+    fn asked(&mut self, id: DeviceId, (room, together): (u16, u16)) {
         let now = self.now;
         let Some(device) = self.fleet.device_mut(id) else {
             return self.expel(id.member, "it spoke of a device that it does not have");
         };
         (device.room, device.up, device.stopping) = (Some(room), true, None);
+        device.together = usize::from(together).clamp(1, MOST_TOGETHER);
         if let Some(m) = self.fleet.members.get_mut(&id.member)
             && let Some(sent) = m.sent.take()
         {

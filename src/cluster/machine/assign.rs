@@ -18,9 +18,6 @@ use std::time::Duration;
 /// lost.
 const DEALT: usize = 512;
 
-/// A device's queue holds at least this many leases besides the lease in work.
-const DEPTH: usize = 1;
-
 /// A device as the planner sees it.
 pub(super) struct Slot {
     pub id: DeviceId,
@@ -43,6 +40,8 @@ pub(super) struct Slot {
     pub overhead: f64,
     /// Most leases that it may hold.
     limit: usize,
+    /// Leases that it computes at the same time; its queue holds at least one besides them.
+    together: usize,
     held: usize,
 }
 
@@ -103,13 +102,14 @@ impl Slot {
             work,
             overhead,
             limit,
+            together: device.together,
             held,
         }
     }
 
     /// Whether it should get another lease now, so that it does not wait for one later.
     fn has_room(&self) -> bool {
-        self.held < self.limit && (self.held <= DEPTH || self.work < 1.5 * self.overhead + 2000.0)
+        self.held < self.limit && (self.held <= self.together || self.work < 1.5 * self.overhead + 2000.0)
     }
 
     /// Whether it has no lease and may get one.

@@ -40,6 +40,8 @@ pub(super) struct Device {
     pub up: bool,
     /// Number of leases that may queue behind the lease in work; `None` before its first `Ask`.
     pub room: Option<u16>,
+    /// Number of leases that it computes at the same time.
+    pub together: usize,
     /// Its leases in order of work; it computes the first.
     pub queue: VecDeque<LeaseId>,
     /// The earliest time at which the first lease of the queue can have started.
@@ -178,6 +180,7 @@ impl Device {
             class: device.class.as_str().into(),
             up: true,
             room: None,
+            together: 1,
             queue: VecDeque::new(),
             began: Duration::ZERO,
             stopping: None,

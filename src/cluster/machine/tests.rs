@@ -36,7 +36,7 @@ impl Bed {
         let devices = classes.iter().enumerate().map(device).collect();
         let mut out = self.said(member, From::Ready { devices, refused: vec![] });
         for device in 0..classes.len() as u16 {
-            out.extend(self.said(member, From::Ask { device, room: 4 }));
+            out.extend(self.said(member, From::Ask { device, room: 4, together: 1 }));
         }
         out
     }
@@ -169,7 +169,7 @@ fn dishonest_message_expels_only_its_sender() {
         From::Answer { lease: 1, ids: vec![], parameters: HASH },
         From::Stopped { lease: 2, micros: 0 },
         From::Fault { lease: 99, fault: Trouble::Device { reason: String::new() } },
-        From::Ask { device: 1, room: 1 },
+        From::Ask { device: 1, room: 1, together: 1 },
         From::Ready { devices: vec![], refused: vec![] },
         From::Fallback { device: 9, now: device, reason: String::new() },
         sum(5, vec![], HASH),
@@ -285,7 +285,7 @@ fn bad_value_waits_for_a_busy_second_device() {
     };
     let mut bed = begin();
     bed.now += Duration::from_secs(29);
-    assert_eq!(leased(&bed.said(1, From::Ask { device: 0, room: 4 }), 1).len(), 1);
+    assert_eq!(leased(&bed.said(1, From::Ask { device: 0, room: 4, together: 1 }), 1).len(), 1);
 
     // Member 1 is never free: the same device is better than no device.
     let mut bed = begin();

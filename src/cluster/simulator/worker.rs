@@ -178,7 +178,11 @@ impl Worker {
 
     fn ask(&mut self, device: usize) {
         if !self.engines[device].gone {
-            self.send(ToCoordinator::Ask { device: device as u16, room: 16 });
+            self.send(ToCoordinator::Ask {
+                device: device as u16,
+                room: 16,
+                together: 1 + device as u16 % 3,
+            });
         }
     }
 

@@ -3,6 +3,7 @@
 //! device error: it is reported with its tensor, and the device does not fall back.
 
 mod chain;
+mod together;
 use super::blueprint::{Blueprint, Candidate};
 use super::device_queue::{DeviceQueue, QueuedLease};
 use super::parameters::Parameters;
@@ -126,6 +127,8 @@ pub(super) struct DeviceWorker {
     holds: Option<Arc<Parameters>>,
     queue: Arc<DeviceQueue>,
     shared: Shared,
+    /// Leases that are computed alone from now on, because one of several has a bad value.
+    alone: usize,
 }
 
 impl DeviceWorker {
@@ -137,7 +140,8 @@ impl DeviceWorker {
         shared: Shared,
     ) -> Result<(Self, Vec<String>), String> {
         let layout = shared.blueprint.layout();
-        let mut worker = DeviceWorker { candidate, at: 0, model: None, layout, holds: None, queue, shared };
+        let mut worker =
+            DeviceWorker { candidate, at: 0, model: None, layout, holds: None, queue, shared, alone: 0 };
         let lines = worker.next_backend(0)?;
         Ok((worker, lines))
     }
@@ -153,6 +157,12 @@ impl DeviceWorker {
         while let Some(job) = self.queue.next() {
             if !self.queue.is_known() {
                 self.introduce(&job, "it fell back while the coordinator was away".into());
+                continue;
+            }
+            if self.computes_several(&job) {
+                if !self.compute_several(job) {
+                    return;
+                }
                 continue;
             }
             let began = Instant::now();
@@ -302,7 +312,7 @@ impl DeviceWorker {
     }
 
     fn bad_value(&self, bad: &Refused) -> Failed {
-        Failed::Value(Trouble::Value { tensor: bad.tensor(&self.layout), value: bad.value.value })
+        Failed::Value(bad_value(&self.layout, bad))
     }
 
     /// Measures trial microbatches of a few sizes, the small ones first.
@@ -313,10 +323,18 @@ impl DeviceWorker {
         let mut taken = Trials::default();
         let rest = self.model.as_mut().and_then(|model| at_rest(&mut **model));
         rest.into_iter().for_each(|seen| taken.memory.rest(seen));
+        // A line is fast only with several microbatches in work.
+        let copies = self.model.as_ref().map_or(1, |model| model.together());
         // The adapter keeps its initial values: time does not depend on them. An error occurs again in the first lease.
-        let _ = taken.run(&trials, TRIALS, &mut |batch| -> Result<_, Failed> {
+        let _ = taken.run(&trials, (TRIALS, copies), &mut |batch| -> Result<_, Failed> {
             let began = Instant::now();
-            self.model()?.gradient(batch, &mut gradient)?;
+            match copies {
+                1 => drop(self.model()?.gradient(batch, &mut gradient)?),
+                _ => {
+                    let mut all = std::iter::repeat_n(batch, copies).cloned();
+                    self.model()?.gradients(&mut || all.next(), &mut |_, _, _| ())?;
+                }
+            }
             self.throttle(began)?;
             Ok(Some(Passed(self.model()?.in_use())))
         });
@@ -326,14 +344,22 @@ impl DeviceWorker {
 
     /// Multiplies the compute time by the injected factor, if there is one.
     fn throttle(&self, began: Instant) -> Result<(), Failed> {
-        let Some(factor) = self.shared.inject.slow() else { return Ok(()) };
-        let until = began + began.elapsed().mul_f64(factor);
-        while Instant::now() < until {
-            self.queue.flag().check()?;
-            std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
-        }
-        Ok(())
+        throttle(&self.shared.inject, &self.queue, began)
     }
+}
+
+fn throttle(inject: &Inject, queue: &DeviceQueue, began: Instant) -> Result<(), Failed> {
+    let Some(factor) = inject.slow() else { return Ok(()) };
+    let until = began + began.elapsed().mul_f64(factor);
+    while Instant::now() < until {
+        queue.flag().check()?;
+        std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
+    }
+    Ok(())
+}
+
+fn bad_value(layout: &Layout, bad: &Refused) -> Trouble {
+    Trouble::Value { tensor: bad.tensor(layout), value: bad.value.value }
 }
 
 /// Returns false if the conversation that the lease came from has ended.

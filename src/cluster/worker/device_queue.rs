@@ -28,7 +28,12 @@ pub(super) struct DeviceQueue {
 #[derive(Default)]
 struct State {
     queue: VecDeque<QueuedLease>,
-    running: Option<LeaseId>,
+    /// The leases in work, in order.
+    running: VecDeque<LeaseId>,
+    /// Those of them that were called back.
+    called_back: Vec<LeaseId>,
+    /// Leases that the device computes at the same time.
+    together: u16,
     closed: bool,
     /// The device that computes here; the error is why none does any more.
     device: Option<Result<Device, String>>,
@@ -52,10 +57,21 @@ impl DeviceQueue {
         self.state().device = Some(Ok(device));
     }
 
+    /// Sets the number of leases that the device computes at the same time.
+    pub fn takes_together(&self, leases: usize) {
+        self.state().together = u16::try_from(leases).unwrap_or(u16::MAX);
+    }
+
+    /// The number of leases that the device computes at the same time.
+    pub fn together(&self) -> u16 {
+        self.state().together.max(1)
+    }
+
     /// Ends the queue because no device is left: no lease is accepted any more. Returns the queued jobs.
     pub fn end(&self, reason: String) -> Vec<QueuedLease> {
         let mut state = self.state();
-        (state.device, state.running) = (Some(Err(reason)), None);
+        state.device = Some(Err(reason));
+        state.running.clear();
         state.queue.drain(..).collect()
     }
 
@@ -84,14 +100,19 @@ impl DeviceQueue {
         state.device.as_ref().and_then(|device| device.as_ref().ok()) == state.announced.as_ref()
     }
 
-    /// The lease that the device computes.
+    /// The lease that the device computes; of several, the one that it finishes last.
     pub fn running(&self) -> Option<LeaseId> {
-        self.state().running
+        self.state().running.back().copied()
     }
 
-    /// Clears the running lease. Called before its report, so that the receiver of the report finds the device free.
+    /// Clears the running leases. Called before their reports, so that the receiver of a report finds the device free.
     pub fn finished(&self) {
-        self.state().running = None;
+        self.state().running.clear();
+    }
+
+    /// Clears one of several running leases, before its report.
+    pub fn finished_one(&self, lease: LeaseId) {
+        self.state().running.retain(|running| *running != lease);
     }
 
     /// Queues a job. Returns false if no thread would take it.
@@ -108,13 +129,14 @@ impl DeviceQueue {
     /// Waits for the next job. `None` once this queue is closed.
     pub fn next(&self) -> Option<QueuedLease> {
         let mut state = self.state();
-        state.running = None;
+        state.running.clear();
         loop {
             if state.closed {
                 return None;
             }
             if let Some(job) = state.queue.pop_front() {
-                state.running = Some(job.lease.lease);
+                state.running.push_back(job.lease.lease);
+                state.called_back.clear();
                 self.cancel.lower();
                 return Some(job);
             }
@@ -122,11 +144,34 @@ impl DeviceQueue {
         }
     }
 
+    /// The next job if it can be computed beside the running ones, without waiting for one.
+    pub fn another(&self, fits: impl Fn(&QueuedLease) -> bool) -> Option<QueuedLease> {
+        let mut state = self.state();
+        if state.closed || self.cancel.check().is_err() || !state.queue.front().is_some_and(fits) {
+            return None;
+        }
+        let job = state.queue.pop_front()?;
+        state.running.push_back(job.lease.lease);
+        Some(job)
+    }
+
+    /// Puts unfinished jobs back in front of the others. Returns those that were called back.
+    pub fn put_back(&self, jobs: VecDeque<QueuedLease>) -> Vec<QueuedLease> {
+        let mut state = self.state();
+        state.running.clear();
+        let called_back = std::mem::take(&mut state.called_back);
+        let (ended, open): (Vec<_>, Vec<_>) =
+            jobs.into_iter().partition(|job| called_back.contains(&job.lease.lease));
+        open.into_iter().rev().for_each(|job| state.queue.push_front(job));
+        ended
+    }
+
     /// Cancels a lease. Returns true if it was queued. If it is running, the device is asked to stop and reports
     /// that itself.
     pub fn take_away(&self, lease: LeaseId) -> bool {
         let mut state = self.state();
-        if state.running == Some(lease) {
+        if state.running.contains(&lease) {
+            state.called_back.push(lease);
             self.cancel.raise();
         }
         let before = state.queue.len();
@@ -142,11 +187,13 @@ impl DeviceQueue {
     /// Removes all queued jobs and stops the running one. Returns their numbers.
     pub fn clear(&self) -> Vec<LeaseId> {
         let mut state = self.state();
-        if state.running.is_some() {
+        let running: Vec<LeaseId> = state.running.iter().copied().collect();
+        if !running.is_empty() {
+            state.called_back.extend(&running);
             self.cancel.raise();
         }
         let queued: Vec<QueuedLease> = state.queue.drain(..).collect();
-        state.running.into_iter().chain(queued.iter().map(|job| job.lease.lease)).collect()
+        running.into_iter().chain(queued.iter().map(|job| job.lease.lease)).collect()
     }
 
     /// Stops the running lease; the thread ends after it.

@@ -114,6 +114,11 @@ impl DeviceThreads {
         self.queues.get(usize::from(device)).and_then(|queue| queue.running())
     }
 
+    /// The number of leases that a device computes at the same time.
+    pub fn together(&self, device: u16) -> u16 {
+        self.queues.get(usize::from(device)).map_or(1, |queue| queue.together())
+    }
+
     /// Whether any device computes a lease.
     pub fn busy(&self) -> Devices {
         let busy = self.queues.iter().any(|queue| queue.running().is_some());

@@ -188,7 +188,7 @@ impl<'a, 'w> Session<'a, 'w> {
         for ((_, late), device) in up {
             *late = self.threads.running(device);
             if late.is_none() {
-                self.outbox.say(ToCoordinator::Ask { device, room: PREFETCH });
+                self.outbox.say(ask(self.threads, device));
             }
         }
         Ok(())
@@ -204,7 +204,7 @@ impl<'a, 'w> Session<'a, 'w> {
         for (device, late) in (0..).zip(&mut self.late) {
             if late.is_some() && *late != self.threads.running(device) {
                 *late = None;
-                self.outbox.say(ToCoordinator::Ask { device, room: PREFETCH });
+                self.outbox.say(ask(self.threads, device));
             }
         }
     }
@@ -264,7 +264,7 @@ impl<'a, 'w> Session<'a, 'w> {
                 (self.say)(&format!("{} falls back to {}", now.name, now.class));
                 self.settled(device);
                 self.outbox.say(ToCoordinator::Fallback { device, now, reason });
-                ToCoordinator::Ask { device, room: PREFETCH }
+                ask(self.threads, device)
             }
             Report::Down { reason } => return self.down(device, reason),
         };
@@ -338,6 +338,12 @@ impl<'a, 'w> Session<'a, 'w> {
             self.outbox.say(waiting.message.clone());
         }
     }
+}
+
+/// Asks for leases for a device.
+fn ask(threads: &DeviceThreads, device: u16) -> ToCoordinator {
+    let together = threads.together(device);
+    ToCoordinator::Ask { device, room: PREFETCH.max(together.saturating_mul(2)), together }
 }
 
 fn lost(reason: String) -> Outcome {

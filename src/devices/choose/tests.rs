@@ -64,7 +64,9 @@ fn chosen(machine: &[&str], typed: &str) -> String {
     match options.and_then(among) {
         Ok(chosen) => {
             let name = |p: &Picked| format!("{} /{}", p.name, p.sharing);
-            let mut said: Vec<String> = chosen.picks.iter().map(name).collect();
+            let device =
+                |picks: Range<usize>| chosen.picks[picks].iter().map(name).collect::<Vec<_>>().join(" + ");
+            let mut said: Vec<String> = chosen.devices().map(device).collect();
             said.extend(chosen.notes);
             said.join("; ")
         }
@@ -113,6 +115,25 @@ fn devices_are_selected_by_index_by_name_and_twice() {
         check(MANY, cpu, "cpu /1");
     }
     check(MANY, "gpu-backend=cpu gpus=0,0,2", "cpu 0 /3; cpu 0 (2) /3; cpu 2 /3");
+}
+
+#[test]
+fn devices_with_a_plus_hold_a_model_together() {
+    check(MANY, "gpus=cpu+cpu", "cpu /2 + cpu (2) /2");
+    check(
+        MANY,
+        "gpus=1+2,cpu gpu-backend=wgpu",
+        "78: --gpus: cpu is no device of --gpu-backend wgpu: leave --gpu-backend out",
+    );
+    check(MANY, "gpus=radeon+cpu,cpu", "wgpu 2 AMD Radeon Graphics /1 + cpu /2; cpu (2) /2");
+    check(MANY, "gpu-backend=cpu gpus=0+1,2", "cpu 0 /3 + cpu 1 /3; cpu 2 /3");
+    check(NVIDIA, "gpu-backend=cuda gpus=v100+0", "cuda 1 Tesla V100 /1 + cuda 0 NVIDIA H200 /1");
+    for (typed, seat) in [("cpu+", ""), ("0+auto", "auto"), ("+", "")] {
+        let line =
+            format!("78: --gpus: {typed}: {seat:?} is no device: a model is divided as in 0+1 or cpu+cpu");
+        check(MANY, &format!("gpus={typed}"), &line);
+    }
+    check(MANY, &format!("gpus={}", ["0"; 65].join("+")), "78: --gpus: 65 are more than 64 devices");
 }
 
 #[test]

@@ -61,7 +61,8 @@ impl Opener for ReferenceCpu {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        Box::new(Cpu::reference(1)).build(&Whole::of(blueprint), (Keep::Everything, 0))
+        let whole = Whole::of(blueprint);
+        Box::new(Cpu::reference(1)).build(&whole, whole.build((Keep::Everything, 0)))
     }
 }
 

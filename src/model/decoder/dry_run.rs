@@ -34,7 +34,7 @@ pub fn dry_run(
     batch: &Microbatch,
 ) -> Result<Cost, ModelError> {
     let keep = build.keep;
-    Ok(DryRuns::of(Dry::new(target).timed(), model, build)?.run(keep, batch)?)
+    Ok(DryRuns::new(target, model, build)?.run(keep, batch)?)
 }
 
 /// Dry runs of one stage, which is built once. Each begins like a first microbatch.
@@ -44,14 +44,22 @@ pub struct DryRuns {
 }
 
 impl DryRuns {
-    /// A whole model.
-    pub fn new(target: Target, model: (&Config, &dyn Tensors, &LoraSpec)) -> Result<Self, ModelError> {
-        Self::of(Dry::new(target).timed(), model, Build::whole(model.0))
+    /// Dry runs of a stage.
+    pub fn new(
+        target: Target,
+        model: (&Config, &dyn Tensors, &LoraSpec),
+        build: Build,
+    ) -> Result<Self, ModelError> {
+        Self::of(Dry::new(target).timed(), model, build)
     }
 
     /// The same without arithmetic and bytes moved, in less time.
-    pub fn of_memory(target: Target, model: (&Config, &dyn Tensors, &LoraSpec)) -> Result<Self, ModelError> {
-        Self::of((Dry::new(target), Notes::default()), model, Build::whole(model.0))
+    pub fn of_memory(
+        target: Target,
+        model: (&Config, &dyn Tensors, &LoraSpec),
+        build: Build,
+    ) -> Result<Self, ModelError> {
+        Self::of((Dry::new(target), Notes::default()), model, build)
     }
 
     fn of(

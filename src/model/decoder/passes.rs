@@ -8,8 +8,8 @@ use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::{Layout, SCORE};
 use crate::model::linear::Batch;
 use crate::model::stage::{
-    Cancel, Each, IGNORE, InUse, LossSums, Microbatch, Output, Session, Span, Stage, Targets, Ticket, WHOLE,
-    Want,
+    Cancel, Each, IGNORE, InUse, LossSums, Microbatch, Next, Output, Session, Span, Stage, Targets, Ticket,
+    WHOLE, Want,
 };
 
 /// Result of a forward pass.
@@ -264,13 +264,15 @@ impl<B: Fused> Stage for Decoder<B> {
         self.sums(top, Some(gradient))
     }
 
-    fn gradients(&mut self, batches: &[&Microbatch], each: Each) -> Result<(), Fault> {
-        for (index, batch) in batches.iter().enumerate() {
-            let top = self.both_passes(batch)?;
+    fn gradients(&mut self, next: Next, each: Each) -> Result<(), Fault> {
+        let mut index = 0;
+        while let Some(batch) = next() {
+            let top = self.both_passes(&batch)?;
             let lent = self.backend.lend(&self.grads).is_some();
             let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
             let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
             each(index, &sums, self.backend.lend(&self.grads).unwrap_or(&copy));
+            index += 1;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Dry runs of the longest microbatch of a load. A search asks for many: the model is built once for all of them.
 
 use super::{Basis, Estimate, Load, ON_DEVICE};
-use crate::model::decoder::{Cost, DryRuns, Keep};
+use crate::model::decoder::{Build, Cost, DryRuns, Keep};
 use crate::model::stage::{Microbatch, Targets};
 use crate::model::weights::ModelError;
 use crate::numeric::block::{Block, Encoding};
@@ -37,9 +37,10 @@ impl<'a> Rehearsals<'a> {
             false => Encoding::Plain(Dtype::Bf16),
         };
         let model = (config, &Unread(encoding) as &dyn Tensors, load.lora);
+        let build = Build { layers: load.part.from..load.part.to, ..Build::whole(config) };
         let runs = match counts {
-            Counts::Memory => DryRuns::of_memory(target, model)?,
-            Counts::Arithmetic => DryRuns::new(target, model)?,
+            Counts::Memory => DryRuns::of_memory(target, model, build)?,
+            Counts::Arithmetic => DryRuns::new(target, model, build)?,
         };
         Ok(Rehearsals { load, runs })
     }
@@ -69,12 +70,14 @@ impl<'a> Rehearsals<'a> {
 
     /// Estimate for a microbatch of that many tokens.
     pub fn estimate(&mut self, tokens: usize, keep: Keep) -> Result<Estimate, ModelError> {
-        let Load { config, home, measured, .. } = self.load;
+        let Load { part, home, measured, .. } = self.load;
         let streamed = self.load.streamed();
         let weights = self.load.resident(streamed);
         let (trained, cost) = (self.runs.trained() as u64, self.cost(tokens, keep)?);
-        let counted = (cost.kept, cost.peak - cost.at_rest - cost.kept, cost.peak, Basis::Counted);
-        let blocks = keep.blocks(config.layers);
+        let kept = cost.kept * part.depth as u64;
+        let counted =
+            (kept, cost.peak - cost.at_rest - cost.kept, cost.peak + kept - cost.kept, Basis::Counted);
+        let blocks = keep.blocks(part.layers());
         let line = measured.filter(|fit| fit.blocks == blocks && fit.reaches(tokens)).map(|fit| fit.line);
         let (kept, scratch, in_use, basis) = line.map_or(counted, |line| {
             let (grows, fixed) = ((line.each * tokens as f64) as u64, line.fixed as u64);
@@ -82,7 +85,8 @@ impl<'a> Rehearsals<'a> {
             (grows, fixed.saturating_sub(resident), grows + fixed.max(resident), Basis::Measured(line))
         });
         let recycled = |bytes: u64| bytes + bytes / 4;
-        let (adapter, kept, scratch) = (trained * home.adapter(), recycled(kept), recycled(scratch));
+        let adapter = trained * (home.adapter() + 4 * part.waiting as u64);
+        let (kept, scratch) = (recycled(kept), recycled(scratch));
         Ok(Estimate { weights, adapter, kept, scratch, in_use, streamed, basis })
     }
 

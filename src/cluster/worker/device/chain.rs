@@ -25,6 +25,7 @@ impl DeviceWorker {
             match opened.map_err(|wrong| format!("{name}: {wrong}"))? {
                 Ok(mut model) => {
                     model.heed(self.queue.flag());
+                    self.queue.takes_together(model.together());
                     (self.model, self.at) = (Some(model), at);
                     return Ok(lines);
                 }

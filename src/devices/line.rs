@@ -1,0 +1,277 @@
+//! Devices that hold the layers of one model together: how many layers each gets, from its measured speed and its
+//! memory, and the line that they make.
+
+use super::building::Whole;
+use super::drivers::{cpu, speaking};
+use super::seat::Seat;
+use crate::backend::Fault;
+use crate::backend::facts::Kind;
+use crate::cluster::inject::Inject;
+use crate::cluster::worker::{Blueprint, Opener, Reference};
+use crate::config::groups::ComputeDtype;
+use crate::model::decoder::{Build, Keep};
+use crate::model::layout;
+use crate::model::line::{self, Line};
+use crate::model::memory::{self, Estimate, Home, Limit, Load, Offload, Part};
+use crate::model::split::Question;
+use crate::model::stage::Model;
+use crate::model::weights::{ModelError, PackedLayers, Weights};
+use crate::support::stderr::say;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+
+/// The devices of a line in their order.
+pub struct Seats {
+    seats: Vec<Seat>,
+    names: Vec<String>,
+}
+
+/// What a device of a line holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Place {
+    /// Name of the device.
+    pub name: String,
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Policy for kept values.
+    pub keep: Keep,
+    /// Its memory.
+    pub takes: Estimate,
+    /// Bytes that it may use.
+    pub limit: u64,
+}
+
+impl Place {
+    /// `cuda 0: embedding, layers 0 to 14`
+    pub fn said(&self, layers: usize) -> String {
+        let Range { start, end } = self.layers;
+        let count = if start == end { "no layers".into() } else { format!("layers {start} to {}", end - 1) };
+        let embedding = if start == 0 { "embedding, " } else { "" };
+        let head = if end == layers { ", head" } else { "" };
+        format!("{}: {embedding}{count}{head}", self.name)
+    }
+}
+
+impl Seats {
+    /// The line of these devices with their names.
+    pub fn new(named: impl IntoIterator<Item = (String, Seat)>) -> Self {
+        let (names, seats) = named.into_iter().unzip();
+        Seats { seats, names }
+    }
+
+    /// Name of the line.
+    pub fn name(&self) -> String {
+        self.names.join(" + ")
+    }
+
+    /// The same line in the type that the run's user typed.
+    fn typed(&self, blueprint: &Blueprint) -> Result<Self, ModelError> {
+        let seats: Result<Vec<Seat>, _> = self.seats.iter().map(|seat| seat.typed(blueprint)).collect();
+        Ok(Seats { seats: seats?, names: self.names.clone() })
+    }
+
+    /// Numeric class of the line, which is not opened for it.
+    pub fn class(&self, places: &[Place]) -> Result<String, Fault> {
+        let one =
+            |(seat, place): (&Seat, &Place)| Ok((seat.device.class(seat.share.dtype)?, place.layers.clone()));
+        let classes: Result<Vec<_>, Fault> = self.seats.iter().zip(places).map(one).collect();
+        Ok(line::class(&classes?))
+    }
+
+    /// The speeds of all devices, relative to each other.
+    fn speeds(&self) -> Result<Vec<f64>, ModelError> {
+        Ok(self.seats.iter().map(speed).collect::<Result<_, _>>()?)
+    }
+
+    /// The layers of each device with their memory. The error is that no split fits.
+    pub fn places(&self, whole: &Whole) -> Result<Vec<Place>, ModelError> {
+        let mut rooms = self.rooms(whole)?;
+        let speeds = self.speeds()?;
+        let Some(layers) = split(&mut rooms, &speeds)? else { return Err(self.too_little(whole, &rooms)?) };
+        let place = |(at, layers): (usize, Range<usize>)| {
+            let room = &rooms[at];
+            let (keep, takes) = match whole.tokens {
+                0 => (Keep::Inputs, memory::estimate(room.load_of(&layers), Keep::Inputs)?),
+                _ => room.limit.choose(room.load_of(&layers))?,
+            };
+            Ok(Place { name: self.names[at].clone(), layers, keep, takes, limit: room.limit.bytes() })
+        };
+        layers.into_iter().enumerate().map(place).collect()
+    }
+
+    /// The model's rate of training on this line, in floating point operations per second.
+    pub fn rate(&self, whole: &Whole, places: &[Place]) -> Result<f64, ModelError> {
+        let rooms = self.rooms(whole)?;
+        let (layers, costs) = (whole.config.layers, rooms[0].costs()?);
+        let speeds = self.speeds()?;
+        let question = Question { layers, costs, speeds: &speeds };
+        let seconds = places.iter().enumerate().map(|(seat, place)| question.seconds(seat, &place.layers));
+        Ok(1e9 * (layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
+    }
+
+    fn rooms<'a>(&self, whole: &Whole<'a>) -> Result<Vec<Room<'a>>, ModelError> {
+        let room = |(at, seat): (usize, &Seat)| {
+            let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
+            let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
+            let load = if at_home { Load { home: Home::HostUntrained, ..load } } else { load };
+            let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
+            let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
+            let trains = usize::from(whole.tokens > 0);
+            let (depth, waiting) = (self.seats.len() - at, trains * (self.seats.len() + 2));
+            Ok(Room { load, packed, limit: seat.share.limit, depth, waiting, known: BTreeMap::new() })
+        };
+        self.seats.iter().enumerate().map(room).collect()
+    }
+
+    /// The error of a model for which no split fits, with the settings that help.
+    fn too_little(&self, whole: &Whole, rooms: &[Room]) -> Result<ModelError, ModelError> {
+        let limit = rooms.iter().map(|room| room.limit.bytes()).fold(0, u64::saturating_add);
+        let needed =
+            memory::least(Load { measured: None, offload: Offload::Never, ..rooms[0].load })?.1.total();
+        let sizes = std::iter::successors(Some(whole.tokens / 2), |tokens| Some(tokens / 2));
+        let speeds = self.speeds()?;
+        let fits = |tokens: &usize| {
+            let rooms = self.rooms(&Whole { tokens: *tokens, ..*whole });
+            let split = rooms.and_then(|mut rooms| split(&mut rooms, &speeds));
+            matches!(split, Ok(Some(_)))
+        };
+        let smaller = sizes.take_while(|tokens| *tokens > 0).find(fits);
+        let smaller = smaller
+            .map(|tokens| format!("use --micro-batch-tokens {tokens} (and --max-seq-len no longer), or "));
+        let way_out = format!(
+            "{}name more devices in --gpus with + between them, or a quantised base (--quantize nf4)",
+            smaller.unwrap_or_default()
+        );
+        Ok(ModelError::Memory { needed, limit, way_out })
+    }
+
+    /// Builds the model on all devices at the same time.
+    fn build(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
+        let places = self.places(whole)?;
+        if whole.has_files() {
+            let layers = whole.config.layers;
+            say!("line     {}", places.iter().map(|place| place.said(layers)).collect::<Vec<_>>().join("; "));
+        }
+        let open = |(seat, place): (&Seat, &Place)| {
+            let build =
+                Build { layers: place.layers.clone(), keep: place.keep, ..Build::whole(whole.config) };
+            seat.part(whole, build)
+        };
+        let stages: Result<Vec<Box<dyn Model>>, ModelError> = std::thread::scope(|scope| {
+            let begun: Vec<_> =
+                self.seats.iter().zip(&places).map(|both| scope.spawn(move || open(both))).collect();
+            begun.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        let layout = layout::of(whole.config, whole.lora, 0..whole.config.layers);
+        Ok(Box::new(Line::new(stages?, layout)?))
+    }
+
+    /// Builds the model after the line has passed the self-test, because later results are not compared.
+    pub fn proved(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
+        self.places(whole)?;
+        let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
+        deviation.verdict().map_err(ModelError::Source)?;
+        self.build(whole)
+    }
+}
+
+/// Measured speeds of devices by number of threads and type: plan and run of a process see the same ones, and equal
+/// devices are equally fast.
+static SPEEDS: Mutex<Vec<(Measured, f64)>> = Mutex::new(Vec::new());
+
+/// Address of the device's properties, its threads, and the type of its products.
+type Measured = (usize, usize, ComputeDtype);
+
+fn speed(seat: &Seat) -> Result<f64, Fault> {
+    let of = (std::ptr::from_ref(seat.device.facts()).addr(), seat.share.threads, seat.share.dtype);
+    let mut known = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, speed)) = known.iter().find(|(other, _)| *other == of) {
+        return Ok(*speed);
+    }
+    let speed = seat.speed()?.gflops.max(1e-3);
+    known.push((of, speed));
+    Ok(speed)
+}
+
+impl Opener for Seats {
+    fn backend(&self) -> &str {
+        "line"
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        self.typed(blueprint)?.build(&Whole::of(blueprint))
+    }
+
+    #[cfg(feature = "faults")]
+    fn lose(&self) {
+        self.seats.iter().for_each(|seat| seat.device.lose());
+    }
+}
+
+/// The memory of a device of a line.
+struct Room<'a> {
+    load: Load<'a>,
+    packed: PackedLayers,
+    limit: Limit,
+    depth: usize,
+    waiting: usize,
+    /// Bytes besides the weights, by the number of layers, and whether they are the first and the last ones.
+    known: BTreeMap<(usize, bool, bool), u64>,
+}
+
+impl<'a> Room<'a> {
+    fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
+        let Room { depth, waiting, .. } = *self;
+        let part = Part { from: layers.start, to: layers.end, depth, waiting };
+        self.load.of_part(part, self.packed.of(layers.clone()))
+    }
+
+    /// Whether the most frugal policy fits. All layers have the same shape: what three layers and more take besides the
+    /// weights follows from one and two.
+    fn fits(&mut self, layers: &Range<usize>) -> Result<bool, ModelError> {
+        let (first, last) = (layers.start == 0, layers.end == self.load.config.layers);
+        let mut besides = |count: usize| -> Result<u64, ModelError> {
+            if let Some(bytes) = self.known.get(&(count, first, last)) {
+                return Ok(*bytes);
+            }
+            let start = if last { layers.end - count } else { layers.start };
+            let takes = memory::least(self.load_of(&(start..start + count)))?.1;
+            let bytes = takes.total() - takes.weights;
+            self.known.insert((count, first, last), bytes);
+            Ok(bytes)
+        };
+        let besides = match layers.len() {
+            count @ 0..=2 => besides(count)?,
+            count if first && last => besides(count)?,
+            count => {
+                let (one, two) = (besides(1)?, besides(2)?);
+                one + (two.saturating_sub(one)) * (count as u64 - 1)
+            }
+        };
+        Ok(besides + self.packed.of(layers.clone()) <= self.limit.bytes())
+    }
+
+    /// Arithmetic of a layer, and of the head.
+    fn costs(&self) -> Result<(f64, f64), ModelError> {
+        let layers = self.load.config.layers;
+        let flops = |layers: Range<usize>| memory::flops(self.load_of(&layers), Keep::Everything);
+        let layer = flops(0..1)?;
+        Ok((layer, if layers > 1 { (flops(layers - 1..layers)? - layer).max(0.0) } else { 0.0 }))
+    }
+}
+
+/// The layers of each device; `None` if no split fits.
+fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
+    let question = Question { layers: rooms[0].load.config.layers, costs: rooms[0].costs()?, speeds };
+    let mut fault = Ok(());
+    let found = question.split(&mut |seat, layers| match rooms[seat].fits(layers) {
+        Ok(fits) => fits,
+        Err(e) => {
+            fault = Err(e);
+            false
+        }
+    });
+    fault.map(|()| found)
+}

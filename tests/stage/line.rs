@@ -1,0 +1,150 @@
+//! Lines: stages on threads have the bits of one stage, end with the fault of the stage that has one, and can be used
+//! after it.
+
+use super::case::{self, Case};
+use super::{Try, bits, each_case};
+use finetune::backend::Cpu;
+use finetune::model::decoder::{Build, Keep};
+use finetune::model::generate::generate;
+use finetune::model::layout;
+use finetune::model::line::Line;
+use finetune::model::stage::{
+    Cancel, Fault, LossSums, Microbatch, Model, Output, Sampling, Stage, Targets, Ticket, Want,
+};
+
+/// A line of stages that begin at these layers.
+fn line(case: &Case, starts: &[usize], (keep, make): (Keep, fn(usize) -> Cpu)) -> Line {
+    let ends = starts[1..].iter().copied().chain([case.config.layers]);
+    let part = |(start, end): (usize, usize)| -> Box<dyn Model> {
+        let build = Build { layers: start..end, keep, ..Build::whole(&case.config) };
+        Box::new(Try { build, make, threads: 1, ..Try::new(case).dropout(0.2) }.stage())
+    };
+    let stages = starts.iter().copied().zip(ends).map(part).collect();
+    let lora = Try::new(case).dropout(0.2).lora;
+    Line::new(stages, layout::of(&case.config, &lora, 0..case.config.layers)).unwrap()
+}
+
+/// Sums and bits of all microbatches.
+fn all(stage: &mut dyn Stage, batches: &[Microbatch]) -> Result<Vec<(LossSums, Vec<u32>)>, Fault> {
+    let mut got = Vec::new();
+    let each = &mut |index, sums: &LossSums, gradient: &[f32]| {
+        assert_eq!(index, got.len(), "in order");
+        got.push((sums.clone(), bits(gradient)));
+    };
+    let mut batches = batches.iter().cloned();
+    stage.gradients(&mut || batches.next(), each)?;
+    Ok(got)
+}
+
+fn batches(case: &Case) -> Vec<Microbatch> {
+    (0..7).map(|i| case.microbatch(i, 1 + i % 3)).collect()
+}
+
+fn splits(layers: usize) -> Vec<Vec<usize>> {
+    let two = (0..=layers).map(|k| vec![0, k]);
+    let three = (0..layers).map(|k| vec![0, k, k + 1]);
+    [vec![0]].into_iter().chain(two).chain(three).filter(|starts| starts.last() < Some(&layers)).collect()
+}
+
+#[test]
+fn a_line_has_the_bits_of_one_stage() {
+    each_case(|case| {
+        let (parameters, batches) = (case.adapter("adapter_init"), batches(case));
+        let f32s: fn(usize) -> Cpu = Cpu::new;
+        for (keep, make) in [(Keep::Everything, f32s), (Keep::Inputs, f32s), (Keep::Inputs, Cpu::bf16)] {
+            let build = Build { keep, ..Build::whole(&case.config) };
+            let mut whole = Try { build, make, ..Try::new(case).dropout(0.2) }.stage();
+            whole.set_parameters(&parameters).unwrap();
+            let alone = all(&mut whole, &batches).unwrap();
+            for starts in splits(case.config.layers) {
+                let mut line = line(case, &starts, (keep, make));
+                line.set_parameters(&parameters).unwrap();
+                assert_eq!((line.class(), line.span()), (whole.class(), whole.span()));
+                assert!(all(&mut line, &batches).unwrap() == alone, "{starts:?}, {keep:?}");
+                // One pass at a time.
+                let mut gradient = vec![f32::NAN; parameters.len()];
+                let sums = line.gradient(&batches[3], &mut gradient).unwrap();
+                assert!((sums, bits(&gradient)) == alone[3], "{starts:?}, {keep:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_fault_in_a_line_ends_the_round_and_leaves_nothing() {
+    each_case(|case| {
+        let (parameters, good) = (case.adapter("adapter_init"), batches(case));
+        let mut line = line(case, &[0, case.config.layers - 1], (Keep::Everything, Cpu::new));
+        line.set_parameters(&parameters).unwrap();
+        let alone = all(&mut line, &good).unwrap();
+        for at in 0..good.len() {
+            // The first stage reads ids, the last one targets.
+            for (what, of) in [("token id", 0), ("target", 1)] {
+                let mut bad = good.clone();
+                match (&mut bad[at].targets, of) {
+                    (_, 0) => bad[at].ids[0] = u32::MAX - 1,
+                    (Targets::Tokens(all), _) => all[0] = u32::MAX - 1,
+                    (Targets::Labels(all), _) => all[0] = u32::MAX - 1,
+                }
+                let (mut given, mut bad) = (0, bad.into_iter());
+                let each = &mut |_, _: &LossSums, _: &[f32]| given += 1;
+                let end = line.gradients(&mut || bad.next(), each).unwrap_err();
+                assert!(matches!(&end, Fault::Device { reason, .. } if reason.contains(what)), "{end:?}");
+                assert!(given <= at, "nothing after the fault");
+                assert!(all(&mut line, &good).unwrap() == alone, "{what} of {at}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_cancelled_line_stops_and_goes_on_later() {
+    each_case(|case| {
+        let (parameters, batches) = (case.adapter("adapter_init"), batches(case));
+        let mut line = line(case, &[0, case.config.layers - 1], (Keep::Inputs, Cpu::new));
+        line.set_parameters(&parameters).unwrap();
+        let cancel = Cancel::default();
+        line.heed(cancel.clone());
+        let alone = all(&mut line, &batches).unwrap();
+        cancel.raise();
+        assert_eq!(all(&mut line, &batches), Err(Fault::Cancelled));
+        let want = Want::Gradient(Ticket(1));
+        assert_eq!(line.forward(&batches[0], None, want), Err(Fault::Cancelled));
+        cancel.lower();
+        assert!(all(&mut line, &batches).unwrap() == alone);
+    });
+}
+
+#[test]
+fn a_line_generates_and_scores_as_one_stage() {
+    for case in case::golden().iter().map(|dir| Case::open(dir)) {
+        let parameters = case.adapter("adapter_final");
+        let (batch, mut whole) = (case.microbatch(0, 3), Try::new(&case).stage());
+        whole.set_parameters(&parameters).unwrap();
+        let sampling = Sampling { max_new_tokens: 9, temperature: 0.7, top_p: 0.9, seed: 5, stop: vec![] };
+        for starts in splits(case.config.layers) {
+            let mut line = line(&case, &starts, (Keep::Inputs, Cpu::new));
+            line.set_parameters(&parameters).unwrap();
+            let losses =
+                |stage: &mut dyn Stage| stage.forward(&batch, None, Want::Loss).and_then(Output::loss);
+            assert_eq!(losses(&mut line), losses(&mut whole));
+            if case.config.labels.is_none() {
+                let text = |stage: &mut dyn Stage| generate(stage, &[3, 1, 4], &sampling, &mut |_| true);
+                assert_eq!(text(&mut line), text(&mut whole));
+            }
+        }
+    }
+}
+
+#[test]
+fn stages_that_make_no_model_are_refused() {
+    let case = Case::open(&case::golden()[0]);
+    let part = |layers: std::ops::Range<usize>| -> Box<dyn Model> {
+        let build = Build { layers, ..Build::whole(&case.config) };
+        Box::new(Try { build, ..Try::new(&case) }.stage())
+    };
+    let (end, layout) = (case.config.layers, || layout::of(&case.config, &case.lora, 0..case.config.layers));
+    for stages in [vec![], vec![part(0..end - 1)], vec![part(1..end)], vec![part(0..end), part(0..end)]] {
+        assert!(Line::new(stages, layout()).is_err());
+    }
+}
