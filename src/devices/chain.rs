@@ -45,9 +45,12 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64) -> Candidate {
     Candidate { name: chosen.picks[at].name.clone(), chain, begin }
 }
 
-/// Devices that hold a model together. If one of them fails, the CPU continues, as far as its memory and time allow.
+/// Devices that hold a model together. If one of them fails, the CPU continues, if it has the memory.
 fn line(chosen: &Chosen, picks: Range<usize>, machine: u64) -> Candidate {
-    let cpu = seat(chosen, picks.start, &cpu::Processor, machine);
+    let mut cpu = seat(chosen, picks.start, &cpu::Processor, machine);
+    // It replaces all of them.
+    cpu.share.threads = picks.clone().map(|at| threads(chosen, at)).sum();
+    cpu.share.limit = cpu.share.limit.times(picks.len() as u64);
     let seats = seats(chosen, picks, machine);
     let name = seats.name();
     Candidate { name, chain: vec![Arc::new(seats), Arc::new(cpu)], begin: Begin::Named }

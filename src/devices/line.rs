@@ -12,15 +12,16 @@ use crate::config::groups::ComputeDtype;
 use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
-use crate::model::memory::{self, Estimate, Home, Limit, Load, Offload, Part};
+use crate::model::memory::{self, Estimate, Home, Limit, Load, Part};
 use crate::model::split::Question;
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, PackedLayers, Weights};
+use crate::support::panics::caught;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 /// The devices of a line in their order.
 pub struct Seats {
@@ -39,16 +40,16 @@ pub struct Place {
     pub keep: Keep,
     /// Its memory.
     pub takes: Estimate,
-    /// Bytes that it may use.
-    pub limit: u64,
+    /// Bytes that it may use; `None` where unknown.
+    pub limit: Option<u64>,
 }
 
 impl Place {
-    /// `cuda 0: embedding, layers 0 to 14`
-    pub fn said(&self, layers: usize) -> String {
+    /// `cuda 0: embedding, layers 0 to 14`, for the device `at` of a line.
+    pub fn said(&self, at: usize, layers: usize) -> String {
         let Range { start, end } = self.layers;
         let count = if start == end { "no layers".into() } else { format!("layers {start} to {}", end - 1) };
-        let embedding = if start == 0 { "embedding, " } else { "" };
+        let embedding = if at == 0 { "embedding, " } else { "" };
         let head = if end == layers { ", head" } else { "" };
         format!("{}: {embedding}{count}{head}", self.name)
     }
@@ -89,14 +90,16 @@ impl Seats {
     pub fn places(&self, whole: &Whole) -> Result<Vec<Place>, ModelError> {
         let mut rooms = self.rooms(whole)?;
         let speeds = self.speeds()?;
-        let Some(layers) = split(&mut rooms, &speeds)? else { return Err(self.too_little(whole, &rooms)?) };
+        let Some(layers) = split(&mut rooms, &speeds)? else {
+            return Err(self.too_little(whole, &mut rooms)?);
+        };
         let place = |(at, layers): (usize, Range<usize>)| {
             let room = &rooms[at];
             let (keep, takes) = match whole.tokens {
                 0 => (Keep::Inputs, memory::estimate(room.load_of(&layers), Keep::Inputs)?),
                 _ => room.limit.choose(room.load_of(&layers))?,
             };
-            Ok(Place { name: self.names[at].clone(), layers, keep, takes, limit: room.limit.bytes() })
+            Ok(Place { name: self.names[at].clone(), layers, keep, takes, limit: room.limit.known() })
         };
         layers.into_iter().enumerate().map(place).collect()
     }
@@ -118,33 +121,52 @@ impl Seats {
             let load = if at_home { Load { home: Home::HostUntrained, ..load } } else { load };
             let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
             let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
-            let trains = usize::from(whole.tokens > 0);
-            let (depth, waiting) = (self.seats.len() - at, trains * (self.seats.len() + 2));
+            let seats = self.seats.len();
+            let (depth, waiting) = if whole.tokens > 0 { (seats - at, seats + 2) } else { (1, 0) };
             Ok(Room { load, packed, limit: seat.share.limit, depth, waiting, known: BTreeMap::new() })
         };
         self.seats.iter().enumerate().map(room).collect()
     }
 
-    /// The error of a model for which no split fits, with the settings that help.
-    fn too_little(&self, whole: &Whole, rooms: &[Room]) -> Result<ModelError, ModelError> {
-        let limit = rooms.iter().map(|room| room.limit.bytes()).fold(0, u64::saturating_add);
-        let needed =
-            memory::least(Load { measured: None, offload: Offload::Never, ..rooms[0].load })?.1.total();
-        let sizes = std::iter::successors(Some(whole.tokens / 2), |tokens| Some(tokens / 2));
+    /// The error of a model for which no split fits, with the settings that help: what the fullest device of the fastest
+    /// split would need.
+    fn too_little(&self, whole: &Whole, rooms: &mut [Room]) -> Result<ModelError, ModelError> {
         let speeds = self.speeds()?;
+        let question = Question { layers: whole.config.layers, costs: rooms[0].costs()?, speeds: &speeds };
+        let fastest = question.split(&mut |_, _| true).unwrap_or_default();
+        let mut fullest = (0, 0, 0.0);
+        for (at, layers) in fastest.iter().enumerate() {
+            let (needed, limit) = (rooms[at].least(layers)?, rooms[at].limit.bytes());
+            let full = needed as f64 / limit.max(1) as f64;
+            if full > fullest.2 {
+                fullest = (at, needed, full);
+            }
+        }
+        let (at, needed, _) = fullest;
+        let sizes = std::iter::successors(Some(whole.tokens / 2), |tokens| Some(tokens / 2));
         let fits = |tokens: &usize| {
             let rooms = self.rooms(&Whole { tokens: *tokens, ..*whole });
             let split = rooms.and_then(|mut rooms| split(&mut rooms, &speeds));
             matches!(split, Ok(Some(_)))
         };
         let smaller = sizes.take_while(|tokens| *tokens > 0).find(fits);
-        let smaller = smaller
-            .map(|tokens| format!("use --micro-batch-tokens {tokens} (and --max-seq-len no longer), or "));
-        let way_out = format!(
-            "{}name more devices in --gpus with + between them, or a quantised base (--quantize nf4)",
-            smaller.unwrap_or_default()
-        );
-        Ok(ModelError::Memory { needed, limit, way_out })
+        let mut ways: Vec<String> = smaller.into_iter().map(tokens).collect();
+        ways.push(match self.seats[at].device.facts().kind {
+            Kind::Cpu => "a larger --memory-limit".into(),
+            _ => "more devices in --gpus with + between them".into(),
+        });
+        if !rooms[at].load.quantised {
+            ways.push("--quantize nf4".into());
+        }
+        let way_out = format!("{} has too little: use {}", self.names[at], ways.join(", or "));
+        Ok(ModelError::Memory { needed, limit: rooms[at].limit.bytes(), way_out })
+    }
+
+    /// The same line in full precision, unless another one was typed.
+    pub fn exact(mut self) -> Self {
+        let typed = |dtype| if dtype == ComputeDtype::Auto { ComputeDtype::F32 } else { dtype };
+        self.seats.iter_mut().for_each(|seat| seat.share.dtype = typed(seat.share.dtype));
+        self
     }
 
     /// Builds the model on all devices at the same time.
@@ -152,17 +174,27 @@ impl Seats {
         let places = self.places(whole)?;
         if whole.has_files() {
             let layers = whole.config.layers;
-            say!("line     {}", places.iter().map(|place| place.said(layers)).collect::<Vec<_>>().join("; "));
+            say!(
+                "line     {}",
+                places
+                    .iter()
+                    .enumerate()
+                    .map(|(at, place)| place.said(at, layers))
+                    .collect::<Vec<_>>()
+                    .join("; ")
+            );
         }
         let open = |(seat, place): (&Seat, &Place)| {
             let build =
                 Build { layers: place.layers.clone(), keep: place.keep, ..Build::whole(whole.config) };
             seat.part(whole, build)
         };
+        let broken = |text| Err(ModelError::Source(format!("an internal error while it was opened: {text}")));
         let stages: Result<Vec<Box<dyn Model>>, ModelError> = std::thread::scope(|scope| {
-            let begun: Vec<_> =
-                self.seats.iter().zip(&places).map(|both| scope.spawn(move || open(both))).collect();
-            begun.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+            let begin = |both| scope.spawn(move || caught(|| open(both)).unwrap_or_else(broken));
+            let begun: Vec<_> = self.seats.iter().zip(&places).map(begin).collect();
+            let end = |one: ScopedJoinHandle<'_, _>| one.join().unwrap_or_else(|_| broken("a panic".into()));
+            begun.into_iter().map(end).collect()
         });
         let layout = layout::of(whole.config, whole.lora, 0..whole.config.layers);
         Ok(Box::new(Line::new(stages?, layout)?))
@@ -228,9 +260,9 @@ impl<'a> Room<'a> {
         self.load.of_part(part, self.packed.of(layers.clone()))
     }
 
-    /// Whether the most frugal policy fits. All layers have the same shape: what three layers and more take besides the
+    /// Bytes with the most frugal policy. All layers have the same shape: what three layers and more take besides the
     /// weights follows from one and two.
-    fn fits(&mut self, layers: &Range<usize>) -> Result<bool, ModelError> {
+    fn least(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
         let (first, last) = (layers.start == 0, layers.end == self.load.config.layers);
         let mut besides = |count: usize| -> Result<u64, ModelError> {
             if let Some(bytes) = self.known.get(&(count, first, last)) {
@@ -250,7 +282,7 @@ impl<'a> Room<'a> {
                 one + (two.saturating_sub(one)) * (count as u64 - 1)
             }
         };
-        Ok(besides + self.packed.of(layers.clone()) <= self.limit.bytes())
+        Ok(besides + self.packed.of(layers.clone()))
     }
 
     /// Arithmetic of a layer, and of the head.
@@ -266,12 +298,16 @@ impl<'a> Room<'a> {
 fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
     let question = Question { layers: rooms[0].load.config.layers, costs: rooms[0].costs()?, speeds };
     let mut fault = Ok(());
-    let found = question.split(&mut |seat, layers| match rooms[seat].fits(layers) {
-        Ok(fits) => fits,
+    let found = question.split(&mut |seat, layers| match rooms[seat].least(layers) {
+        Ok(least) => least <= rooms[seat].limit.bytes(),
         Err(e) => {
             fault = Err(e);
             false
         }
     });
     fault.map(|()| found)
+}
+
+fn tokens(most: usize) -> String {
+    format!("--micro-batch-tokens {most} (and --max-seq-len no longer)")
 }

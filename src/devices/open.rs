@@ -1,7 +1,7 @@
 //! A whole model on the only device of a verb: the first chosen one.
 
 use super::building::{Opened, Whole, note_streaming};
-use super::chain::{self, hardware};
+use super::chain::{self, hardware_of};
 use super::choose::{Chosen, Picked};
 use super::drivers::{self, Device, cpu};
 use super::prospect::while_streaming;
@@ -47,7 +47,8 @@ pub fn open(
     let (class_weights, offload) = (class_weights.as_deref(), chosen.options.offload);
     let whole = Whole { config, tensors, lora, class_weights, tokens, measured, offload };
     if let Some(range) = chosen.first_line() {
-        let seats = chain::seats(chosen, range, cpu::free_memory());
+        // As a device alone.
+        let seats = chain::seats(chosen, range, cpu::free_memory()).exact();
         return seats.proved(&whole).map_err(|e| of_device(&seats.name(), e));
     }
     if let Some((pick, card)) = first_card(chosen) {
@@ -197,7 +198,7 @@ pub fn profile(
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<Profiled, Refusal> {
-    let hardware = hardware(chosen, 0);
+    let hardware = hardware_of(chosen, chosen.devices().next().unwrap_or(0..1));
     let offload = chosen.options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     let opened = match (chosen.first_line(), first_card(chosen)) {

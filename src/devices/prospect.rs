@@ -70,7 +70,7 @@ pub fn prospects(
             (Kind::Cpu, Ok(class)) => per_thread(class) * share.threads as f64,
             (kind, _) => guess(kind) / pick.sharing as f64,
         };
-        let limit = Some(share.limit.bytes()).filter(|bytes| *bytes < u64::MAX / 2);
+        let limit = share.limit.known();
         let streamed = takes.as_ref().map_or(0, |(_, takes): &(Keep, Estimate)| takes.streamed);
         let hardware = while_streaming(hardware, streamed);
         Ok(Prospect { name, class, hardware, limit, takes, unfit, places: Vec::new(), guess })

@@ -46,7 +46,11 @@ type Hear<R> = Receiver<Result<R, String>>;
 impl Seat {
     fn new(mut stage: Box<dyn Model>) -> Self {
         let (span, (jobs, given)) = (stage.span(), channel::<Job>());
-        let thread = std::thread::spawn(move || given.into_iter().for_each(|job| job(&mut *stage)));
+        let thread = std::thread::spawn(move || {
+            given.into_iter().for_each(|job| job(&mut *stage));
+            // Dropping the stage of a lost device may panic.
+            drop(caught(|| drop(stage)));
+        });
         Seat { span, jobs: Some(jobs), thread: Some(thread) }
     }
 
@@ -95,7 +99,8 @@ impl Line {
         };
         let whole = spans.first().is_some_and(|span| span.first && span.values.start == 0)
             && spans.last().is_some_and(|span| span.last && span.values.end == layout.len())
-            && spans.windows(2).all(follow);
+            && spans.windows(2).all(follow)
+            && spans.iter().filter(|span| span.last).count() == 1;
         if !whole {
             return Err(fault("line", "its stages do not hold the layers of a model one after another"));
         }
@@ -186,8 +191,11 @@ struct Round {
 impl Round {
     /// Runs both passes of all microbatches until the line's last word, and reports a fault. Nothing of any pass remains.
     fn run(mut self, stage: &mut dyn Model, links: Links) {
-        let end = caught(|| self.passes(stage, &links));
-        (self.ended..=self.begun).for_each(|index| stage.forget(ticket(index)));
+        let end = caught(|| {
+            let end = self.passes(stage, &links);
+            (self.ended..=self.begun).for_each(|index| stage.forget(ticket(index)));
+            end
+        });
         let end =
             end.unwrap_or_else(|text| Err(fault(&stage.class(), &format!("an internal error: {text}"))));
         if let Err(fault) = end {
@@ -308,6 +316,29 @@ impl Line {
     }
 }
 
+impl Line {
+    /// Runs the backward pass of one seat after the other.
+    fn descend(
+        &self,
+        ticket: Ticket,
+        grad: Option<&[f32]>,
+        gradient: &mut [f32],
+    ) -> Result<Option<Vec<f32>>, Fault> {
+        let mut above = grad.map(<[f32]>::to_vec);
+        for seat in self.seats.iter().rev() {
+            let grad = above.take();
+            let both = seat.run(move |stage| {
+                let mut part = vec![0.0; stage.layout().len()];
+                stage.backward(ticket, grad.as_deref(), &mut part).map(|input| (part, input))
+            });
+            let (part, input) = both??;
+            gradient[seat.span.values.clone()].copy_from_slice(&part);
+            above = input;
+        }
+        Ok(above)
+    }
+}
+
 impl Stage for Line {
     fn layout(&self) -> &Layout {
         &self.layout
@@ -350,18 +381,11 @@ impl Stage for Line {
         grad: Option<&[f32]>,
         gradient: &mut [f32],
     ) -> Result<Option<Vec<f32>>, Fault> {
-        let mut above = grad.map(<[f32]>::to_vec);
-        for seat in self.seats.iter().rev() {
-            let grad = above.take();
-            let both = seat.run(move |stage| {
-                let mut part = vec![0.0; stage.layout().len()];
-                stage.backward(ticket, grad.as_deref(), &mut part).map(|input| (part, input))
-            });
-            let (part, input) = both??;
-            gradient[seat.span.values.clone()].copy_from_slice(&part);
-            above = input;
+        let input = self.descend(ticket, grad, gradient);
+        if input.is_err() {
+            self.forget(ticket);
         }
-        Ok(above)
+        input
     }
 
     fn forget(&mut self, ticket: Ticket) {

@@ -109,7 +109,8 @@ pub struct Part {
     pub to: usize,
     /// Most passes that wait for their backward pass at the same time.
     pub depth: usize,
-    /// Gradients that wait in host memory at the same time for those of other devices.
+    /// Gradients that wait in host memory at the same time for those of other devices. They count where the device
+    /// uses host memory.
     pub waiting: usize,
 }
 
@@ -278,6 +279,19 @@ impl Limit {
         match self {
             Limit::Typed(bytes) => Limit::Typed(bytes / devices),
             Limit::Free(bytes) => Limit::Free(bytes / devices),
+        }
+    }
+
+    /// The limit in bytes; `None` where it is unknown.
+    pub fn known(self) -> Option<u64> {
+        Some(self.bytes()).filter(|bytes| *bytes < u64::MAX / 2)
+    }
+
+    /// That many times the limit.
+    pub fn times(self, count: u64) -> Limit {
+        match self {
+            Limit::Typed(bytes) => Limit::Typed(bytes.saturating_mul(count)),
+            Limit::Free(bytes) => Limit::Free(bytes.saturating_mul(count)),
         }
     }
 

@@ -33,7 +33,9 @@ impl Question<'_> {
             let mut above: Vec<Option<(f64, f64, Vec<usize>)>> = vec![None; self.layers + 1];
             for (start, before) in below.iter().enumerate() {
                 let Some((slowest, squares, ends)) = before else { continue };
-                for (end, best) in above.iter_mut().enumerate().skip(start + least) {
+                // The head belongs to the last seat, which is the only one that ends with the last layer.
+                let count = self.layers + usize::from(seat + 1 == self.speeds.len());
+                for (end, best) in above.iter_mut().enumerate().take(count).skip(start + least) {
                     let seconds = self.seconds(seat, &(start..end));
                     let time = (slowest.max(seconds), squares + seconds * seconds);
                     let faster =
@@ -64,7 +66,7 @@ mod tests {
         let tails = |end: usize| {
             all(end, layers, seats - 1, least).into_iter().map(move |tail| [vec![end], tail].concat())
         };
-        (start + least..=layers).flat_map(tails).collect()
+        (start + least..layers).flat_map(tails).collect()
     }
 
     fn ranges(ends: &[usize]) -> Vec<Range<usize>> {
@@ -119,6 +121,11 @@ mod tests {
         assert_eq!(split(30, &[1.0, 1.0]), [0..15, 15..30]);
         assert_eq!(split(30, &[2.0, 1.0]), [0..20, 20..30]);
         assert_eq!(split(7, &[1.0, 1.0, 1.0]).iter().map(|r| r.len()).max(), Some(3));
-        assert_eq!(split(2, &[1.0, 1.0, 1.0]).iter().map(|r| r.len()).sum::<usize>(), 2, "fewer layers");
+        assert_eq!(
+            split(2, &[100.0, 100.0, 5.0]),
+            [0..1, 1..1, 1..2],
+            "fewer layers: the head is in the last seat"
+        );
+        assert_eq!(split(1, &[2.0, 1.0]), [0..0, 0..1]);
     }
 }

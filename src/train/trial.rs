@@ -29,8 +29,9 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Runs every trial twice, with `copies` equal microbatches in a pass; only the second pass counts, because the first one warms up, unless that takes longer
-    /// than `PATIENCE`. No trial starts later than `enough` after the first. A `None` of `pass` ends the trials.
+    /// Runs every trial twice; only the second pass counts, because the first one warms up, unless that takes longer
+    /// than `PATIENCE`. A pass computes `copies` equal microbatches, and its time is divided by them. No trial starts
+    /// later than `enough` after the first. A `None` of `pass` ends the trials.
     pub fn run<E>(
         &mut self,
         trials: &[Microbatch],

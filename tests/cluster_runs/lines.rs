@@ -13,8 +13,10 @@ fn a_line_gives_the_bytes_of_one_process() {
         let data = if more.contains("classify") { "--data classes.jsonl" } else { "--data many.jsonl" };
         let run = format!("{} --max-steps 5 {more}", RUN.replace("--data many.jsonl", data));
         let alone = fleet.alone(&run);
-        for (out, gpus) in [("two", "cpu+cpu"), ("three", "cpu+cpu+cpu"), ("beside", "cpu+cpu,cpu")] {
-            let said = fleet.bench.run(&format!("{run} --gpus {gpus} --threads 2 --output {out}"));
+        // Four threads for three devices: unlike ones.
+        let lines = [("two", "cpu+cpu", 2), ("three", "cpu+cpu+cpu", 4), ("beside", "cpu+cpu,cpu", 3)];
+        for (out, gpus, threads) in lines {
+            let said = fleet.bench.run(&format!("{run} --gpus {gpus} --threads {threads} --output {out}"));
             assert_eq!(said.status.code(), Some(0), "{}", stderr(&said));
             assert!(stderr(&said).contains("line     cpu: embedding, layers 0 to"), "{}", stderr(&said));
             assert!(fleet.adapter(out) == alone, "{more}, {gpus}\n{}", stderr(&said));
@@ -85,7 +87,7 @@ fn a_line_that_cannot_be_is_refused_in_one_line() {
         ("--gpus cpu+", "is no device"),
         ("--gpus auto+cpu", "is no device"),
         ("--gpus cpu+cpu --offload 2", "stream no layers"),
-        ("--gpus cpu+cpu --memory-limit 2MB", "name more devices in --gpus"),
+        ("--gpus cpu+cpu --memory-limit 2MB", "a larger --memory-limit"),
     ] {
         let out = fleet.bench.run(&format!("{RUN} --max-steps 1 {args} -q -o no"));
         let last = stderr(&out);

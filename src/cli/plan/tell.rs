@@ -87,12 +87,7 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
     let mut lines = vec![format!("device   {}{}", e.name, what.unwrap_or_default())];
     if let Some((keep, takes)) = e.prospect.as_ref().and_then(|p| p.takes) {
         let limit = e.prospect.as_ref().and_then(|p| p.limit);
-        let of = limit.map_or("its memory is not known".into(), |l| format!("it has {}", size(l)));
-        let of = if options.devices.memory_limit.is_some() {
-            of.replace("it has", "--memory-limit gives it")
-        } else {
-            of
-        };
+        let of = gives(limit, options);
         let fits = if e.fits() { "fits" } else { "DOES NOT FIT" };
         lines.push(format!("  memory {fits}: {} = {}; {of}", size(takes.total()), sum(&takes)));
         lines.push(format!("         {}", how_good(&takes)));
@@ -105,11 +100,10 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
             ));
         }
     }
-    for place in e.prospect.iter().flat_map(|p| &p.places) {
-        let layers = o.prepared.config.layers;
-        let (takes, limit) = (&place.takes, size(place.limit));
-        lines.push(format!("  {}", place.said(layers)));
-        lines.push(format!("         memory fits: {} = {}; it has {limit}", size(takes.total()), sum(takes)));
+    for (at, place) in e.prospect.iter().flat_map(|p| &p.places).enumerate() {
+        let (takes, of) = (&place.takes, gives(place.limit, options));
+        lines.push(format!("  {}", place.said(at, o.prepared.config.layers)));
+        lines.push(format!("         memory fits: {} = {}; {of}", size(takes.total()), sum(takes)));
         lines.push(format!("         {}", kept(place.keep, place.layers.len())));
     }
     if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
@@ -135,6 +129,12 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         }
     }
     lines
+}
+
+/// `it has 7.60 GB`
+fn gives(limit: Option<u64>, options: &Options) -> String {
+    let from = if options.devices.memory_limit.is_some() { "--memory-limit gives it" } else { "it has" };
+    limit.map_or("its memory is not known".into(), |limit| format!("{from} {}", size(limit)))
 }
 
 /// `weights 0.27 GB + adapter ...`

@@ -155,10 +155,10 @@ impl DeviceQueue {
         Some(job)
     }
 
-    /// Puts unfinished jobs back in front of the others. Returns those that were called back.
-    pub fn put_back(&self, jobs: VecDeque<QueuedLease>) -> Vec<QueuedLease> {
+    /// Puts unfinished jobs back in front of the others; `running` stays in work. Returns those that were called back.
+    pub fn put_back(&self, jobs: Vec<QueuedLease>, running: Option<LeaseId>) -> Vec<QueuedLease> {
         let mut state = self.state();
-        state.running.clear();
+        state.running = running.into_iter().collect();
         let called_back = std::mem::take(&mut state.called_back);
         let (ended, open): (Vec<_>, Vec<_>) =
             jobs.into_iter().partition(|job| called_back.contains(&job.lease.lease));

@@ -1,6 +1,6 @@
 //! Dry runs of the longest microbatch of a load. A search asks for many: the model is built once for all of them.
 
-use super::{Basis, Estimate, Load, ON_DEVICE};
+use super::{Basis, Estimate, Home, Load, ON_DEVICE};
 use crate::model::decoder::{Build, Cost, DryRuns, Keep};
 use crate::model::stage::{Microbatch, Targets};
 use crate::model::weights::ModelError;
@@ -85,7 +85,8 @@ impl<'a> Rehearsals<'a> {
             (grows, fixed.saturating_sub(resident), grows + fixed.max(resident), Basis::Measured(line))
         });
         let recycled = |bytes: u64| bytes + bytes / 4;
-        let adapter = trained * (home.adapter() + 4 * part.waiting as u64);
+        let waiting = if home == Home::Own { 0 } else { part.waiting as u64 };
+        let adapter = trained * (home.adapter() + 4 * waiting);
         let (kept, scratch) = (recycled(kept), recycled(scratch));
         Ok(Estimate { weights, adapter, kept, scratch, in_use, streamed, basis })
     }

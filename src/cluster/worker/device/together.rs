@@ -9,7 +9,7 @@ use crate::model::stage::{LossSums, Microbatch, Traffic};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::check;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,48 +32,54 @@ impl DeviceWorker {
 
     /// Computes this lease and those that are queued behind it. Returns false if no backend is left.
     pub(super) fn compute_several(&mut self, first: QueuedLease) -> bool {
-        let open = RefCell::new(VecDeque::from([(first, Instant::now())]));
+        let began = Cell::new(Instant::now());
+        let open = RefCell::new(VecDeque::from([first]));
         let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
-        let end = caught(|| self.finish_all(&open)).unwrap_or_else(internal);
-        let mut open: VecDeque<QueuedLease> = open.into_inner().into_iter().map(|(job, _)| job).collect();
+        let end = caught(|| self.finish_all(&open, &began)).unwrap_or_else(internal);
+        let mut open: Vec<QueuedLease> = open.into_inner().into();
         match end {
-            Err(Failed::Device(reason)) => {
-                let Some(job) = open.pop_front() else { return true };
-                self.put_back(open);
+            Err(Failed::Device(reason)) if !open.is_empty() => {
+                let job = open.remove(0);
+                self.put_back(open, Some(&job), began.get());
                 return self.fall_back(&job, reason);
             }
             Err(Failed::Value(trouble)) if open.len() == 1 => {
                 self.queue.finished();
-                open.iter().for_each(|job| {
-                    say(job, Report::Trouble { lease: job.lease.lease, trouble: trouble.clone() });
-                });
+                say(&open[0], Report::Trouble { lease: open[0].lease.lease, trouble });
             }
             // Whose value it is shows when each is computed alone.
             Err(Failed::Value(_)) => {
                 self.alone = open.len();
-                self.put_back(open);
+                self.put_back(open, None, began.get());
             }
-            Err(Failed::Cancelled) | Ok(()) => self.put_back(open),
+            Err(Failed::Cancelled | Failed::Device(_)) | Ok(()) => self.put_back(open, None, began.get()),
         }
         true
     }
 
-    /// Queues leases again, but for those that were called back.
-    fn put_back(&self, open: VecDeque<QueuedLease>) {
-        for job in self.queue.put_back(open) {
-            say(&job, Report::Stopped { lease: job.lease.lease, micros: 0 });
+    /// Queues leases again, but for those that were called back: the first of these has taken the time since `began`.
+    fn put_back(&self, open: Vec<QueuedLease>, running: Option<&QueuedLease>, began: Instant) {
+        let ended = self.queue.put_back(open, running.map(|job| job.lease.lease));
+        for (at, job) in ended.iter().enumerate() {
+            let micros = if at == 0 { micros(began) } else { 0 };
+            say(job, Report::Stopped { lease: job.lease.lease, micros });
         }
     }
 
-    /// Computes until no lease is queued. Finished ones are reported and leave `open`.
-    fn finish_all(&mut self, open: &RefCell<VecDeque<(QueuedLease, Instant)>>) -> Result<(), Failed> {
-        let Some(parameters) = open.borrow().front().map(|(job, _)| job.parameters.clone()) else {
+    /// Computes until no lease is queued. Finished ones are reported and leave `open`; the first of the others is in work
+    /// since `began`.
+    fn finish_all(
+        &mut self,
+        open: &RefCell<VecDeque<QueuedLease>>,
+        began: &Cell<Instant>,
+    ) -> Result<(), Failed> {
+        let Some(parameters) = open.borrow().front().map(|job| job.parameters.clone()) else {
             return Ok(());
         };
         self.take_parameters(&parameters)?;
         let DeviceWorker { model, queue, shared, layout, .. } = self;
         let Some(model) = model else { return Err(Failed::Device("no backend is left".into())) };
-        let (mut first, mut broken, mut before) = (true, None, Instant::now());
+        let (mut first, mut broken) = (true, None);
         let next = &mut || {
             if broken.is_some() {
                 return None;
@@ -81,10 +87,14 @@ impl DeviceWorker {
             if !std::mem::take(&mut first) {
                 let fits =
                     |job: &QueuedLease| trained(job).is_some() && Arc::ptr_eq(&job.parameters, &parameters);
-                open.borrow_mut().push_back((queue.another(fits)?, Instant::now()));
+                let job = queue.another(fits)?;
+                if open.borrow().is_empty() {
+                    began.set(Instant::now());
+                }
+                open.borrow_mut().push_back(job);
             }
             let open = open.borrow();
-            let batch = trained(&open.back()?.0)?;
+            let batch = trained(open.back()?)?;
             #[cfg(feature = "faults")]
             if shared.inject.loses_device(batch.step) {
                 self.candidate.chain[self.at].lose();
@@ -92,29 +102,33 @@ impl DeviceWorker {
             broken = shared.inject.before(batch.step).err();
             broken.is_none().then(|| batch.clone())
         };
-        let each = &mut |_, sums: &LossSums, values: &[f32]| {
-            let Some((job, began)) = open.borrow_mut().pop_front() else { return };
-            let lease = job.lease.lease;
-            let (cap, began) = (fixed::cap(job.lease.of as usize), began.max(before));
+        let finished = |job: &QueuedLease, sums: &LossSums, values: &[f32]| {
+            let (lease, cap) = (job.lease.lease, fixed::cap(job.lease.of as usize));
             let mut gradient = shared.buffers.take(layout.len());
             gradient.copy_from_slice(values);
             shared.inject.after(job.lease.after + 1, &mut gradient, cap);
-            let report = match check(sums, &gradient, cap) {
+            match check(sums, &gradient, cap) {
                 Ok(scalars) => {
                     // A throttled lease that is called back was computed nevertheless.
-                    let _ = throttle(&shared.inject, queue, began);
+                    let _ = throttle(&shared.inject, queue, began.get());
                     let finished = Finished { gradient, scalars, traffic: Traffic::default() };
-                    let (after, parameters) = (job.lease.after, parameters.hash);
-                    Report::Trained { lease, after, finished, parameters, micros: micros(began), memory: 0 }
+                    let (after, parameters, micros) = (job.lease.after, parameters.hash, micros(began.get()));
+                    Report::Trained { lease, after, finished, parameters, micros, memory: 0 }
                 }
                 Err(bad) => {
                     shared.buffers.give_back(gradient);
                     Report::Trouble { lease, trouble: bad_value(layout, &bad) }
                 }
-            };
-            before = Instant::now();
-            queue.finished_one(lease);
-            say(&job, report);
+            }
+        };
+        let each = &mut |_, sums: &LossSums, values: &[f32]| {
+            let report = open.borrow().front().map(|job| finished(job, sums, values));
+            let job = open.borrow_mut().pop_front();
+            began.set(Instant::now());
+            if let (Some(job), Some(report)) = (job, report) {
+                queue.finished_one(job.lease.lease);
+                say(&job, report);
+            }
         };
         model.gradients(next, each)?;
         broken.map_or(Ok(()), |reason| Err(Failed::Device(reason)))
