@@ -1,10 +1,11 @@
 //! Several leases at the same time, on devices that hold a model together. They are begun and finished in order. Leases
 //! that end without a result of their own, because another one was called back or failed, are computed again.
 
-use super::{DeviceWorker, Failed, Report, bad_value, micros, say, throttle};
+use super::{DeviceWorker, Failed, Report, Shared, bad_value, micros, say, throttle};
 use crate::cluster::message::Work;
 use crate::cluster::worker::device_queue::QueuedLease;
 use crate::cluster::worker::sum::Finished;
+use crate::model::layout::Layout;
 use crate::model::stage::{LossSums, Microbatch, Traffic};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
@@ -102,27 +103,12 @@ impl DeviceWorker {
             broken = shared.inject.before(batch.step).err();
             broken.is_none().then(|| batch.clone())
         };
-        let finished = |job: &QueuedLease, sums: &LossSums, values: &[f32]| {
-            let (lease, cap) = (job.lease.lease, fixed::cap(job.lease.of as usize));
-            let mut gradient = shared.buffers.take(layout.len());
-            gradient.copy_from_slice(values);
-            shared.inject.after(job.lease.after + 1, &mut gradient, cap);
-            match check(sums, &gradient, cap) {
-                Ok(scalars) => {
-                    // A throttled lease that is called back was computed nevertheless.
-                    let _ = throttle(&shared.inject, queue, began.get());
-                    let finished = Finished { gradient, scalars, traffic: Traffic::default() };
-                    let (after, parameters, micros) = (job.lease.after, parameters.hash, micros(began.get()));
-                    Report::Trained { lease, after, finished, parameters, micros, memory: 0 }
-                }
-                Err(bad) => {
-                    shared.buffers.give_back(gradient);
-                    Report::Trouble { lease, trouble: bad_value(layout, &bad) }
-                }
-            }
-        };
         let each = &mut |_, sums: &LossSums, values: &[f32]| {
-            let report = open.borrow().front().map(|job| finished(job, sums, values));
+            let report = open.borrow().front().map(|job| {
+                // A throttled lease that is called back was computed nevertheless.
+                let _ = throttle(&shared.inject, queue, began.get());
+                report(shared, layout, job, (sums, values), began.get())
+            });
             let job = open.borrow_mut().pop_front();
             began.set(Instant::now());
             if let (Some(job), Some(report)) = (job, report) {
@@ -132,5 +118,30 @@ impl DeviceWorker {
         };
         model.gradients(next, each)?;
         broken.map_or(Ok(()), |reason| Err(Failed::Device(reason)))
+    }
+}
+
+/// The report on a computed microbatch, after its check.
+fn report(
+    shared: &Shared,
+    layout: &Layout,
+    job: &QueuedLease,
+    (sums, values): (&LossSums, &[f32]),
+    began: Instant,
+) -> Report {
+    let (lease, cap) = (job.lease.lease, fixed::cap(job.lease.of as usize));
+    let mut gradient = shared.buffers.take(layout.len());
+    gradient.copy_from_slice(values);
+    shared.inject.after(job.lease.after + 1, &mut gradient, cap);
+    match check(sums, &gradient, cap) {
+        Ok(scalars) => {
+            let finished = Finished { gradient, scalars, traffic: Traffic::default() };
+            let (after, parameters) = (job.lease.after, job.parameters.hash);
+            Report::Trained { lease, after, finished, parameters, micros: micros(began), memory: 0 }
+        }
+        Err(bad) => {
+            shared.buffers.give_back(gradient);
+            Report::Trouble { lease, trouble: bad_value(layout, &bad) }
+        }
     }
 }
