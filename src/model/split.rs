@@ -121,10 +121,10 @@ mod tests {
         assert_eq!(split(30, &[1.0, 1.0]), [0..15, 15..30]);
         assert_eq!(split(30, &[2.0, 1.0]), [0..20, 20..30]);
         assert_eq!(split(7, &[1.0, 1.0, 1.0]).iter().map(|r| r.len()).max(), Some(3));
-        assert_eq!(
-            split(2, &[100.0, 100.0, 5.0]),
-            [0..1, 1..1, 1..2],
-            "fewer layers: the head is in the last seat"
+        let few = split(2, &[100.0, 100.0, 5.0]);
+        assert!(
+            few[..2].iter().all(|seat| seat.end < 2) && few[2].end == 2,
+            "the head is in the last seat: {few:?}"
         );
         assert_eq!(split(1, &[2.0, 1.0]), [0..0, 0..1]);
     }
