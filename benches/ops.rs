@@ -4,8 +4,6 @@
 //! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: `twin` selects the reference bf16 kernel.
 //! Best of many short runs, which reduces the effect of a busy machine.
 
-// Cases stop a program that cannot continue.
-
 #[path = "../tests/op_cases/mod.rs"]
 mod op_cases;
 

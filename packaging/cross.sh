@@ -29,7 +29,9 @@ missing=$(for package in $packages; do dpkg -s "$package" >/dev/null 2>&1 || ech
 if [ -n "$missing" ]; then
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
     { echo "packaging/cross.sh: needs $(echo $missing) (Debian's names)" >&2; exit 1; }
-  apt-get update -q && apt-get install -yq --no-install-recommends $missing
+  apt-get update -q
+  # rustc-web replaces Debian's rustc and rustup, which must not go without a question.
+  apt-get install -yq --no-install-recommends --no-remove $missing
 fi >&2
 
 variable=${target//-/_}

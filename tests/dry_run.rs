@@ -1,8 +1,6 @@
 //! A dry run against the device: the peak of memory that is counted without data, and the one that the backend
 //! measures, for every golden model, task, policy for kept values, dropout and range of layers.
 
-// A test that cannot continue stops at once.
-
 #[path = "parity/case.rs"]
 mod case;
 

@@ -18,7 +18,10 @@ impl Foreign {
     /// None, with a line that says so, where the program was not built or its starter is missing.
     fn new(variable: &str, starter: &[&str]) -> Option<Self> {
         let Ok(program) = std::env::var(variable) else {
-            eprintln!("skipped: no {} or no program for it (tests/run.sh builds it)", starter[0]);
+            eprintln!(
+                "skipped: no {} or no program for it (tests/run.sh --install other_systems builds it)",
+                starter[0]
+            );
             return None;
         };
         Some(Foreign { program, starter: starter.iter().map(|s| s.to_string()).collect() })

@@ -2,8 +2,6 @@
 //! PEFT's training on the weights that the blocks' own packages dequantised, within the bound of all cases
 //! (`tests/golden/make_quantised.py`).
 
-// A test that cannot continue stops at once.
-
 #[path = "parity/case.rs"]
 mod case;
 #[path = "quantised/drawn.rs"]

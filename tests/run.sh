@@ -117,16 +117,23 @@ use_smollm2() { export FINETUNE_SMOLLM2_GGUF=$smollm2; }
 
 # Programs for other systems, newer than their sources.
 other=$PWD/target/cross
-is_built() { [ -s "$1" ] && [ -z "$(find src kernels Cargo.toml Cargo.lock -newer "$1" -print -quit)" ]; }
+is_built() { [ -s "$1" ] && [ -z "$(find src kernels demo contracts recipes Cargo.toml Cargo.lock -newer "$1" -print -quit)" ]; }
 windows=x86_64-pc-windows-gnu aarch64=aarch64-unknown-linux-gnu
-have_windows() { command -v wine >/dev/null && is_built "$other/$windows/quick/finetune.exe"; }
+have_windows() {
+  command -v wine >/dev/null && [ -s "$other/$windows/quick/bcryptprimitives.dll" ] &&
+    is_built "$other/$windows/quick/finetune.exe"
+}
 get_windows() {
   { command -v wine >/dev/null || apt wine wine64; } && packaging/cross.sh "$windows" quick &&
-    x86_64-w64-mingw32-gcc-posix -shared -o "$other/$windows/quick/bcryptprimitives.dll" tests/wine/bcryptprimitives.c
+    x86_64-w64-mingw32-gcc-posix -shared -o "$other/$windows/quick/bcryptprimitives.dll" tests/wine/bcryptprimitives.c &&
+    touch "$other/$windows/quick/finetune.exe" # cargo leaves it as it is if only tests changed
 }
 use_windows() { export FINETUNE_WINDOWS_BINARY=$other/$windows/quick/finetune.exe; }
 have_aarch64() { command -v qemu-aarch64-static >/dev/null && is_built "$other/$aarch64/quick/finetune"; }
-get_aarch64() { { command -v qemu-aarch64-static >/dev/null || apt qemu-user-static; } && packaging/cross.sh "$aarch64" quick; }
+get_aarch64() {
+  { command -v qemu-aarch64-static >/dev/null || apt qemu-user-static; } && packaging/cross.sh "$aarch64" quick &&
+    touch "$other/$aarch64/quick/finetune"
+}
 use_aarch64() { export FINETUNE_AARCH64_BINARY=$other/$aarch64/quick/finetune; }
 
 # needed NAME MARK: whether the tests to be run need it.
@@ -165,6 +172,10 @@ command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from
 # If everything is to be installed, a missing driver must not leave out the GPU kernels.
 if [ $install = yes ] && needed vulkan FINETUNE_NEED_VULKAN && ! have_vulkan && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "tests/run.sh: no Vulkan driver could be installed" >&2
+  exit 1
+fi
+if [ "$target" = other_systems ] && [ $install = yes ] && ! { have_windows && have_aarch64; }; then
+  echo "tests/run.sh: a program for another system could not be built" >&2
   exit 1
 fi
 for program in "${programs[@]}"; do

@@ -2,8 +2,6 @@
 //! between guard words; variants that round their factors are compared with products of equally rounded factors and
 //! with f32; a deliberately wrong variant is dropped by name.
 
-// A test that cannot continue stops at once.
-
 use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, adapters};
 use finetune::backend::*;
 use finetune::numeric::block::{Block, Blocks, Encoding, quantise};

@@ -94,6 +94,33 @@ pub fn prospects(
     all.collect()
 }
 
+/// Names of the devices of a team, with the hardware under which their measurements are stored. No card is opened.
+pub fn named_hardware(
+    chosen: &Chosen,
+    ((config, tensors, lora), tokens): ((&Config, &dyn Tensors, &LoraSpec), usize),
+) -> Vec<(String, String)> {
+    let machine = cpu::free_memory();
+    let offload = chosen.options.offload;
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
+    let named = |picks: Range<usize>| {
+        let hardware = hardware_of(chosen, picks.clone());
+        if picks.len() > 1 {
+            return (seats(chosen, picks, machine).name(), hardware);
+        }
+        let (at, pick) = (picks.start, &chosen.picks[picks.start]);
+        let takes = || {
+            let device = found(pick.device);
+            let share = seat(chosen, at, device, machine).share;
+            share.limit.choose(device.load(&whole, share.dtype).ok()?).ok()
+        };
+        // Only the CPU streams layers so far.
+        let takes = if pick.device.driver == CPU { takes() } else { None };
+        let streamed = takes.map_or(0, |(_, takes)| takes.streamed);
+        (pick.name.clone(), while_streaming(hardware, streamed))
+    };
+    chosen.devices().map(named).collect()
+}
+
 /// Forecast for devices that hold a model together.
 fn line(chosen: &Chosen, picks: Range<usize>, whole: &Whole) -> Result<Prospect, ModelError> {
     let seats = seats(chosen, picks.clone(), cpu::free_memory());

@@ -20,7 +20,6 @@ use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings};
 use crate::devices::{self, Chosen};
-use crate::model::memory::Home;
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
@@ -120,6 +119,9 @@ impl Hall {
             None => None,
         };
         let here = equipment.as_ref().map_or(0, |e| e.candidates.len());
+        // Before devices are opened, which changes free memory.
+        let weights = (job.prepared.model(), job.longest(options));
+        let hardware = chosen.map_or_else(Vec::new, |chosen| devices::named_hardware(chosen, weights));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(devices::cores().clamp(1, 4))
             .thread_name("net")
@@ -153,13 +155,6 @@ impl Hall {
             }
             None => None,
         };
-        let longest = job.longest(options);
-        let prospects = |c| {
-            let unmeasured = |_: &str, _: &str| None;
-            devices::prospects(c, job.prepared.model(), longest, (&unmeasured, Home::HostInTeam))
-        };
-        let prospects = chosen.map(prospects).transpose()?;
-        let hardware = prospects.into_iter().flatten().map(|p| (p.name, p.hardware)).collect();
         Ok(Hall { runtime, coordinator, port: None, local, hardware })
     }
 

@@ -2,8 +2,6 @@
 //! tests/op_cases: against an f64 formula, each gradient also against central differences of that formula, at odd sizes,
 //! with equal bits on 1, 2, 3 and 7 threads. The other files test what a case does not describe.
 
-// A test that cannot continue stops at once.
-
 mod bf16;
 mod blocks;
 mod edges;

@@ -1,8 +1,6 @@
 //! The PTX kernels without a GPU: every kernel assembles for every architecture within the budget of its head, and
 //! computes correctly in an interpreter, which implements the driver's interface.
 
-// A test that cannot continue stops at once.
-
 mod assemble;
 mod attention_grad_sm90a;
 mod attention_reference;

@@ -2,8 +2,6 @@
 //! faults. On every installed software adapter; a missing driver is printed as skipped, and is a failure if
 //! FINETUNE_NEED_VULKAN is set.
 
-// A test that cannot continue stops at once.
-
 #[path = "../parity/case.rs"]
 mod case;
 mod compiled;

@@ -1,8 +1,6 @@
 //! Every kernel under kernels/wgsl, with every set of constants that a device may get, goes through naga as wgpu does
 //! it: parsed, validated, translated for Vulkan and for Metal. No device is needed.
 
-// A test that cannot continue stops at once.
-
 use finetune::backend::wgpu::catalogue;
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};

@@ -83,7 +83,9 @@ class _Events:
             self._run.terminate()
         self._run.stdout.close()
         self._run.wait()
-        self._listener.join()
+        # At the interpreter's end the thread is stopped already, and waiting for it would never end.
+        if not sys.is_finalizing():
+            self._listener.join()
 
     def __enter__(self):
         return self

@@ -126,7 +126,10 @@ impl Client {
             match header(&answer, LOCATION.as_str()).filter(|_| answer.status().is_redirection()) {
                 Some(location) => url = redirected(&url, &location),
                 None if answer.status().is_success() => return Ok(answer),
-                None if at == origin(&self.hub) => return Err(refused(&answer)),
+                // The Hub itself, perhaps under another name.
+                None if at == origin(&self.hub) || header(&answer, "x-error-code").is_some() => {
+                    return Err(refused(&answer));
+                }
                 // The Hub's reasons for a refusal do not apply to a host that stores files.
                 None => return Err(Failure::Broken(format!("{at} answers {}", answer.status()))),
             }
