@@ -9,7 +9,7 @@ use finetune::backend::wgpu::{Options, adapters};
 use finetune::backend::{Backend, Cpu, Fused, Wgpu};
 use finetune::format;
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Cost, Decoder, Keep, dry_run};
+use finetune::model::decoder::{Build, Cost, Decoder, DryRuns, Keep, dry_run};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Ticket, Want};
 use finetune::numeric::tensor::Tensors;
@@ -67,6 +67,34 @@ impl Job<'_> {
         let ratios: Vec<f64> = builds.chain(stages).map(|build| self.compare(open, build)).collect();
         let (least, most) = ratios.iter().fold((f64::MAX, f64::MIN), |(l, m), r| (l.min(*r), m.max(*r)));
         println!("{device} {}: counted / in use is {least:.4} to {most:.4}", self.name);
+    }
+}
+
+/// The memory of three microbatches that go through streamed layers together, for every golden model.
+#[test]
+fn dry_peak_of_a_group_equals_the_cpu() {
+    for dir in case::golden() {
+        let case = Case::open(&dir);
+        let (config, tensors) = (&case.config, &*case.tensors);
+        let batches: Vec<Microbatch> = (0..3).map(|i| case.microbatch(i, 3)).collect();
+        for keep in [Keep::Everything, Keep::Inputs, Keep::Parts([0, 1, 1])] {
+            for streamed in 1..=config.layers {
+                let target =
+                    Cpu::new(2).target().of_model(config.heads, config.feed_forward.max(config.hidden));
+                let mut runs =
+                    DryRuns::of_memory(target, (config, tensors, &case.lora), Build::whole(config)).unwrap();
+                let dry = runs.group(keep, &batches, streamed).unwrap();
+                let build = Build { keep, streamed, group: 3, ..Build::whole(config) };
+                let mut stage = Decoder::load(Cpu::new(2), config, &case.tensors, &case.lora, build).unwrap();
+                stage.in_use();
+                let mut all = batches.iter().cloned();
+                stage.gradients(&mut || all.next(), &mut |_, _, _| ()).unwrap();
+                let real = stage.in_use().unwrap().bytes;
+                let ratio = dry as f64 / real as f64;
+                let what = format!("{dir:?} {keep:?}, {streamed} streamed");
+                assert!((ratio - 1.0).abs() <= 0.02, "{what}: {dry} bytes counted, {real} in use");
+            }
+        }
     }
 }
 

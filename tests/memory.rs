@@ -214,10 +214,8 @@ fn absent_card_is_planned_by_its_memory() {
     assert_eq!(device["memory_bytes"]["limit"], 7_600_000_000u64, "a twentieth is left to the driver");
     let said = b.ok("plan demo --data rows.jsonl --assume-gpu 8GB");
     assert!(said.contains("memory fits") && said.contains("time     unknown"), "{said}");
-    let streamed = b.run("plan demo --data rows.jsonl --assume-gpu 8GB --offload 3");
-    assert!(
-        streamed.status.code() == Some(78) && stderr(&streamed).contains("--offload: layers are streamed")
-    );
+    let streamed = b.ok("plan demo --data rows.jsonl --assume-gpu 8GB --offload 3");
+    assert!(streamed.contains("3 of 4 layers are streamed: read again in each pass"), "{streamed}");
     let small = b.run("plan demo --data rows.jsonl --assume-gpu 8MB --rank 512");
     assert!(small.status.code() == Some(78) && stderr(&small).contains("--rank "), "{}", stderr(&small));
     assert_eq!(b.run("plan demo --data rows.jsonl --assume-gpu big").status.code(), Some(2));

@@ -10,7 +10,7 @@ use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};
 use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
-use finetune::model::memory::{self, Basis, Fit, Home, Load};
+use finetune::model::memory::{self, Basis, Fit, Home, Load, Offload};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::model::weights::{ModelError, Weights};
@@ -353,6 +353,49 @@ fn measured_memory_sharpens_the_figures_and_decides_nothing() {
         assert_eq!(chosen(all.total()), Ok(Keep::Everything), "{factor}");
         assert_eq!(chosen(all.total() - 1), Ok(Keep::Parts([29, 1, 0])), "{factor}");
         assert!(chosen(frugal.total()).is_ok() && chosen(frugal.total() - 1).is_err(), "{factor}");
+    }
+}
+
+/// Small microbatches go through streamed layers together: as many as fit, and no more of the free memory than is
+/// comfortable. Measurements decide nothing here either.
+#[test]
+fn groups_of_small_microbatches_fit() {
+    let config = smollm2();
+    let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
+    let (layer, weights) = (4 * 3_540_096, 4 * 134_515_008);
+    let of = |tokens, offload| Load {
+        offload,
+        layer: (layer, layer),
+        microbatches: 16,
+        ..Load::of(&config, &lora, tokens, weights)
+    };
+    let group = |load, limit: memory::Limit| {
+        let (_, takes) = limit.choose(load).unwrap();
+        assert!(takes.total() <= limit.bytes(), "{} of {}", takes.total(), limit.bytes());
+        (takes.streamed, takes.group)
+    };
+    let plenty = memory::Limit::Typed(1 << 40);
+    for (tokens, most) in [(1, 8), (128, 8), (200, 4), (256, 4), (512, 2), (513, 1), (4096, 1)] {
+        assert_eq!(group(of(tokens, Offload::Layers(20)), plenty), (20, most), "{tokens}");
+    }
+    assert_eq!(group(of(128, Offload::Layers(0)), plenty), (0, 1));
+    assert_eq!(group(of(128, Offload::Auto), plenty), (0, 1));
+    for (microbatches, most) in [(1, 1), (2, 2), (3, 2), (9, 8)] {
+        let load = Load { microbatches, ..of(128, Offload::Layers(20)) };
+        assert_eq!(group(load, plenty), (20, most), "{microbatches} in a step");
+    }
+    // Little memory: streamed layers make room for a group.
+    let all_streamed = estimate(of(128, Offload::Layers(30)), Keep::Inputs).total();
+    let limits = (0..60).map(|i| memory::Limit::Typed(all_streamed + i * layer / 2));
+    let found: Vec<_> = limits.map(|limit| group(of(128, Offload::Auto), limit)).collect();
+    assert!(found.iter().any(|(streamed, group)| *streamed > 0 && *group > 1), "{found:?}");
+    let line = Line { fixed: 1.0, each: 1.0 };
+    let measured = Some(Fit { line, blocks: 90, tokens: 128 });
+    for offload in [Offload::Layers(20), Offload::Auto] {
+        for limit in [400_000_000, 500_000_000, 800_000_000].map(memory::Limit::Typed) {
+            let how = |load| limit.choose(load).map(|(keep, takes)| (keep, takes.streamed, takes.group));
+            assert_eq!(how(Load { measured, ..of(128, offload) }), how(of(128, offload)));
+        }
     }
 }
 

@@ -196,6 +196,10 @@ pub trait Backend {
         let (dtype, bytes) = (Dtype::F32, bytemuck::cast_slice(&values));
         self.weight(Frozen { rows: *rows, cols: *cols, dtype, bytes })
     }
+    /// Frees a frozen matrix. The next one may take its memory.
+    fn release(&mut self, weight: Self::Weight) {
+        drop(weight);
+    }
     /// Uploads the integers of a microbatch.
     fn tokens(&mut self, rows: TokenRows) -> Self::Tokens;
     /// Uploads integers.

@@ -160,6 +160,10 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.recycle(memory);
     }
 
+    fn release(&mut self, weight: B::Weight) {
+        self.inner.release(weight);
+    }
+
     fn traffic(&self) -> Traffic {
         self.inner.traffic()
     }

@@ -70,14 +70,17 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let layout = layout::of(config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, tensors)?;
     profiled.model.set_parameters(&flat)?;
-    let training = train(&mut profiled, &microbatch(config, rows, length), (flat.len(), repeats))?;
     let (mut points, mut used) = (Points::default(), Used::default());
-    points.add(training.tokens as f64, training.seconds);
-    training.add_to(&mut used);
-    for fewer in smaller(rows) {
-        let pass = train(&mut profiled, &microbatch(config, fewer, length), (flat.len(), repeats))?;
-        points.add(pass.tokens as f64, pass.seconds);
+    let mut pass = |rows| -> Result<Pass, Refusal> {
+        let pass = train(&mut profiled, &microbatch(config, rows, length), repeats)?;
+        let copies = profiled.model.together() as f64;
+        points.add(pass.tokens as f64 / copies, pass.seconds / copies);
         pass.add_to(&mut used);
+        Ok(pass)
+    };
+    let training = pass(rows)?;
+    for fewer in smaller(rows) {
+        pass(fewer)?;
     }
     let model = folder::stem(s.text("model")?.unwrap_or(demo::NAME));
     let shape = ModelShape::of(&model, (config, &lora), &base.files.kind);
@@ -121,20 +124,23 @@ fn microbatch(config: &Config, rows: usize, length: usize) -> Microbatch {
     Microbatch { step: 1, rows: (0..rows as u64).collect(), ids, bounds, targets }
 }
 
-/// Returns the fastest of several forward and backward passes, after a warm-up pass.
-fn train(p: &mut Profiled, batch: &Microbatch, (len, repeats): (usize, usize)) -> Result<Pass, Refusal> {
-    let mut gradient = vec![0.0; len];
+/// Returns the fastest of several forward and backward passes of as many microbatches as the device computes together,
+/// after a warm-up pass.
+fn train(p: &mut Profiled, batch: &Microbatch, repeats: usize) -> Result<Pass, Refusal> {
+    let copies = p.model.together();
     let mut best: Option<Pass> = None;
     for repeat in 0..=repeats {
         p.notes.take();
         let rest = p.model.in_use().and_then(|_| p.model.in_use());
         let started = Instant::now();
-        p.model.gradient(batch, &mut gradient)?;
+        let mut all = std::iter::repeat_n(batch, copies).cloned();
+        p.model.gradients(&mut || all.next(), &mut |_, _, _| ())?;
         let seconds = started.elapsed().as_secs_f64();
-        let memory = rest.zip(p.model.in_use());
+        // The memory of several microbatches is not that of one.
+        let memory = rest.zip(p.model.in_use()).filter(|_| copies == 1);
         let verbs = p.notes.take().into_iter().collect();
         if repeat > 0 && best.as_ref().is_none_or(|b| seconds < b.seconds) {
-            best = Some(Pass { seconds, tokens: batch.ids.len(), verbs, memory });
+            best = Some(Pass { seconds, tokens: copies * batch.ids.len(), verbs, memory });
         }
     }
     best.ok_or_else(|| Refusal::failure("nothing was measured"))

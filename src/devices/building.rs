@@ -6,7 +6,7 @@ use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{Fit, Load, Offload};
+use crate::model::memory::{Estimate, Fit, Load, Offload};
 use crate::model::quantised::{Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
@@ -14,6 +14,30 @@ use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
 use std::cell::Cell;
+
+/// How a model is built within the memory of its device.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// Policy for kept values.
+    pub keep: Keep,
+    /// Number of streamed layers.
+    pub streamed: usize,
+    /// Most microbatches that go through streamed layers together.
+    pub group: usize,
+}
+
+impl How {
+    /// All layers resident.
+    pub fn resident(keep: Keep) -> Self {
+        How { keep, streamed: 0, group: 1 }
+    }
+}
+
+impl From<(Keep, Estimate)> for How {
+    fn from((keep, takes): (Keep, Estimate)) -> Self {
+        How { keep, streamed: takes.streamed, group: takes.group }
+    }
+}
 
 /// Description of a model to build.
 #[derive(Clone, Copy)]
@@ -54,9 +78,10 @@ impl<'a> Whole<'a> {
         self.tensors.shared().is_some() && self.tensors.file_of("model.embed_tokens.weight").is_some()
     }
 
-    /// The whole model with this policy, and that many streamed layers.
-    pub fn build(&self, (keep, streamed): (Keep, usize)) -> Build {
-        Build { keep, streamed, ..Build::whole(self.config) }
+    /// The whole model, built like this.
+    pub fn build(&self, how: How) -> Build {
+        let How { keep, streamed, group } = how;
+        Build { keep, streamed, group, ..Build::whole(self.config) }
     }
 
     /// Input of the memory estimate on `backend`.

@@ -84,17 +84,10 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
     let chosen = among(options, &Cards { driver: driver.name(), facts: &facts, why: &|| driver.absence() })?;
-    if let Offload::Layers(1..) = options.offload {
-        let card = chosen.picks.iter().find(|pick| pick.device.driver != CPU);
-        if let Some(Picked { name, .. }) = card {
-            let why = "layers are streamed on the CPU only so far: leave it out, or use --gpus cpu";
-            return Err(refuse(format!("--offload: {name}: {why}")));
-        }
-        if chosen.lines.iter().any(|picks| *picks > 1) {
-            let why =
-                "devices that hold a model together stream no layers: leave it out, or leave + out of --gpus";
-            return Err(refuse(format!("--offload: {why}")));
-        }
+    if matches!(options.offload, Offload::Layers(1..)) && chosen.lines.iter().any(|picks| *picks > 1) {
+        let why =
+            "devices that hold a model together stream no layers: leave it out, or leave + out of --gpus";
+        return Err(refuse(format!("--offload: {why}")));
     }
     Ok(chosen)
 }

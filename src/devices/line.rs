@@ -118,7 +118,7 @@ impl Seats {
         let room = |(at, seat): (usize, &Seat)| {
             let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
             let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
-            let load = if at_home { Load { home: Home::HostUntrained, ..load } } else { load };
+            let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
             let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
             let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
             let seats = self.seats.len();
@@ -256,7 +256,7 @@ struct Room<'a> {
 impl<'a> Room<'a> {
     fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
         let Room { depth, waiting, .. } = *self;
-        let part = Part { from: layers.start, to: layers.end, depth, waiting };
+        let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting };
         self.load.of_part(part, self.packed.of(layers.clone()))
     }
 

@@ -1,6 +1,6 @@
 //! A whole model on the only device of a verb: the first chosen one.
 
-use super::building::{Opened, Whole, note_streaming};
+use super::building::{How, Opened, Whole, note_streaming};
 use super::chain::{self, hardware_of};
 use super::choose::{Chosen, Picked};
 use super::drivers::{self, Device, cpu};
@@ -13,7 +13,7 @@ use crate::config::refusal::Refusal;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load, Offload};
+use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load, Offload, Part};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
@@ -24,15 +24,17 @@ use crate::support::stderr::say;
 pub struct Need {
     /// Tokens of the longest microbatch; 0 without training.
     pub tokens: usize,
+    /// Most microbatches of a step.
+    pub microbatches: usize,
     /// Measured memory of the device, where available.
     pub measured: Option<Fit>,
-    /// Policy for kept values and number of streamed layers on a CPU, where [`settle`] has chosen them.
-    pub keep: Option<(Keep, usize)>,
+    /// How the model is built on a CPU, where [`settle`] has chosen it.
+    pub how: Option<How>,
 }
 
 impl Need {
     /// Requirements of generation.
-    pub const SPEECH: Need = Need { tokens: 0, measured: None, keep: None };
+    pub const SPEECH: Need = Need { tokens: 0, microbatches: 1, measured: None, how: None };
 }
 
 /// Builds a whole model on the chosen device.
@@ -43,7 +45,7 @@ pub fn open(
     need: Need,
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
-    let Need { tokens, measured, keep } = need;
+    let Need { tokens, microbatches, measured, how } = need;
     let (class_weights, offload) = (class_weights.as_deref(), chosen.options.offload);
     let whole = Whole { config, tensors, lora, class_weights, tokens, measured, offload };
     if let Some(range) = chosen.first_line() {
@@ -67,24 +69,21 @@ pub fn open(
         }
     }
     let cpu = processor(chosen);
-    let keep = match (keep, tokens) {
-        (Some(keep), _) => keep,
+    let how = match (how, tokens) {
+        (Some(how), _) => how,
         (None, 0) => {
-            let load = Load { home: Home::HostUntrained, ..drivers::speaking(&whole).load(&cpu)? };
+            let load = Load { home: Home::Untrained, ..drivers::speaking(&whole).load(&cpu)? };
             let streamed = match limit(chosen).choose(load) {
                 Ok((_, takes)) => takes.streamed,
                 Err(ModelError::Memory { .. }) => load.most_streamed().streamed(),
                 Err(e) => return Err(e.into()),
             };
             note_streaming(streamed, config.layers);
-            (Keep::Inputs, streamed)
+            How { keep: Keep::Inputs, streamed, group: 1 }
         }
-        (None, _) => {
-            let (keep, takes) = limit(chosen).choose(whole.load(&cpu)?)?;
-            (keep, takes.streamed)
-        }
+        (None, _) => limit(chosen).choose(Load { microbatches, ..whole.load(&cpu)? })?.into(),
     };
-    Ok(Box::new(cpu).build(&whole, whole.build(keep))?)
+    Ok(Box::new(cpu).build(&whole, whole.build(how))?)
 }
 
 /// The first chosen device, if it is a card.
@@ -103,9 +102,8 @@ pub fn settle(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
-) -> Result<(Keep, usize), Refusal> {
-    let (keep, takes) = limit(chosen).choose(load(chosen, model, need)?)?;
-    Ok((keep, takes.streamed))
+) -> Result<How, Refusal> {
+    Ok(limit(chosen).choose(load(chosen, model, need)?)?.into())
 }
 
 /// Estimated memory of a model with the settled policy.
@@ -114,8 +112,9 @@ pub fn takes(
     model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
 ) -> Result<Estimate, Refusal> {
-    let (keep, streamed) = need.keep.unwrap_or((Keep::Inputs, 0));
-    let load = Load { offload: Offload::Layers(streamed), ..load(chosen, model, need)? };
+    let How { keep, streamed, group } = need.how.unwrap_or(How::resident(Keep::Inputs));
+    let load = load(chosen, model, need)?;
+    let load = Load { offload: Offload::Layers(streamed), part: Part { group, ..load.part }, ..load };
     Ok(memory::estimate(load, keep)?)
 }
 
@@ -123,11 +122,11 @@ pub fn takes(
 fn load<'a>(
     chosen: &Chosen,
     (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
-    Need { tokens, measured, .. }: Need,
+    Need { tokens, microbatches, measured, .. }: Need,
 ) -> Result<Load<'a>, ModelError> {
     let offload = chosen.options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured, offload };
-    whole.load_on(cpu::target(chosen.options.dtype))
+    Ok(Load { microbatches, ..whole.load_on(cpu::target(chosen.options.dtype))? })
 }
 
 /// The numeric class of the CPU, as opened by [`open`].
@@ -198,7 +197,7 @@ pub fn profile(
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<Profiled, Refusal> {
-    let hardware = hardware_of(chosen, chosen.devices().next().unwrap_or(0..1));
+    let mut hardware = hardware_of(chosen, chosen.devices().next().unwrap_or(0..1));
     let offload = chosen.options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     let opened = match (chosen.first_line(), first_card(chosen)) {
@@ -207,7 +206,10 @@ pub fn profile(
             Some((seats.name(), seats.proved(&whole)))
         }
         (None, Some((pick, card))) => {
-            Some((pick.name.clone(), chain::seat(chosen, 0, card, cpu::free_memory()).proved(&whole)))
+            let seat = chain::seat(chosen, 0, card, cpu::free_memory());
+            let streamed = seat.choose(&whole).map_or(0, |how| how.streamed);
+            hardware = while_streaming(hardware, streamed);
+            Some((pick.name.clone(), seat.proved(&whole)))
         }
         (None, None) => None,
     };
@@ -217,11 +219,10 @@ pub fn profile(
     }
     let (cpu, threads) = (processor(chosen), threads(chosen));
     let peaks = cpu.peaks();
-    let (keep, takes) = memory::choose(whole.load(&cpu)?, limit(chosen))?;
+    let how: How = limit(chosen).choose(whole.load(&cpu)?)?.into();
     let (timed, notes) = cpu.timed();
-    note_streaming(takes.streamed, config.layers);
-    let hardware = while_streaming(hardware, takes.streamed);
-    let build = Build { keep, streamed: takes.streamed, ..Build::whole(config) };
-    let model = Decoder::load(timed, config, tensors, lora, build)?;
+    note_streaming(how.streamed, config.layers);
+    let hardware = while_streaming(hardware, how.streamed);
+    let model = Decoder::load(timed, config, tensors, lora, whole.build(how))?;
     Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })
 }

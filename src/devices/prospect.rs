@@ -1,5 +1,6 @@
-//! Forecast for a model on the chosen devices, before any of it is read: whether it fits, by the same estimate that a
-//! run uses when it opens devices, and a guess of the speed of devices without measurements.
+//! Forecast for a model on the chosen devices, before the model is read: whether it fits, by the same estimate that a
+//! run uses when it opens devices, and a guess of the speed of devices without measurements. Where layers are streamed,
+//! a few are read to measure the time of that.
 
 use super::building::Whole;
 use super::chain::{found, hardware, hardware_of, seat, seats};
@@ -40,12 +41,21 @@ pub struct Prospect {
 /// Measured memory for a model by class and hardware, where available.
 type Seen<'a> = &'a dyn Fn(&str, &str) -> Option<Fit>;
 
+/// Sizes of a run's microbatches.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// Tokens of the longest one.
+    pub tokens: usize,
+    /// Most microbatches of a step.
+    pub microbatches: usize,
+}
+
 /// Forecasts for all chosen devices; `measured` gives the run's knowledge about memory, and `home` is where a
 /// CPU's values are: in a team or alone.
 pub fn prospects(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
-    tokens: usize,
+    Sizes { tokens, microbatches }: Sizes,
     (measured, home): (Seen<'_>, Home),
 ) -> Result<Vec<Prospect>, ModelError> {
     let one = |at: usize| -> Result<Prospect, ModelError> {
@@ -61,7 +71,9 @@ pub fn prospects(
                 let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured, offload };
                 let load = device.load(&whole, share.dtype)?;
                 let at_home = device.facts().kind == Kind::Cpu;
-                fits(if at_home { Load { home, ..load } } else { load }, share.limit)?
+                // Only a run on the CPU alone computes several microbatches together.
+                let microbatches = if home == Home::Host { microbatches } else { 1 };
+                fits(if at_home { Load { home, microbatches, ..load } } else { load }, share.limit)?
             }
             Err(fault) => (None, Some(fault.clone().into())),
         };
@@ -108,14 +120,8 @@ pub fn named_hardware(
             return (seats(chosen, picks, machine).name(), hardware);
         }
         let (at, pick) = (picks.start, &chosen.picks[picks.start]);
-        let takes = || {
-            let device = found(pick.device);
-            let share = seat(chosen, at, device, machine).share;
-            share.limit.choose(device.load(&whole, share.dtype).ok()?).ok()
-        };
-        // Only the CPU streams layers so far.
-        let takes = if pick.device.driver == CPU { takes() } else { None };
-        let streamed = takes.map_or(0, |(_, takes)| takes.streamed);
+        let streamed =
+            seat(chosen, at, found(pick.device), machine).choose(&whole).map_or(0, |how| how.streamed);
         (pick.name.clone(), while_streaming(hardware, streamed))
     };
     chosen.devices().map(named).collect()

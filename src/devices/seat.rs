@@ -1,13 +1,13 @@
 //! A device with its share of this process: what a run opens, after a check of its memory.
 
-use super::building::{Whole, note_streaming};
+use super::building::{How, Whole, note_streaming};
 use super::drivers::{Among, Device, Share, cpu};
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
-use crate::model::decoder::{Build, Keep};
+use crate::model::decoder::Build;
 use crate::model::memory::{Limit, Offload};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
@@ -40,17 +40,16 @@ impl Seat {
         Ok(Seat { share: Share { dtype, ..self.share }, ..*self })
     }
 
-    /// The policy for kept values within this device's memory, and the number of streamed layers.
-    fn choose(&self, whole: &Whole) -> Result<(Keep, usize), ModelError> {
+    /// How the model fits into this device's memory.
+    pub fn choose(&self, whole: &Whole) -> Result<How, ModelError> {
         let whole = Whole { offload: self.share.offload, ..*whole };
-        let (keep, takes) = self.share.limit.choose(self.device.load(&whole, self.share.dtype)?)?;
-        Ok((keep, takes.streamed))
+        Ok(self.share.limit.choose(self.device.load(&whole, self.share.dtype)?)?.into())
     }
 
     /// Builds a whole model on the device.
     fn whole(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
         let how = self.choose(whole)?;
-        note_streaming(how.1, whole.config.layers);
+        note_streaming(how.streamed, whole.config.layers);
         self.part(whole, whole.build(how))
     }
 
@@ -68,6 +67,7 @@ impl Seat {
         let how = self.choose(whole)?;
         let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
+        note_streaming(how.streamed, whole.config.layers);
         self.device.open(self.share)?.build(whole, whole.build(how))
     }
 

@@ -4,6 +4,7 @@ use super::time::Load;
 use crate::config::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
+use crate::devices::Sizes;
 
 /// Maximum microbatches of a plan that are counted one by one; the rest is extrapolated from the counted steps.
 pub const ALL: usize = 4_000_000;
@@ -37,6 +38,13 @@ pub struct Counts {
     pub eval_tokens: u64,
     /// Number of checkpoints.
     pub saves: u64,
+}
+
+impl Counts {
+    /// Sizes of the microbatches.
+    pub fn sizes(&self) -> Sizes {
+        Sizes { tokens: self.longest, microbatches: self.microbatches_per_step.1 }
+    }
 }
 
 /// Input of the count: the plan, the rows, and the completed steps.

@@ -5,7 +5,7 @@ use super::profile::{self, Basis, ModelShape, Pace, Profiles};
 use super::time::Participant;
 use crate::config::groups::{Options, Role};
 use crate::config::refusal::Refusal;
-use crate::devices::{self, Chosen, Prospect};
+use crate::devices::{self, Chosen, Prospect, Sizes};
 use crate::model::config::Config;
 use crate::model::lora::LoraSpec;
 use crate::model::memory::Home;
@@ -33,17 +33,17 @@ impl Expected {
     }
 }
 
-/// All devices that are expected in a run with microbatches of up to `longest` tokens.
+/// All devices that are expected in a run with microbatches of such sizes.
 pub fn team(
     options: &Options,
     (model, chosen): ((&Config, &dyn Tensors, &LoraSpec), Option<&Chosen>),
     shape: &ModelShape,
-    (profiles, longest): (&Profiles, usize),
+    (profiles, sizes): (&Profiles, Sizes),
 ) -> Result<Vec<Expected>, Refusal> {
     // The same distinction as in `run::single`.
     let alone = options.cluster.role == Role::Single && chosen.is_some_and(Chosen::is_one_cpu);
     let home = if alone { Home::Host } else { Home::HostInTeam };
-    let mut team = here((chosen, home), model, shape, (profiles, longest))?;
+    let mut team = here((chosen, home), model, shape, (profiles, sizes))?;
     let others = elsewhere(options, &team, shape, profiles);
     team.extend(others);
     Ok(team)
@@ -54,7 +54,7 @@ fn here(
     (chosen, home): (Option<&Chosen>, Home),
     model: (&Config, &dyn Tensors, &LoraSpec),
     shape: &ModelShape,
-    (profiles, longest): (&Profiles, usize),
+    (profiles, sizes): (&Profiles, Sizes),
 ) -> Result<Vec<Expected>, Refusal> {
     let Some(chosen) = chosen else { return Ok(vec![]) };
     let expected = |prospect: Prospect| {
@@ -67,7 +67,7 @@ fn here(
         Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
     };
     let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
-    Ok(devices::prospects(chosen, model, longest, (&seen, home))?.into_iter().map(expected).collect())
+    Ok(devices::prospects(chosen, model, sizes, (&seen, home))?.into_iter().map(expected).collect())
 }
 
 /// Devices that the run waits for: with the measurements of earlier workers, else with a guess.

@@ -115,8 +115,11 @@ impl<B: Fused> Block<B> {
         let gains = [self.attention_gains, self.mlp_gains].map(|gains| [gains.before, gains.after]);
         let gains = gains.into_iter().flatten().flatten();
         let heads = self.head_gains.into_iter().flat_map(|(q, k)| [q, k]);
-        let biases = self.linears.into_iter().filter_map(Linear::unload);
-        gains.chain(heads).chain(biases).for_each(|m| backend.recycle(m));
+        gains.chain(heads).for_each(|m| backend.recycle(m));
+        for linear in self.linears {
+            let bias = linear.unload(backend);
+            bias.into_iter().for_each(|m| backend.recycle(m));
+        }
     }
 
     /// Returns the block's output [T, C] and the values that its backward pass needs. Consumes `x`.

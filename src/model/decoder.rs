@@ -3,6 +3,7 @@
 
 mod check;
 mod dry_run;
+mod group;
 mod passes;
 mod shelf;
 mod text;
@@ -85,6 +86,8 @@ pub struct Build {
     /// Number of streamed layers, the lowest of the stage: each pass reads their weights again from the tensors, which
     /// must be [`Tensors::shared`]. All numbers give the same bits.
     pub streamed: usize,
+    /// Most microbatches that go through the layers together, where layers are streamed. All numbers give the same bits.
+    pub group: usize,
     /// One weight per class, for classifiers.
     pub class_weights: Option<Vec<f32>>,
 }
@@ -92,7 +95,8 @@ pub struct Build {
 impl Build {
     /// The whole model with everything kept.
     pub fn whole(config: &Config) -> Self {
-        Build { layers: 0..config.layers, keep: Keep::Everything, streamed: 0, class_weights: None }
+        let layers = 0..config.layers;
+        Build { layers, keep: Keep::Everything, streamed: 0, group: 1, class_weights: None }
     }
 }
 
@@ -104,6 +108,7 @@ pub struct Decoder<B: Backend> {
     span: Span,
     layout: Layout,
     keep: Keep,
+    group: usize,
     /// Present in the first stage, and in the last one of a tied model.
     embedding: Option<B::Weight>,
     head: Option<Head<B>>,
@@ -189,6 +194,7 @@ impl<B: Fused> Decoder<B> {
         backend.fill(view_mut(&mut params, 1, layout.len()), 0.0);
         let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
+        let group = if shelf.streamed() > 0 { build.group.max(1) } else { 1 };
         let (tapes, sessions, cancel) = (BTreeMap::new(), BTreeMap::new(), Cancel::default());
         Ok(Decoder {
             backend,
@@ -197,6 +203,7 @@ impl<B: Fused> Decoder<B> {
             span,
             layout,
             keep,
+            group,
             embedding,
             head,
             shelf,
@@ -240,14 +247,20 @@ impl<B: Fused> Decoder<B> {
         Ok(x)
     }
 
-    /// Runs all blocks and records on the tape what backward needs. A cancelled pass returns the output of the last
+    /// Runs these blocks and records on the tape what backward needs. A cancelled pass returns the output of the last
     /// block run.
-    fn climb(&mut self, mut x: B::Memory, tape: &mut Tape<B>, want: Want) -> (B::Memory, Result<(), Fault>) {
+    fn climb(
+        &mut self,
+        mut x: B::Memory,
+        tape: &mut Tape<B>,
+        want: Want,
+        some: Range<usize>,
+    ) -> (B::Memory, Result<(), Fault>) {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
         let blocks = self.shelf.len();
-        for i in 0..blocks {
+        for i in some {
             let block = match self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i)) {
                 Ok(block) => block,
                 Err(fault) => return (x, Err(fault)),

@@ -82,8 +82,9 @@ impl<B: Fused> Linear<B> {
         Ok(self)
     }
 
-    /// Drops the matrix and returns the bias.
-    pub fn unload(self) -> Option<B::Memory> {
+    /// Frees the matrix and returns the bias.
+    pub fn unload(self, backend: &mut B) -> Option<B::Memory> {
+        backend.release(self.weight);
         self.bias
     }
 

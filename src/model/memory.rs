@@ -6,6 +6,7 @@
 
 mod advice;
 mod rehearsals;
+mod streaming;
 
 use super::config::Config;
 use super::decoder::Keep;
@@ -15,7 +16,7 @@ use super::weights::{ModelError, Packed};
 use crate::backend::Target;
 use crate::numeric::line::Line;
 pub use advice::{largest, least};
-use rehearsals::{Counts, Rehearsals};
+use rehearsals::{Again, Counts, FRUGAL, Rehearsals};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +26,7 @@ pub struct Estimate {
     /// Adapter: parameters and gradient, and their transfer buffers; where the device computes in host memory, also the
     /// host's copies: parameters, two moments, the exact sum.
     pub adapter: u64,
-    /// Values that blocks keep between forward and backward.
+    /// Values that blocks keep between forward and backward, and what further microbatches of a group hold.
     pub kept: u64,
     /// Working memory of one block or of the head.
     pub scratch: u64,
@@ -33,6 +34,8 @@ pub struct Estimate {
     pub in_use: u64,
     /// Number of streamed layers, whose weights are not among `weights`, except for one layer at a time.
     pub streamed: usize,
+    /// Most microbatches that go through streamed layers together.
+    pub group: usize,
     /// Basis of the estimate.
     pub basis: Basis,
 }
@@ -98,6 +101,9 @@ pub struct Load<'a> {
     pub layer: (u64, u64),
     /// The layers of the device.
     pub part: Part,
+    /// Most microbatches that may go through streamed layers together: those of a step, or 1. A team divides work by the
+    /// time of each microbatch; in a group a microbatch has no time of its own.
+    pub microbatches: usize,
 }
 
 /// The part of a model that a device holds.
@@ -109,6 +115,8 @@ pub struct Part {
     pub to: usize,
     /// Most passes that wait for their backward pass at the same time.
     pub depth: usize,
+    /// Most microbatches that go through streamed layers together; at least 1.
+    pub group: usize,
     /// Gradients that wait in host memory at the same time for those of other devices. They count where the device
     /// uses host memory.
     pub waiting: usize,
@@ -117,7 +125,7 @@ pub struct Part {
 impl Part {
     /// The whole model on one device.
     fn whole(config: &Config) -> Self {
-        Part { from: 0, to: config.layers, depth: 1, waiting: 0 }
+        Part { from: 0, to: config.layers, depth: 1, group: 1, waiting: 0 }
     }
 
     /// Number of layers.
@@ -129,7 +137,7 @@ impl Part {
 /// Layers whose weights are read again in each pass instead of being kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offload {
-    /// As few as make the model fit.
+    /// As few as make the model fit, and more where that makes room for a group of microbatches that saves time.
     Auto,
     /// None.
     Never,
@@ -142,8 +150,22 @@ impl<'a> Load<'a> {
     pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
         let device = Target::default();
         let (quantised, nf4, home, measured) = (false, None, Home::Host, None);
-        let (offload, layer, part) = (Offload::Never, (0, 0), Part::whole(config));
-        Load { config, lora, tokens, weights, quantised, nf4, device, home, measured, offload, layer, part }
+        let (offload, layer, part, microbatches) = (Offload::Never, (0, 0), Part::whole(config), 1);
+        Load {
+            config,
+            lora,
+            tokens,
+            weights,
+            quantised,
+            nf4,
+            device,
+            home,
+            measured,
+            offload,
+            layer,
+            part,
+            microbatches,
+        }
     }
 
     /// The load of a device that holds `part` alone, whose weights take `weights` bytes. No layer is streamed.
@@ -175,12 +197,15 @@ impl<'a> Load<'a> {
         self.weights.saturating_sub(away)
     }
 
-    /// The same load with the least number of streamed layers that makes room for `missing` bytes, if there is one.
-    fn streaming(self, missing: u64) -> Option<Self> {
+    /// The least number of streamed layers that makes room for `missing` bytes; more than there are if none does.
+    fn least_streamed(&self, missing: u64) -> usize {
         let (smallest, largest) = self.layer;
-        let least = if smallest > 0 { (missing + largest).div_ceil(smallest) as usize } else { usize::MAX };
-        let fits = self.offload == Offload::Auto && least <= self.config.layers;
-        fits.then_some(Load { offload: Offload::Layers(least), ..self })
+        if smallest > 0 { (missing + largest).div_ceil(smallest) as usize } else { usize::MAX }
+    }
+
+    /// The same load with that many streamed layers, and groups of that many microbatches.
+    fn grouped(self, streamed: usize, group: usize) -> Self {
+        Load { offload: Offload::Layers(streamed), part: Part { group, ..self.part }, ..self }
     }
 }
 
@@ -189,8 +214,8 @@ impl<'a> Load<'a> {
 pub enum Home {
     /// Host memory, directly: the CPU of a run without a team.
     Host,
-    /// Host memory, directly, in a process that evaluates or generates only.
-    HostUntrained,
+    /// Any memory, in a process that evaluates or generates only.
+    Untrained,
     /// Host memory, directly, in a process that coordinates or works for a coordinator.
     HostInTeam,
     /// Host memory through a driver: transferred data exists there a second time.
@@ -214,7 +239,7 @@ impl Home {
         let sent = 4 * 2;
         match self {
             Home::Host => ON_DEVICE + ON_HOST,
-            Home::HostUntrained => ON_DEVICE,
+            Home::Untrained => ON_DEVICE + sent,
             Home::HostInTeam => ON_DEVICE + ON_HOST + IN_TEAM,
             Home::Own => ON_DEVICE + sent,
             // Two more values wait to be read; buffers are at most a quarter larger.
@@ -299,44 +324,43 @@ impl Limit {
     /// that keeps at most `COMFORT` bytes, unless it costs too much time. A dry run decides: what was measured of a
     /// device neither refuses a run nor changes it.
     pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
-        let (shapes, tokens) = (Load { measured: None, ..load }, load.tokens);
-        let mut runs = Rehearsals::new(shapes, Counts::Memory)?;
-        let all: Vec<Keep> = policies(load.part.layers()).collect();
+        let mut runs = Rehearsals::new(Load { measured: None, ..load }, Counts::Memory)?;
+        let resident = if load.streamed() == 0 { self.policy(&mut runs)? } else { None };
+        let (keep, how) = match resident {
+            Some(keep) => (keep, runs.load),
+            None => self.streaming(&mut runs)?,
+        };
+        Ok((keep, estimate(Load { measured: load.measured, ..how }, keep)?))
+    }
+
+    /// The policy for `runs`, where one fits.
+    fn policy(self, runs: &mut Rehearsals) -> Result<Option<Keep>, ModelError> {
+        let all: Vec<Keep> = policies(runs.load.part.layers()).collect();
         // Each policy takes less memory than those before it.
-        let first = all.partition_point(|keep| !runs.total(tokens, *keep).is_ok_and(|n| n <= self.bytes()));
-        let keep = match (all.get(first), self) {
-            (Some(&fastest), Limit::Typed(_)) => fastest,
+        let first = all.partition_point(|keep| !runs.fits(*keep, self.bytes()));
+        Ok(match (all.get(first), self) {
+            (Some(&fastest), Limit::Typed(_)) => Some(fastest),
             (Some(&fastest), Limit::Free(_)) => {
-                let keep = comfortable(shapes, &mut runs, &all[first..])?;
-                if runs.total(tokens, keep)? <= self.bytes() { keep } else { fastest }
+                let keep = comfortable(runs, &all[first..])?;
+                Some(if runs.fits(keep, self.bytes()) { keep } else { fastest })
             }
             // Keeping the values of one block may take less than keeping only inputs.
-            (None, _) => match advice::least(shapes)? {
-                (keep, least) if least.total() <= self.bytes() => keep,
-                (_, least) => match load.streaming(least.total() - self.bytes()) {
-                    Some(streamed) => return self.choose(streamed),
-                    None => return Err(advice::too_little(shapes.most_streamed(), self.bytes())?),
-                },
-            },
-        };
-        Ok((keep, estimate(load, keep)?))
+            (None, _) => FRUGAL.into_iter().find(|keep| runs.fits(*keep, self.bytes())),
+        })
     }
 }
 
 /// The first of `policies` that keeps at most [`COMFORT`] bytes, or the last one before they cost too much time; the
 /// first one whatever it costs.
-fn comfortable(load: Load, runs: &mut Rehearsals, policies: &[Keep]) -> Result<Keep, ModelError> {
-    let mut much = |keep: &Keep| runs.cost(load.tokens, *keep).is_ok_and(|cost| cost.kept > COMFORT);
+fn comfortable(runs: &mut Rehearsals, policies: &[Keep]) -> Result<Keep, ModelError> {
+    let mut much = |keep: &Keep| runs.kept(*keep).is_ok_and(|kept| kept > COMFORT);
     if !much(&policies[0]) {
         return Ok(policies[0]);
     }
     let first = policies.partition_point(much);
-    let mut runs = Rehearsals::new(load, Counts::Arithmetic)?;
-    let usual = runs.cost(load.tokens, Keep::Everything)?.flops;
-    let cheap = |keep: &Keep| {
-        let again = runs.cost(load.tokens, *keep).map(|cost| cost.flops / usual - 1.0);
-        keep.counts(load.part.layers())[3] == 0 && again.is_ok_and(|again| again <= DEAR)
-    };
+    let (layers, mut again) = (runs.load.part.layers(), Again::of(runs.load)?);
+    let cheap =
+        |keep: &Keep| keep.counts(layers)[3] == 0 && again.share(*keep).is_ok_and(|share| share <= DEAR);
     let last = policies.partition_point(cheap).saturating_sub(1);
     Ok(policies[first.min(last)])
 }

@@ -9,7 +9,7 @@ use crate::config::groups::{Options, Resume};
 use crate::config::refusal::Refusal;
 use crate::config::{Origin, Settings, yaml};
 use crate::data::plan::{Plan, PlanOptions};
-use crate::devices::{self, Chosen, Need};
+use crate::devices::{self, Chosen, Need, Sizes};
 use crate::forecast::counts::{Ahead, SOME, count};
 use crate::forecast::profile::{self, Basis, Measured, Profiles};
 use crate::forecast::team::{Expected, team};
@@ -88,24 +88,25 @@ fn choose(
     let profiles = Profiles::read();
     // Tokens; seconds; whether a pace is a guess; whether memory was measured, where known.
     let mut best: Option<(usize, f64, bool, Option<bool>)> = None;
-    let mut least_streamed = 0;
+    let mut least_read = 0.0;
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
         let planned = Plan::new(&p.train.samples, &typed);
         let (train, eval) = (&p.train, p.eval.as_ref());
         let (counts, mut load) = count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
         load.trained = shape.trained;
-        let team = team(options, (p.model(), chosen), &shape, (&profiles, counts.longest))?;
+        let team = team(options, (p.model(), chosen), &shape, (&profiles, counts.sizes()))?;
         let measured = |e: &Expected| Some(e.prospect.as_ref()?.takes?.1.basis.line().is_some());
         let room = team.iter().filter_map(measured).reduce(|a, b| a && b);
-        // A device without memory for this size would drop out of the run, or stream more layers.
+        // A device without memory for this size would drop out of the run, or read more layers for each token.
         let streams = |e: &Expected| e.prospect.as_ref()?.takes.map(|(_, takes)| takes.streamed);
         let streamed = team.iter().filter_map(streams).max().unwrap_or(0);
         let drops_out = team.iter().any(|e| e.worker.is_none());
-        if best.is_some() && (drops_out || streamed > least_streamed) {
+        let read = streamed as f64 / tokens as f64;
+        if best.is_some() && (drops_out || read > least_read) {
             break;
         }
-        least_streamed = streamed;
+        least_read = read;
         let workers: Vec<Participant> = team.into_iter().filter_map(|e| e.worker).collect();
         let guessed = workers.iter().any(|w| w.pace.basis == Basis::Guess);
         let seconds = forecast(&workers, &load).total();
@@ -134,15 +135,20 @@ fn choose(
 /// measurements of the first one are used.
 fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refusal> {
     let shape = p.shape(options);
-    let known = team(options, (p.model(), Some(chosen)), &shape, (&Profiles::read(), SIZES[0]))?;
+    let known = team(
+        options,
+        (p.model(), Some(chosen)),
+        &shape,
+        (&Profiles::read(), Sizes { tokens: SIZES[0], microbatches: 1 }),
+    )?;
     let first = known.first().and_then(|e| e.worker.as_ref());
     if !chosen.is_one_cpu() || first.is_none_or(|w| w.pace.basis == Basis::Measured) {
         return Ok(());
     }
     let weights = p.model();
-    let need = |tokens| Need { tokens, measured: None, keep: None };
+    let need = |tokens| Need { tokens, microbatches: 1, measured: None, how: None };
     let settled = |tokens: usize| devices::settle(chosen, weights, need(tokens));
-    let fits = |tokens: &usize| settled(*tokens).is_ok_and(|(_, streamed)| streamed == 0);
+    let fits = |tokens: &usize| settled(*tokens).is_ok_and(|how| how.streamed == 0);
     // A size that does not fit is not measured; the choice among all sizes follows.
     let Some(tokens) = [LONGEST, SIZES[1], SIZES[0]].into_iter().find(fits) else { return Ok(()) };
     let mut model = devices::open(chosen, weights, options.data.class_weights.clone(), need(tokens))?;

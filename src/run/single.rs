@@ -40,12 +40,12 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let measured = Profiles::read().memory(&device, &prepared.shape(options));
     let mut need = Need { measured, ..job::need(&prepared, &planned) };
     // Memory is checked before the adapter is created, because the adapter itself may not fit.
-    let (keep, streamed) = devices::settle(&chosen, prepared.model(), need)?;
-    need.keep = Some((keep, streamed));
+    let how = devices::settle(&chosen, prepared.model(), need)?;
+    need.how = Some(how);
     if !options.output.quiet {
-        devices::note_streaming(streamed, prepared.config.layers);
+        devices::note_streaming(how.streamed, prepared.config.layers);
     }
-    let hardware = devices::while_streaming(hardware, streamed);
+    let hardware = devices::while_streaming(hardware, how.streamed);
     let mut job = Job::new(prepared, planned, options)?;
     job.resume(&place)?;
     let weights = job.prepared.model();

@@ -22,6 +22,8 @@ pub struct Local<'a> {
     stop: &'a Stop,
     layout: Layout,
     class: String,
+    /// Most microbatches that the model computes together.
+    together: usize,
     /// Tokens, seconds and bytes of each microbatch.
     measured: Trials,
     /// Trial microbatches before the first step, and the number of measured ones.
@@ -56,30 +58,32 @@ impl Place<'_> {
     }
 }
 
-/// Results of a microbatch besides its sums.
+/// Results of microbatches besides their sums.
 struct Added {
-    /// The error is a value that the sums cannot hold. `None` if the model gave no gradient.
-    sum: Option<Result<(), Refused>>,
+    /// Number of gradients.
+    given: usize,
+    /// The first value that the sums cannot hold, with the index of its microbatch.
+    bad: Option<(usize, Refused)>,
     traffic: Traffic,
     in_use: Option<InUse>,
 }
 
 impl<'a> Local<'a> {
-    /// A model on the thread of the caller, which checks `stop` between microbatches.
+    /// A model on the thread of the caller, which checks `stop` between microbatches, or groups of them.
     pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
-        let (layout, class) = (model.layout().clone(), model.class());
-        Self::at(Place::Here(model), stop, layout, class)
+        let of = (model.layout().clone(), model.class(), model.together());
+        Self::at(Place::Here(model), stop, of)
     }
 
     /// A model on its own thread: an immediate stop waits for no microbatch.
     pub fn apart(model: Box<dyn Model>, stop: &'a Stop) -> Self {
-        let (layout, class) = (model.layout().clone(), model.class());
-        Self::at(Place::Apart(OwnThread::new(model)), stop, layout, class)
+        let of = (model.layout().clone(), model.class(), model.together());
+        Self::at(Place::Apart(OwnThread::new(model)), stop, of)
     }
 
-    fn at(place: Place<'a>, stop: &'a Stop, layout: Layout, class: String) -> Self {
+    fn at(place: Place<'a>, stop: &'a Stop, (layout, class, together): (Layout, String, usize)) -> Self {
         let (measured, trials) = (Trials::default(), (Vec::new(), 0));
-        Local { place, stop, layout, class, measured, trials }
+        Local { place, stop, layout, class, together, measured, trials }
     }
 
     /// Measures the model with `trials`, small ones first, once its parameters are set. The gradients are dropped.
@@ -94,47 +98,63 @@ impl<'a> Local<'a> {
             rest.into_iter().for_each(|seen| self.measured.memory.rest(seen));
         }
         let (trials, before) = (std::mem::take(&mut self.trials.0), self.measured.time.n);
-        let (place, stop) = (&mut self.place, self.stop);
-        let measured = self.measured.run(&trials, (ENOUGH, 1), &mut |batch| {
+        let (place, stop, copies) = (&mut self.place, self.stop, self.together);
+        let measured = self.measured.run(&trials, (ENOUGH, copies), &mut |batch| {
             if stop.urgency() == Urgency::Now {
                 return Ok(None);
             }
-            let mut one = Some(batch.clone());
+            let mut own = vec![batch.clone(); copies].into_iter();
             place.ask(stop, move |model| {
-                model.gradients(&mut || one.take(), &mut |_, _, _| ()).map(|()| Some(Passed(model.in_use())))
+                model.gradients(&mut || own.next(), &mut |_, _, _| ())?;
+                Ok(Some(Passed(model.in_use().filter(|_| copies == 1))))
             })?
         });
         self.trials.1 += (self.measured.time.n - before) as u64;
         measured
     }
 
-    /// Adds one microbatch to `sums`, all or nothing, and returns its transfers; the inner error is a value that the sums
-    /// cannot hold. If no result arrives, for example after a signal, `sums` is empty.
+    /// Adds microbatches of one step to `sums`, each all or nothing, and returns their transfers. The inner error is the
+    /// index of the first microbatch with a value that the sums cannot hold, and that value. If no result arrives, for
+    /// example after a signal, `sums` is empty.
     fn add(
         &mut self,
-        batch: &Microbatch,
+        step: u64,
+        batches: &[Microbatch],
         cap: i64,
         sums: &mut Sums,
-    ) -> Result<Result<Traffic, Refused>, TrainError> {
-        let (step, tokens, mut own) = (batch.step, batch.ids.len() as f64, Some(batch.clone()));
-        // The sums move to the thread that has the gradient, so the gradient is never copied.
+    ) -> Result<Result<Traffic, (usize, Refused)>, TrainError> {
+        let own = batches.to_vec();
+        let mut own = own.into_iter();
+        // The sums move to the thread that has the gradients, so that gradients are never copied.
         let mut taken = std::mem::take(sums);
         let computed = self.place.ask(self.stop, move |model| {
             // Resets the peak memory of earlier work.
             model.in_use();
             let before = model.traffic();
-            let mut sum = None;
-            let each = &mut |_, loss: &_, gradient: &[f32]| sum = Some(taken.add(loss, gradient, cap));
-            model.gradients(&mut || own.take(), each)?;
-            Ok((taken, Added { sum, traffic: model.traffic().since(&before), in_use: model.in_use() }))
+            let (mut given, mut bad) = (0, None);
+            let each = &mut |index, loss: &_, gradient: &[f32]| {
+                given += 1;
+                if bad.is_none() {
+                    bad = taken.add(loss, gradient, cap).err().map(|refused| (index, refused));
+                }
+            };
+            model.gradients(&mut || own.next(), each)?;
+            let traffic = model.traffic().since(&before);
+            Ok((taken, Added { given, bad, traffic, in_use: model.in_use() }))
         });
         let nothing = || Fault::Device { device: self.class.clone(), reason: "it gave no gradient".into() };
         let computed = computed.and_then(|computed| computed);
         let (taken, added) = computed.map_err(|fault| TrainError::Device { step, fault })?;
         *sums = taken;
-        added.in_use.into_iter().for_each(|seen| self.measured.memory.add(tokens, seen));
-        let sum = added.sum.ok_or_else(|| TrainError::Device { step, fault: nothing() })?;
-        Ok(sum.map(|()| added.traffic))
+        // The memory of several microbatches at the same time is not that of one.
+        if let ([batch], 1) = (batches, self.together) {
+            let seen = added.in_use.into_iter();
+            seen.for_each(|seen| self.measured.memory.add(batch.ids.len() as f64, seen));
+        }
+        if added.given < batches.len() {
+            return Err(TrainError::Device { step, fault: nothing() });
+        }
+        Ok(added.bad.map_or(Ok(added.traffic), Err))
     }
 
     /// Reports a bad value with its location, after a second computation of the microbatch: if the two results differ,
@@ -147,7 +167,7 @@ impl<'a> Local<'a> {
         sums: &mut Sums,
     ) -> TrainError {
         let place = self.class.clone();
-        let again = self.add(batch, cap, sums).ok();
+        let again = self.add(batch.step, std::slice::from_ref(batch), cap, sums).ok();
         let again = again.map(|again| Again { place: place.clone(), bad: again.is_err() });
         TrainError::NonFinite {
             step: batch.step,
@@ -189,7 +209,7 @@ impl Compute for Local<'_> {
 
     fn gradients(
         &mut self,
-        _: u64,
+        step: u64,
         work: &[Microbatch],
         sums: &mut Sums,
         _: Say,
@@ -198,19 +218,26 @@ impl Compute for Local<'_> {
         sums.reset(self.layout.len());
         let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));
         let since = |at: Instant| at.duration_since(given).as_millis() as f64 / 1e3;
-        for (index, batch) in work.iter().enumerate() {
+        for (nth, group) in work.chunks(self.together).enumerate() {
             if self.stopped() {
                 return Ok(None);
             }
             let began = Instant::now();
-            let added = self.add(batch, cap, sums);
-            let ended = Instant::now();
-            spans.push((since(began), since(ended)));
-            self.measured.time.add(batch.ids.len() as f64, (ended - began).as_secs_f64());
+            let added = self.add(step, group, cap, sums);
+            let (mut from, ended) = (began, Instant::now());
+            let tokens: f64 = group.iter().map(|batch| batch.ids.len() as f64).sum();
+            for batch in group {
+                let took = (ended - began).mul_f64(batch.ids.len() as f64 / tokens.max(1.0));
+                spans.push((since(from), since(from + took)));
+                self.measured.time.add(batch.ids.len() as f64, took.as_secs_f64());
+                from += took;
+            }
             match self.unless_stopped(added)? {
                 None => return Ok(None),
                 Some(Ok(moved)) => traffic.add(&moved),
-                Some(Err(bad)) => return Err(self.address(bad, (index, batch), cap, sums)),
+                Some(Err((at, bad))) => {
+                    return Err(self.address(bad, (nth * self.together + at, &group[at]), cap, sums));
+                }
             }
         }
         let traffic = Some(traffic).filter(|t| t.submissions > 0);

@@ -88,7 +88,11 @@ fn unusable_gpu_selections_are_refused() {
         ("--gpus 63", 78, "--gpus .. there is no device 63 .. 0 "),
         ("--gpus nothing-like-it", 78, "--gpus .. \"nothing-like-it\" .. llvmpipe"),
         ("--gpus llvmpipe --dtype bf16", 78, "--dtype bf16 .. llvmpipe .. --gpus cpu"),
-        ("--gpus llvmpipe --memory-limit 1MB", 78, "llvmpipe .. it has 1 MB .. the weights alone do not fit"),
+        (
+            "--gpus llvmpipe --memory-limit 500kB",
+            78,
+            "llvmpipe .. it has 1 MB .. the weights alone do not fit",
+        ),
         (
             "--gpus llvmpipe --offload never --memory-limit 20MB --micro-batch-tokens 512",
             78,

@@ -2,7 +2,7 @@
 //! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it). One driver, few steps, small models: the driver
 //! computes a few GFLOP/s.
 
-use crate::cli_fixture::{classes, stderr};
+use crate::cli_fixture::{classes, rows, stderr};
 use crate::fleet::Fleet;
 use crate::losses;
 use finetune::backend::wgpu::adapters;
@@ -80,6 +80,34 @@ fn gpu_and_cpu_together_stay_within_the_loss_bound() {
     let traffic = events.iter().filter_map(|e| if let Event::Step(step) = e { step.traffic } else { None });
     let on_wgpu: u64 = classes.iter().filter(|(class, _)| class.starts_with("wgpu-")).map(|(_, n)| n).sum();
     assert_eq!(traffic.map(|t| t.read_backs).sum::<u64>(), on_wgpu, "one read-back for each that counts");
+}
+
+/// Of the 4 layers, 3 are read again in each pass; a worker chooses for itself.
+#[test]
+fn streamed_layers_on_a_gpu_change_no_byte() {
+    let Some(i) = index() else { return };
+    let mut fleet = Fleet::new();
+    fleet.bench.file("few.jsonl", &rows(6));
+    let run = format!("{RUN} --max-steps 2 --eval-data few.jsonl");
+    let card = format!("--gpus {i} --gpu-backend wgpu");
+    for (base, out) in [("", "plain"), ("--quantize nf4", "blocks")] {
+        fleet.bench.ok(&format!("{run} {card} {base} -q -o {out}"));
+        let streamed = fleet.bench.run(&format!("{run} {card} {base} --offload 3 -o {out}_streamed"));
+        let said = stderr(&streamed);
+        assert!(streamed.status.success() && said.contains("streams  3 of 4 layers"), "{said}");
+        assert!(fleet.adapter(out) == fleet.adapter(&format!("{out}_streamed")), "{base}\n{said}");
+    }
+    let answer = |more: &str| {
+        fleet
+            .bench
+            .ok(&format!("generate demo --adapter plain {card} --prompt hello --max-new-tokens 6 {more}"))
+    };
+    assert_eq!(answer("--offload 4"), answer(""));
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.worker("worker", &format!("{card} --offload 2"));
+    fleet.all_end(&["coordinator", "worker"], 0);
+    assert!(fleet.said("worker").contains("streams  2 of 4 layers"), "{}", fleet.all());
+    assert!(fleet.adapter("out") == fleet.adapter("plain"), "{}", fleet.all());
 }
 
 /// A coordinator with two devices and a worker, each started by one command.

@@ -154,7 +154,7 @@ impl Case {
     }
 
     fn decoder(&self, layers: std::ops::Range<usize>, keep: Keep) -> Decoder<Cpu> {
-        let build = Build { layers: layers.clone(), keep, streamed: 0, class_weights: None };
+        let build = Build { layers: layers.clone(), keep, ..Build::whole(&self.config) };
         let mut stage = Decoder::load(Cpu::new(2), &self.config, &self.weights, &self.lora, build).unwrap();
         let own = layout::of(&self.config, &self.lora, layers);
         let at = own.entries().first().and_then(|e| self.layout.find(&e.name)).map_or(0, |e| e.offset);

@@ -54,6 +54,34 @@ fn near(name: &str, got: &(LossSums, Vec<f32>), want: &(LossSums, Vec<f32>), (lo
     assert_eq!((got.0.targets, got.0.weight), (want.0.targets, want.0.weight), "{name}");
 }
 
+/// Streamed layers take the memory of those before them; two microbatches go through each of them together.
+#[test]
+fn streamed_layers_have_the_bits_of_resident_ones() {
+    let f32 = || Some(device(0));
+    for (name, open_device) in [("qwen3", &f32 as &dyn Fn() -> _), ("llamacls", &|| bf16(0))] {
+        let case = open(name, 0.3);
+        let batches = [case.microbatch(0, 2), case.microbatch(1, 3), case.microbatch(2, 1)];
+        let load = |device, (streamed, group)| {
+            let build = Build { keep: Keep::Inputs, streamed, group, ..Build::whole(&case.config) };
+            Decoder::load(device, &case.config, &case.tensors, &case.lora, build).unwrap()
+        };
+        let all = |stage: &mut Decoder<Cuda<Box<dyn Driver>>>| {
+            stage.set_parameters(&case.adapter("adapter_final")).unwrap();
+            let (mut got, mut next) = (Vec::new(), batches.iter().cloned());
+            let each = &mut |_, sums: &LossSums, flat: &[f32]| got.push((sums.clone(), flat.to_vec()));
+            stage.gradients(&mut || next.next(), each).unwrap();
+            got
+        };
+        let (Some(one), Some(two)) = (open_device(), open_device()) else { continue };
+        let expected = all(&mut load(one, (0, 1)));
+        let mut stage = load(two, (case.config.layers, 2));
+        assert!(all(&mut stage) == expected, "{name}");
+        let made = stage.traffic().made;
+        assert!(all(&mut stage) == expected, "{name}, again");
+        assert_eq!(stage.traffic().made, made, "{name}: memory is made in the steady state");
+    }
+}
+
 /// On tensor cores, if the device has them.
 fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
     let device = device_at((8, 0), order).bf16().ok();

@@ -214,7 +214,7 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 78, " MB, it has 1 MB)"),
     (
         "fine",
-        "generate --gpu-backend cuda --memory-limit 1MB --prompt hi",
+        "generate --gpu-backend cuda --memory-limit 1MB --offload never --prompt hi",
         78,
         "the weights alone do not fit: choose",
     ),

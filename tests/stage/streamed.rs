@@ -5,18 +5,27 @@ use super::{Try, bits, each_case, gradient, loss};
 use finetune::backend::Cpu;
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::generate::generate;
-use finetune::model::stage::{Fault, Output, Sampling, Session, Stage, Ticket, Want};
+use finetune::model::stage::{Fault, LossSums, Microbatch, Output, Sampling, Session, Stage, Ticket, Want};
 use finetune::numeric::block::Blocks;
 use finetune::numeric::tensor::{About, Tensor, Tensors};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Counts how often each tensor is read, and fails on demand.
 struct Counted {
     inner: Arc<dyn Tensors>,
     read: Mutex<BTreeMap<String, usize>>,
-    broken: AtomicBool,
+    /// Layer that was read last.
+    layer: Mutex<String>,
+    /// Number of layers that can still be read.
+    left: AtomicUsize,
+}
+
+/// The layer of a tensor, as `layers.1`.
+fn layer_of(name: &str) -> Option<String> {
+    let mut parts = name.split('.').skip_while(|part| *part != "layers");
+    Some(format!("{}.{}", parts.next()?, parts.next()?))
 }
 
 impl Counted {
@@ -24,7 +33,8 @@ impl Counted {
         Arc::new(Counted {
             inner: case.tensors.clone(),
             read: Mutex::default(),
-            broken: AtomicBool::new(false),
+            layer: Mutex::default(),
+            left: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -39,8 +49,14 @@ impl Counted {
 
 impl Tensors for Counted {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        if self.broken.load(Ordering::Relaxed) {
-            return Err("the disk is gone".into());
+        let mut last = self.layer.lock().unwrap();
+        if let Some(layer) = layer_of(name).filter(|layer| *layer != *last) {
+            let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else {
+                last.clear();
+                return Err("the disk is gone".into());
+            };
+            self.left.store(left, Ordering::Relaxed);
+            *last = layer;
         }
         *self.read.lock().unwrap().entry(name.to_owned()).or_default() += 1;
         self.inner.tensor(name)
@@ -137,6 +153,68 @@ fn each_pass_reads_each_streamed_block_once() {
     });
 }
 
+/// Sums and bits of all microbatches.
+fn all(stage: &mut Decoder<Cpu>, batches: &[Microbatch]) -> Result<Vec<(LossSums, Vec<u32>)>, Fault> {
+    let (mut got, mut batches) = (Vec::new(), batches.iter().cloned());
+    let each = &mut |index, sums: &LossSums, gradient: &[f32]| {
+        assert_eq!(index, got.len(), "in order");
+        got.push((sums.clone(), bits(gradient)));
+    };
+    stage.gradients(&mut || batches.next(), each)?;
+    Ok(got)
+}
+
+/// Seven microbatches in groups of four: the last group has three.
+#[test]
+fn a_group_has_the_same_bits_and_reads_each_streamed_block_once_in_each_direction() {
+    each_case(|case| {
+        let parameters = case.adapter("adapter_init");
+        let batches: Vec<Microbatch> = (0..7).map(|i| case.microbatch(i, 1 + i % 3)).collect();
+        let layers = case.config.layers;
+        for (keep, make) in [(Keep::Everything, Cpu::new as fn(usize) -> Cpu), (Keep::Inputs, Cpu::bf16)] {
+            let mut resident = Try { make, ..Try::new(case).dropout(0.2) }.stage();
+            resident.set_parameters(&parameters).unwrap();
+            let expected = all(&mut resident, &batches).unwrap();
+            for away in 1..=layers {
+                let source = Counted::new(case);
+                let build = Build { keep, streamed: away, group: 4, ..Build::whole(&case.config) };
+                let lora = Try::new(case).dropout(0.2).lora;
+                let tensors: Arc<dyn Tensors> = source.clone();
+                let cpu = make(2).poisoning();
+                let mut stage = Decoder::load(cpu, &case.config, &tensors, &lora, build).unwrap();
+                stage.set_parameters(&parameters).unwrap();
+                assert_eq!((stage.together(), resident.together()), (4, 1));
+                source.reads(layers);
+                for turn in 0..2 {
+                    assert!(all(&mut stage, &batches).unwrap() == expected, "{away} streamed, {keep:?}");
+                    // Two groups, each once up and once down; the slot holds the block where the direction turns.
+                    let reads: usize = source.reads(layers).into_iter().sum();
+                    assert_eq!(reads, 4 * away - 3 - usize::from(turn > 0), "{away} streamed");
+                }
+                stage.in_use();
+                let rest = stage.in_use().unwrap().bytes;
+                let mut faults = 0;
+                for left in 0.. {
+                    source.left.store(left, Ordering::Relaxed);
+                    if all(&mut stage, &batches).is_ok() {
+                        break;
+                    }
+                    faults += 1;
+                }
+                // The slot is empty after the first fault.
+                assert_eq!(faults, if away > 1 { 4 * away - 3 } else { 0 }, "each read can fail");
+                source.left.store(usize::MAX, Ordering::Relaxed);
+                let mut bad = batches.clone();
+                bad[5].ids[0] = u32::MAX;
+                assert!(all(&mut stage, &bad).is_err(), "an invalid microbatch in the second group");
+                assert!(all(&mut stage, &batches).unwrap() == expected, "after faults");
+                stage.in_use();
+                assert_eq!(stage.in_use().unwrap().bytes, rest, "faults leave nothing");
+            }
+        }
+    });
+}
+
 #[test]
 fn a_block_that_cannot_be_read_is_a_fault_and_leaves_nothing() {
     each_case(|case| {
@@ -148,7 +226,7 @@ fn a_block_that_cannot_be_read_is_a_fault_and_leaves_nothing() {
             stage.in_use();
             stage.in_use().unwrap().bytes
         };
-        let break_it = |broken| source.broken.store(broken, Ordering::Relaxed);
+        let break_it = |broken| source.left.store(if broken { 0 } else { usize::MAX }, Ordering::Relaxed);
         let empty = rest(&mut stage);
         let lost = |fault: Fault| assert!(fault.to_string().contains("the disk is gone"), "{fault}");
         break_it(true);

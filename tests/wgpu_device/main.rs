@@ -8,6 +8,7 @@ mod compiled;
 mod faults;
 mod lengths;
 mod sizes;
+mod streamed;
 mod trips;
 
 use finetune::backend::Wgpu;

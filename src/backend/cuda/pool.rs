@@ -5,7 +5,7 @@
 //! separately and reused once those launches are sent. Sizes are rounded to classes, four per doubling. On a miss,
 //! spare buffers are freed, the largest first, until at most 1.5 times the peak use plus [`SPARE`] is held, so that
 //! microbatches of many lengths do not fill the card. The budget is a further limit, because another device of the same
-//! process may use the same card. Frozen matrices have their exact size and no class: they stay.
+//! process may use the same card. Frozen matrices have their exact size and no class.
 
 use super::Driver;
 use super::copies::Stamp;
@@ -37,6 +37,8 @@ pub(super) enum Lasts {
     List,
     /// It is freed.
     Model,
+    /// The next frozen matrix of the same size takes it.
+    Slot,
 }
 
 impl Memory {
@@ -79,8 +81,10 @@ struct Held {
     since: usize,
     /// Bytes of frozen matrices.
     frozen: usize,
-    /// Released frozen matrices, freed at the next call with a driver.
+    /// Frozen matrices of a model that is gone, freed at the next call with a driver.
     over: Vec<(u64, usize)>,
+    /// Released frozen matrices, the oldest first. The next matrix of the same size takes one.
+    vacant: Vec<(u64, usize)>,
     /// Most bytes that may be held in total.
     budget: usize,
 }
@@ -97,6 +101,7 @@ impl Default for Held {
             since: 0,
             frozen: 0,
             over: Vec::new(),
+            vacant: Vec::new(),
             budget: usize::MAX,
         }
     }
@@ -106,6 +111,7 @@ impl Held {
     fn give(&mut self, address: u64, bytes: usize, lasts: Lasts) {
         match lasts {
             Lasts::Model => return self.over.push((address, bytes)),
+            Lasts::Slot => return self.vacant.push((address, bytes)),
             Lasts::List => self.waiting.push((address, bytes)),
             Lasts::Verb => {
                 self.spare.entry(bytes).or_default().insert(address);
@@ -137,13 +143,18 @@ impl Held {
         (peak + peak / 2 + SPARE).saturating_add(self.frozen).min(self.budget)
     }
 
-    /// Frees spare buffers, the largest first, until at most `most` bytes are held after `wanted` more.
+    /// Frees released matrices and spare buffers, the largest first, until at most `most` bytes are held after `wanted` more.
     fn shrink(&mut self, driver: &mut impl Driver, most: usize, wanted: usize) {
         for (address, bytes) in std::mem::take(&mut self.over) {
             self.frozen -= bytes;
             driver.free(address);
         }
         while self.all().saturating_add(wanted) > most {
+            if let Some((address, bytes)) = self.vacant.pop() {
+                self.frozen -= bytes;
+                driver.free(address);
+                continue;
+            }
             let largest = |all: &BTreeMap<usize, _>| all.last_key_value().map(|(bytes, _)| *bytes);
             let verbs = largest(&self.spare).map(|bytes| (Lasts::Verb, bytes));
             let Some((lasts, bytes)) = verbs.or_else(|| Some((Lasts::List, largest(&self.integers)?))) else {
@@ -238,16 +249,30 @@ impl Pool {
         }
     }
 
-    /// Memory of exactly `bytes` bytes, for a frozen matrix.
+    /// Takes back the memory of a frozen matrix for the next one of the same size.
+    pub fn vacate(&self, mut memory: Memory) {
+        memory.lasts = Lasts::Slot;
+    }
+
+    /// Memory of exactly `bytes` bytes, for a frozen matrix. No waiting launch may use a released one.
     pub fn freeze(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<Memory, Fault> {
         let bytes = bytes.max(4);
         let mut held = lock(&self.held);
+        let memory = |address| {
+            let (lasts, home) = (Lasts::Model, self.held.clone());
+            Memory { address, bytes, lasts, stamp: Stamp::default(), home }
+        };
+        if let Some(at) = held.vacant.iter().position(|(_, size)| *size == bytes) {
+            let (address, _) = held.vacant.remove(at);
+            driver.forget(address, bytes);
+            return Ok(memory(address));
+        }
         let budget = held.budget;
         held.shrink(driver, budget, bytes);
         let address = held.make(driver, bytes)?;
         held.frozen += bytes;
         self.made += 1;
-        Ok(Memory { address, bytes, lasts: Lasts::Model, stamp: Stamp::default(), home: self.held.clone() })
+        Ok(memory(address))
     }
 
     /// Limits the memory held from now on.

@@ -108,6 +108,10 @@ impl<D: Driver> Backend for Cuda<D> {
         self.pack_blocks(source)
     }
 
+    fn release(&mut self, weight: Weight) {
+        self.pool.vacate(weight.memory);
+    }
+
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
         let lengths = || rows.bounds.windows(2).map(|w| w[1] - w[0]);
         let mut all = rows.ids.to_vec();

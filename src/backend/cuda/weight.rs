@@ -51,6 +51,10 @@ impl<D: Driver> Cuda<D> {
     fn pack_bf16(&mut self, source: Frozen) -> Result<Weight, Fault> {
         let Frozen { rows, cols, dtype, bytes } = source;
         let stride = padded(cols);
+        if dtype == Dtype::Bf16 && stride == cols {
+            let memory = self.uploaded(bytes)?;
+            return Ok(Weight { memory, rows, cols, stride, stored: Stored::Bf16 });
+        }
         let mut all = vec![0u8; 2 * rows * stride];
         if let (Some(to), Some(from)) = (NonZero::new(2 * stride), NonZero::new(cols * dtype.size())) {
             for (out, row) in all.chunks_exact_mut(to.get()).zip(bytes.chunks_exact(from.get())) {
@@ -73,6 +77,7 @@ impl<D: Driver> Cuda<D> {
             return Err(fault.clone());
         }
         let memory = self.pool.freeze(&mut self.driver, bytes.len())?;
+        self.traffic.uploaded += bytes.len() as u64;
         self.driver.write(memory.at(0), bytes)?;
         Ok(memory)
     }

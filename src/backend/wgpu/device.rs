@@ -189,6 +189,29 @@ impl Gpu {
         storage
     }
 
+    /// A buffer for a frozen matrix of this many bytes, a multiple of four, to be written at once. Recorded operations
+    /// that may still read it are submitted first.
+    pub fn freeze(&mut self, bytes: u64) -> Option<Storage> {
+        if let Some(storage) = self.pool.reuse(bytes) {
+            if self.ops.iter().any(|op| matches!(op, Op::Dispatch { .. })) {
+                self.submit();
+            }
+            return Some(storage);
+        }
+        if self.pool.make_frozen_room(bytes) {
+            self.forget();
+            self.settle();
+        }
+        let made = self.pool.freeze(&self.device, &self.faults, bytes);
+        if made.is_none() && self.faults.is_memory() && self.pool.let_go() {
+            self.faults.forgive();
+            self.forget();
+            self.settle();
+            return self.pool.freeze(&self.device, &self.faults, bytes);
+        }
+        made
+    }
+
     /// A buffer that is returned to the pool on drop.
     pub fn lease(&mut self, bytes: u64) -> Leased {
         let storage = self.take(bytes);

@@ -4,7 +4,7 @@
 //! 1.5 times the peak use plus [`SPARE`] is held, and no more than the budget, if there is one.
 
 use super::faults::Faults;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::BufferUsages;
 
@@ -35,7 +35,10 @@ pub struct Pool {
     peak_bytes: u64,
     /// The peak use since the last query.
     since_bytes: u64,
+    /// Bytes of frozen buffers, vacant ones too.
     frozen_bytes: u64,
+    /// Frozen buffers of released matrices, by size.
+    vacant: BTreeMap<u64, VecDeque<Storage>>,
     /// Most bytes that may be held, used or free.
     budget: u64,
     /// Bytes of the largest buffer that the device makes.
@@ -98,6 +101,7 @@ impl Pool {
             peak_bytes: 0,
             since_bytes: 0,
             frozen_bytes: 0,
+            vacant: BTreeMap::new(),
             budget,
             largest: device.limits().max_buffer_size / 4 * 4,
             last_id: 0,
@@ -145,7 +149,39 @@ impl Pool {
         Leased { storage, bytes, home: self.returned.clone() }
     }
 
-    /// A new buffer of exactly this size (a multiple of four) that is never returned.
+    /// Takes back the buffer of a released matrix.
+    pub fn vacate(&mut self, storage: Storage) {
+        self.vacant.entry(storage.bytes).or_default().push_back(storage);
+    }
+
+    /// A buffer of a released matrix with exactly this size, if there is one: the oldest, so that matrices of the same
+    /// shapes get the same buffers. Recorded operations may still use it.
+    pub fn reuse(&mut self, bytes: u64) -> Option<Storage> {
+        self.vacant.get_mut(&bytes)?.pop_front()
+    }
+
+    /// Makes room in the budget for a new frozen buffer of this size: drops free buffers, then those of released
+    /// matrices. Returns whether any was dropped.
+    pub fn make_frozen_room(&mut self, bytes: u64) -> bool {
+        let over = |pool: &Self| pool.held().saturating_add(bytes) > pool.budget;
+        if over(self) {
+            self.shrink(self.budget.saturating_sub(self.frozen_bytes).saturating_sub(bytes));
+        }
+        if over(self) {
+            self.clear_vacant();
+        }
+        !self.dropped.is_empty()
+    }
+
+    /// Drops the buffers of released matrices.
+    fn clear_vacant(&mut self) {
+        for storage in std::mem::take(&mut self.vacant).into_values().flatten() {
+            self.frozen_bytes -= storage.bytes;
+            self.dropped.push(storage.id);
+        }
+    }
+
+    /// A new buffer of exactly this size (a multiple of four), for a frozen matrix.
     pub fn freeze(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Option<Storage> {
         let made = self.make(device, faults, bytes);
         self.frozen_bytes += made.as_ref().map_or(0, |s| s.bytes);
@@ -184,9 +220,10 @@ impl Pool {
         std::mem::replace(&mut self.since_bytes, self.live_bytes)
     }
 
-    /// Drops all free buffers. Returns whether any buffer was dropped.
+    /// Drops all free buffers, and those of released matrices. Returns whether any buffer was dropped.
     pub fn let_go(&mut self) -> bool {
         self.shrink(0);
+        self.clear_vacant();
         !self.dropped.is_empty()
     }
 

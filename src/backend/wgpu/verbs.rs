@@ -108,6 +108,10 @@ impl Backend for Wgpu {
         self.freeze_blocks(source)
     }
 
+    fn release(&mut self, weight: Weight) {
+        weight.parts.into_iter().for_each(|part| self.gpu.pool.vacate(part.storage));
+    }
+
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
         let mut all = rows.ids.to_vec();
         let windows = || rows.bounds.windows(2).flat_map(|w| (w[0]..w[1]).map(|i| (i, w[0], w[1])));

@@ -81,8 +81,7 @@ impl Wgpu {
             let own = &bytes[from * row..(from + rows) * row];
             let behind = if matches!(encoding, Encoding::Blocks(_)) { 4 } else { 0 };
             let size = (own.len() as u64).next_multiple_of(4).max(4) + behind;
-            let made = self.gpu.pool.freeze(&self.gpu.device, &self.gpu.faults, size);
-            let Some(storage) = made else { break };
+            let Some(storage) = self.gpu.freeze(size) else { break };
             self.gpu.write_new(&storage, own);
             parts.push(Part { storage, from, rows });
         }

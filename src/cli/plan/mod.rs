@@ -1,7 +1,7 @@
 //! `finetune plan`: forecasts the work, memory and time of a training command line, without running it. Steps are
 //! counted by the plan that a run uses, memory by the estimate that a run uses when it opens devices, and options are
-//! refused by the same code; only times are a forecast, and each one is shown with its quality. No weights are read and
-//! no files of a run are written: for a Hub model that is not in the cache, small files and headers are downloaded to
+//! refused by the same code; only times are a forecast, and each one is shown with its quality. No weights are read
+//! (except for three layers, to time that, where layers are streamed) and no files of a run are written: for a Hub model that is not in the cache, small files and headers are downloaded to
 //! the cache (the whole model, where its shapes depend on its values).
 
 mod tell;
@@ -18,7 +18,6 @@ use crate::config::{Origin, Settings, values};
 use crate::devices::{self, Chosen};
 use crate::forecast::link;
 use crate::forecast::profile::{Basis, ModelShape, Profiles};
-use crate::model::memory::Offload;
 use crate::run::auto_micro_batch;
 use crate::run::folder;
 use crate::run::job;
@@ -46,10 +45,6 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         let why = "a worker has no run of its own: plan with the coordinator's command line";
         return Err(settings.refuse("role", why));
     }
-    if assumed.is_some() && matches!(options.devices.offload, Offload::Layers(1..)) {
-        let why = "layers are streamed on the CPU only so far: leave it out, or leave --assume-gpu out";
-        return Err(settings.refuse("offload", why));
-    }
     let mut notes = settings.notes.clone();
     let chosen = match assumed {
         Some(_) => None,
@@ -73,7 +68,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let shape = p.shape(&options);
     load.trained = shape.trained;
     let profiles = Profiles::read();
-    let mut team = team(&options, (p.model(), chosen.as_ref()), &shape, (&profiles, counts.longest))?;
+    let sizes = counts.sizes();
+    let mut team = team(&options, (p.model(), chosen.as_ref()), &shape, (&profiles, sizes))?;
     if let Some(bytes) = assumed {
         let prospect = devices::assumed(bytes, &options.devices, p.model(), counts.longest)?;
         let name = prospect.name.clone();

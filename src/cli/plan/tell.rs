@@ -94,10 +94,12 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         let layers = o.prepared.config.layers;
         lines.push(format!("         {}", kept(keep, layers)));
         if takes.streamed > 0 {
-            let (stay, streamed) = (layers - takes.streamed, takes.streamed);
-            lines.push(format!(
-                "         {stay} layers stay in memory, {streamed} are read again in each pass"
-            ));
+            let passes = match takes.group {
+                1 => "in each pass".to_owned(),
+                group => format!("in each pass of up to {group} microbatches"),
+            };
+            let streamed = takes.streamed;
+            lines.push(format!("         {streamed} of {layers} layers are streamed: read again {passes}"));
         }
     }
     for (at, place) in e.prospect.iter().flat_map(|p| &p.places).enumerate() {
@@ -304,7 +306,8 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
     let memory = p.and_then(|p| p.takes).map(|(keep, t)| {
         json!({
             "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
-            "workspace": t.scratch, "streamed_layers": t.streamed, "keeps": kept(keep, o.prepared.config.layers),
+            "workspace": t.scratch, "streamed_layers": t.streamed, "group": t.group,
+            "keeps": kept(keep, o.prepared.config.layers),
             "limit": p.and_then(|p| p.limit), "in_use": t.in_use,
             "basis": t.basis.word(),
             "measured_fixed": t.basis.line().map(|line| line.fixed),

@@ -5,7 +5,7 @@ use crate::backend::facts::{Facts, Kind};
 use crate::backend::{Backend, Cpu, Fault, Target};
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::config::groups::{CPU, ComputeDtype};
-use crate::devices::building::{Opened, Whole};
+use crate::devices::building::{How, Opened, Whole};
 use crate::model::decoder::Keep;
 use crate::model::memory::{Home, Load};
 use crate::model::stage::Model;
@@ -62,7 +62,7 @@ impl Opener for ReferenceCpu {
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         let whole = Whole::of(blueprint);
-        Box::new(Cpu::reference(1)).build(&whole, whole.build((Keep::Everything, 0)))
+        Box::new(Cpu::reference(1)).build(&whole, whole.build(How::resident(Keep::Everything)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! NVIDIA's cards through their own driver. They are used where `--gpu-backend cuda` names the backend, and not yet by
 //! `auto`: the kernels have run on an interpreter, never on a card. So a card is tested before it computes anything.
 
-use super::{Device, Driver, Share, on_card, usable};
+use super::{Device, Driver, Share, speaking, usable};
 use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
 use crate::backend::facts::{BF16, Facts, Kind};
 use crate::backend::{Cuda, Fault, Target};
@@ -51,7 +51,7 @@ impl Driver for Nvidia {
             ComputeDtype::Bf16 => cuda::Footprint::of_bf16(),
             ComputeDtype::Auto | ComputeDtype::F32 => cuda::Footprint::of_f32(),
         };
-        Ok(Load { home, ..on_card(whole).load_on(Target::Cuda(footprint))? })
+        Ok(Load { home, ..speaking(whole).load_on(Target::Cuda(footprint))? })
     }
 
     fn assumed(&self, dtype: ComputeDtype) -> (ComputeDtype, &'static str) {

@@ -137,6 +137,7 @@ impl dyn Device + '_ {
     /// Input of the memory estimate of a model on the device.
     pub fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype) -> Result<Load<'a>, ModelError> {
         let home = match self.facts().kind {
+            _ if whole.tokens == 0 => Home::Untrained,
             Kind::Cpu => Home::HostInTeam,
             _ if self.is_shared() => Home::Shared,
             _ => Home::Own,
@@ -172,11 +173,6 @@ pub fn named(name: &str) -> &'static dyn Driver {
 /// The usable part of free bytes.
 pub fn usable(free: u64) -> u64 {
     free - free / 100 * LEFT_ALONE
-}
-
-/// The model for the memory estimate of a card, on which no layer is streamed so far.
-fn on_card<'a>(whole: &Whole<'a>) -> Whole<'a> {
-    Whole { offload: Offload::Never, ..speaking(whole) }
 }
 
 /// The model for the memory estimate of a device that may only generate.

@@ -1,6 +1,6 @@
 //! Any GPU through Vulkan, Metal or DX12, as wgpu lists it.
 
-use super::{Device, Driver, Share, on_card, usable};
+use super::{Device, Driver, Share, speaking, usable};
 use crate::backend::facts::{Facts, Kind};
 use crate::backend::wgpu::adapters::{self, Found};
 use crate::backend::wgpu::{Footprint, Options, Precision};
@@ -43,7 +43,7 @@ impl Driver for Graphics {
 
     fn load<'a>(&self, whole: &Whole<'a>, _: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
         let footprint = if home == Home::Shared { Footprint::of_software() } else { Footprint::of_card() };
-        Ok(Load { home, ..on_card(whole).load_on(Target::Wgpu(footprint))? })
+        Ok(Load { home, ..speaking(whole).load_on(Target::Wgpu(footprint))? })
     }
 }
 

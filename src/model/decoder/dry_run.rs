@@ -79,9 +79,7 @@ impl DryRuns {
 
     /// Cost of one microbatch.
     pub fn run(&mut self, keep: Keep, batch: &Microbatch) -> Result<Cost, Fault> {
-        self.stage.keep = keep;
-        self.stage.backend.rewind();
-        self.stage.rotations = Rotations::new(&mut self.stage.backend, &self.stage.config);
+        self.restart(keep);
         self.notes.take();
         let mut cost = self.stage.rehearse(batch)?;
         for taken in self.notes.take().values() {
@@ -89,6 +87,25 @@ impl DryRuns {
             cost.bytes += taken.bytes;
         }
         Ok(cost)
+    }
+
+    /// The most bytes in use at once of a whole model, by microbatches that go through its lowest `streamed` layers
+    /// together.
+    pub fn group(&mut self, keep: Keep, batches: &[Microbatch], streamed: usize) -> Result<u64, Fault> {
+        self.restart(keep);
+        let stage = &mut self.stage;
+        stage.backend.peak();
+        let mut members = Vec::new();
+        let end = stage.both_ways(batches, streamed.min(stage.shelf.len()), &mut members);
+        members.into_iter().for_each(|member| stage.leave(member));
+        end.map(|()| stage.backend.peak().unwrap_or_default())
+    }
+
+    fn restart(&mut self, keep: Keep) {
+        let stage = &mut self.stage;
+        stage.keep = keep;
+        stage.backend.rewind();
+        stage.rotations = Rotations::new(&mut stage.backend, &stage.config);
     }
 }
 

@@ -38,16 +38,9 @@ impl<B: Fused> Decoder<B> {
         want: Want,
     ) -> Result<Top<B::Memory>, Fault> {
         want.ticket().into_iter().for_each(|ticket| self.forget(ticket));
-        self.check(batch)?;
-        let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-        self.rotations.reach(&mut self.backend, longest as usize);
-        let t = batch.ids.len();
-        let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
-        let x = self.enter(&tokens, t, input)?;
-        let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
-        let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
-        let mut tape = Tape { tokens, step, rows, t, below, kept, residual: None, score: None };
-        let (x, climbed) = self.climb(x, &mut tape, want);
+        let (mut tape, x) = self.begin(batch, input)?;
+        let blocks = 0..self.shelf.len();
+        let (x, climbed) = self.climb(x, &mut tape, want, blocks);
         let top = climbed.and_then(|()| self.conclude(&x, &mut tape, batch, want));
         self.backend.recycle(x);
         match want.ticket().filter(|_| top.is_ok()) {
@@ -57,8 +50,25 @@ impl<B: Fused> Decoder<B> {
         top
     }
 
+    /// The tape of a pass, and its first hidden states.
+    pub(super) fn begin(
+        &mut self,
+        batch: &Microbatch,
+        input: Option<&[f32]>,
+    ) -> Result<(Tape<B>, B::Memory), Fault> {
+        self.check(batch)?;
+        let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
+        self.rotations.reach(&mut self.backend, longest as usize);
+        let t = batch.ids.len();
+        let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
+        let x = self.enter(&tokens, t, input)?;
+        let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
+        let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
+        Ok((Tape { tokens, step, rows, t, below, kept, residual: None, score: None }, x))
+    }
+
     /// Runs the head on the last hidden states; with [`Want::Gradient`] their gradient is put on the tape.
-    fn conclude(
+    pub(super) fn conclude(
         &mut self,
         x: &B::Memory,
         tape: &mut Tape<B>,
@@ -125,37 +135,50 @@ impl<B: Fused> Decoder<B> {
                 return Err(self.fault("a last stage has its own gradient, another is given one [T, C]"));
             }
         };
+        self.leave_head(&mut tape);
+        match self.sink(&mut residual, &mut tape, 0) {
+            Ok(()) => Ok((residual, tape.below)),
+            Err(fault) => {
+                self.backend.recycle(residual);
+                self.release(tape);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Puts the gradient of a classifier's head in its place of the flat gradient.
+    pub(super) fn leave_head(&mut self, tape: &mut Tape<B>) {
         if let (Some(score), Some(entry)) = (tape.score.take(), self.layout.find(SCORE)) {
             let (offset, rows, cols) = (entry.offset, entry.rows, entry.cols);
             let out = ViewMut { memory: &mut self.grads, offset, rows, cols };
             self.backend.copy(out, view(&score, rows, cols));
             self.backend.recycle(score);
         }
-        let key = dropout(&self.lora, (tape.step, &tape.rows));
-        let (params, rotations) = (&self.params, &self.rotations);
-        let batch = Batch { rows: t, tokens: &tape.tokens, params, rotations, dropout: key };
         // The head is complete.
         self.backend.border();
-        while let Some(kept) = tape.kept.pop() {
-            let i = tape.kept.len();
-            let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i));
-            let block = match block {
-                Ok(block) => block,
-                Err(fault) => {
-                    tape.kept.push(kept);
-                    self.backend.recycle(residual);
-                    self.release(tape);
-                    return Err(fault);
-                }
-            };
-            let (hold, saved) = kept;
+    }
+
+    /// Runs the backward pass of blocks, from the top of the tape until `lowest` blocks are left.
+    pub(super) fn sink(
+        &mut self,
+        residual: &mut B::Memory,
+        tape: &mut Tape<B>,
+        lowest: usize,
+    ) -> Result<(), Fault> {
+        let key = dropout(&self.lora, (tape.step, &tape.rows));
+        let (params, rotations) = (&self.params, &self.rotations);
+        let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
+        while tape.kept.len() > lowest {
+            let i = tape.kept.len() - 1;
+            let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i))?;
+            let Some((hold, saved)) = tape.kept.pop() else { return Ok(()) };
             let saved = block.restore(&mut self.backend, saved, hold, &batch);
             let below = if i == 0 { tape.below } else { Below::Wanted };
-            let streams = Streams { residual: &mut residual, grads: &mut self.grads };
+            let streams = Streams { residual: &mut *residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch);
             self.backend.border();
         }
-        Ok((residual, tape.below))
+        Ok(())
     }
 
     /// Runs forward and backward of a whole model and leaves the gradient on the device.
@@ -171,6 +194,19 @@ impl<B: Fused> Decoder<B> {
                 Err(fault)
             }
         }
+    }
+
+    /// Gives away the sums of the loss and the gradient, in place where the device computes in host memory.
+    pub(super) fn hand_over(
+        &mut self,
+        top: Top<B::Memory>,
+        done: &mut dyn FnMut(&LossSums, &[f32]),
+    ) -> Result<(), Fault> {
+        let lent = self.backend.lend(&self.grads).is_some();
+        let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
+        let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
+        done(&sums, self.backend.lend(&self.grads).unwrap_or(&copy));
+        Ok(())
     }
 
     /// Reads the sums of the loss and, where requested, the gradient, in one wait.
@@ -266,15 +302,25 @@ impl<B: Fused> Stage for Decoder<B> {
 
     fn gradients(&mut self, next: Next, each: Each) -> Result<(), Fault> {
         let mut index = 0;
-        while let Some(batch) = next() {
-            let top = self.both_passes(&batch)?;
-            let lent = self.backend.lend(&self.grads).is_some();
-            let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
-            let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
-            each(index, &sums, self.backend.lend(&self.grads).unwrap_or(&copy));
-            index += 1;
+        loop {
+            let group: Vec<Microbatch> = std::iter::from_fn(&mut *next).take(self.group).collect();
+            let mut done = |sums: &LossSums, gradient: &[f32]| {
+                each(index, sums, gradient);
+                index += 1;
+            };
+            match &group[..] {
+                [] => return Ok(()),
+                [batch] => {
+                    let top = self.both_passes(batch)?;
+                    self.hand_over(top, &mut done)?;
+                }
+                several => self.group(several, &mut done)?,
+            }
         }
-        Ok(())
+    }
+
+    fn together(&self) -> usize {
+        self.group
     }
 
     fn forget(&mut self, ticket: Ticket) {

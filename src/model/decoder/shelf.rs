@@ -62,7 +62,12 @@ impl<B: Fused> Shelf<B> {
 
     /// Number of blocks.
     pub fn len(&self) -> usize {
-        self.stream.as_ref().map_or(0, |stream| stream.layers.len()) + self.resident.len()
+        self.streamed() + self.resident.len()
+    }
+
+    /// Number of streamed blocks.
+    pub fn streamed(&self) -> usize {
+        self.stream.as_ref().map_or(0, |stream| stream.layers.len())
     }
 
     /// Block i, on the device.

@@ -1,7 +1,7 @@
 //! Advice for a run that does not fit. Every suggestion is checked with the estimate that refused the run, so that a
 //! run that follows it is not refused.
 
-use super::rehearsals::{Counts, Rehearsals};
+use super::rehearsals::{Counts, FRUGAL, Rehearsals};
 use super::{Estimate, Load, size};
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
@@ -10,16 +10,9 @@ use crate::model::weights::ModelError;
 /// The modules of the first LoRA paper, and the smallest common set.
 const FEWEST: [&str; 2] = ["q_proj", "v_proj"];
 
-/// Candidates for the policy with the smallest estimate. Where the head takes less than a block, the values of one
-/// block cost nothing: the first recomputed block needs that memory anyway.
-const FRUGAL: [Keep; 2] = [Keep::Inputs, Keep::Parts([0, 0, 1])];
-
 /// Returns the policy with the smallest estimate, and that estimate.
 pub fn least(load: Load) -> Result<(Keep, Estimate), ModelError> {
-    let mut runs = Rehearsals::new(load, Counts::Memory)?;
-    let [inputs, one] = FRUGAL;
-    let (frugal, other) = (runs.estimate(load.tokens, inputs)?, runs.estimate(load.tokens, one)?);
-    Ok(if other.total() < frugal.total() { (one, other) } else { (inputs, frugal) })
+    Rehearsals::new(load, Counts::Memory)?.least()
 }
 
 /// Whether the most frugal policy stays within `limit` bytes.

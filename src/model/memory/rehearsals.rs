@@ -11,6 +11,10 @@ use crate::numeric::tensor::{About, Tensor, Tensors};
 /// Most tokens of a dry run; more take proportionally more.
 const MOST: usize = 1 << 18;
 
+/// Candidates for the policy with the smallest estimate. Where the head takes less than a block, the values of one
+/// block cost nothing: the first recomputed block needs that memory anyway.
+pub const FRUGAL: [Keep; 2] = [Keep::Inputs, Keep::Parts([0, 0, 1])];
+
 /// Whether arithmetic is counted too, which takes longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
@@ -22,7 +26,8 @@ pub enum Counts {
 
 /// Dry runs of one load on its device.
 pub struct Rehearsals<'a> {
-    load: Load<'a>,
+    /// The load. Its number of streamed layers and its group may change.
+    pub load: Load<'a>,
     runs: DryRuns,
 }
 
@@ -74,7 +79,8 @@ impl<'a> Rehearsals<'a> {
         let streamed = self.load.streamed();
         let weights = self.load.resident(streamed);
         let (trained, cost) = (self.runs.trained() as u64, self.cost(tokens, keep)?);
-        let kept = cost.kept * part.depth as u64;
+        let others = self.others((tokens, cost.peak), keep)?;
+        let kept = cost.kept * part.depth as u64 + others;
         let counted =
             (kept, cost.peak - cost.at_rest - cost.kept, cost.peak + kept - cost.kept, Basis::Counted);
         let blocks = keep.blocks(part.layers());
@@ -82,18 +88,73 @@ impl<'a> Rehearsals<'a> {
         let (kept, scratch, in_use, basis) = line.map_or(counted, |line| {
             let (grows, fixed) = ((line.each * tokens as f64) as u64, line.fixed as u64);
             let resident = trained * ON_DEVICE;
-            (grows, fixed.saturating_sub(resident), grows + fixed.max(resident), Basis::Measured(line))
+            let in_use = grows + fixed.max(resident) + others;
+            (grows + others, fixed.saturating_sub(resident), in_use, Basis::Measured(line))
         });
         let recycled = |bytes: u64| bytes + bytes / 4;
         let waiting = if home == Home::Own { 0 } else { part.waiting as u64 };
         let adapter = trained * (home.adapter() + 4 * waiting);
         let (kept, scratch) = (recycled(kept), recycled(scratch));
-        Ok(Estimate { weights, adapter, kept, scratch, in_use, streamed, basis })
+        Ok(Estimate { weights, adapter, kept, scratch, in_use, streamed, group: part.group, basis })
+    }
+
+    /// Bytes that a group has in use at once beyond the peak `one` of a single microbatch of that many tokens.
+    fn others(&mut self, (tokens, one): (usize, u64), keep: Keep) -> Result<u64, ModelError> {
+        let Load { part, .. } = self.load;
+        if part.group <= 1 {
+            return Ok(0);
+        }
+        let batches = vec![self.batch(tokens.clamp(1, MOST)); part.group];
+        Ok(self.runs.group(keep, &batches, self.load.streamed())?.saturating_sub(one))
     }
 
     /// Bytes of the estimate.
     pub fn total(&mut self, tokens: usize, keep: Keep) -> Result<u64, ModelError> {
         Ok(self.estimate(tokens, keep)?.total())
+    }
+
+    /// Whether the longest microbatch takes at most `limit` bytes.
+    pub fn fits(&mut self, keep: Keep, limit: u64) -> bool {
+        self.total(self.load.tokens, keep).is_ok_and(|total| total <= limit)
+    }
+
+    /// Whether it does with any of the most frugal policies.
+    pub fn fits_frugally(&mut self, limit: u64) -> bool {
+        FRUGAL.into_iter().any(|keep| self.fits(keep, limit))
+    }
+
+    /// Bytes that the longest microbatches keep between forward and backward.
+    pub fn kept(&mut self, keep: Keep) -> Result<u64, ModelError> {
+        let (tokens, cost) = (self.load.tokens, self.cost(self.load.tokens, keep)?);
+        Ok(cost.kept + self.others((tokens, cost.peak), keep)?)
+    }
+
+    /// The policy with the smallest estimate, and that estimate.
+    pub fn least(&mut self) -> Result<(Keep, Estimate), ModelError> {
+        let [inputs, one] = FRUGAL;
+        let tokens = self.load.tokens;
+        let (frugal, other) = (self.estimate(tokens, inputs)?, self.estimate(tokens, one)?);
+        Ok(if other.total() < frugal.total() { (one, other) } else { (inputs, frugal) })
+    }
+}
+
+/// Arithmetic that policies add to a load.
+pub struct Again<'a> {
+    runs: Rehearsals<'a>,
+    usual: f64,
+}
+
+impl<'a> Again<'a> {
+    /// Counts the arithmetic of the policy that computes nothing twice.
+    pub fn of(load: Load<'a>) -> Result<Self, ModelError> {
+        let mut runs = Rehearsals::new(load, Counts::Arithmetic)?;
+        let usual = runs.cost(load.tokens, Keep::Everything)?.flops;
+        Ok(Again { runs, usual })
+    }
+
+    /// Arithmetic that this policy computes a second time, as a share of all.
+    pub fn share(&mut self, keep: Keep) -> Result<f64, ModelError> {
+        Ok(self.runs.cost(self.runs.load.tokens, keep)?.flops / self.usual - 1.0)
     }
 }
 

@@ -40,5 +40,6 @@ impl Job {
 pub fn need(p: &Prepared, plan: &Plan) -> Need {
     let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
     let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
-    Need { tokens: plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None, keep: None }
+    let tokens = plan.micro_batch_tokens().max(longest.unwrap_or(0));
+    Need { tokens, microbatches: plan.step(1).microbatches.len().max(1), measured: None, how: None }
 }

@@ -1,5 +1,5 @@
-//! Transfers to and from a device: integers in order with the recorded work, frozen matrices before anything uses them,
-//! results in one piece.
+//! Transfers to and from a device: integers in order with the recorded work, frozen matrices before the work that is
+//! not submitted yet, results in one piece.
 
 use super::{Gpu, Op, READ, buffer};
 use crate::backend::Fault;
@@ -20,8 +20,8 @@ impl Gpu {
         self.ops.push(Op::Stage { from, to: to.buffer.clone(), offset, bytes: bytes.len() as u64 });
     }
 
-    /// Writes a buffer that no operation has used yet, in pieces, so that the host never holds a second copy of much of
-    /// it.
+    /// Writes a buffer that no recorded operation uses, after all submitted ones, in pieces, so that the host never
+    /// holds a second copy of much of it.
     pub fn write_new(&mut self, to: &Storage, bytes: &[u8]) {
         // Only whole words can be written.
         let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
