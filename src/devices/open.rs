@@ -97,7 +97,7 @@ fn of_device(name: &str, e: ModelError) -> Refusal {
     Refusal { line: format!("{name}: {}", refusal.line), ..refusal }
 }
 
-/// Chooses the policy for kept values and the number of streamed layers on the CPU, by the memory that is free now.
+/// Chooses how the model is built on the CPU, by the memory that is free now.
 pub fn settle(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),

@@ -1,6 +1,5 @@
-//! Forecast for a model on the chosen devices, before the model is read: whether it fits, by the same estimate that a
-//! run uses when it opens devices, and a guess of the speed of devices without measurements. Where layers are streamed,
-//! a few are read to measure the time of that.
+//! Forecast for a model on the chosen devices, before any of it is read: whether it fits, by the same estimate that a
+//! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
 use super::building::Whole;
 use super::chain::{found, hardware, hardware_of, seat, seats};

@@ -143,7 +143,8 @@ impl Held {
         (peak + peak / 2 + SPARE).saturating_add(self.frozen).min(self.budget)
     }
 
-    /// Frees released matrices and spare buffers, the largest first, until at most `most` bytes are held after `wanted` more.
+    /// Frees released matrices, then spare buffers, the largest first, until at most `most` bytes are held after
+    /// `wanted` more.
     fn shrink(&mut self, driver: &mut impl Driver, most: usize, wanted: usize) {
         for (address, bytes) in std::mem::take(&mut self.over) {
             self.frozen -= bytes;

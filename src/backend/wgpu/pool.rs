@@ -1,7 +1,8 @@
 //! Buffers by size class, four classes per doubling. The oldest buffer of a class is handed out first, regardless of
 //! the order of return, so that microbatches of the same shape get the same buffers for the same verbs: nothing is
 //! allocated and every bind group is found again. On a miss, free buffers are dropped, the largest first, until at most
-//! 1.5 times the peak use plus [`SPARE`] is held, and no more than the budget, if there is one.
+//! 1.5 times the peak use plus [`SPARE`] is held, and no more than the budget, if there is one. Frozen buffers have
+//! their exact size; those of released matrices wait for the next matrix of the same size.
 
 use super::faults::Faults;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,7 +1,7 @@
 //! `finetune plan`: forecasts the work, memory and time of a training command line, without running it. Steps are
 //! counted by the plan that a run uses, memory by the estimate that a run uses when it opens devices, and options are
-//! refused by the same code; only times are a forecast, and each one is shown with its quality. No weights are read
-//! (except for three layers, to time that, where layers are streamed) and no files of a run are written: for a Hub model that is not in the cache, small files and headers are downloaded to
+//! refused by the same code; only times are a forecast, and each one is shown with its quality. No weights are read and
+//! no files of a run are written: for a Hub model that is not in the cache, small files and headers are downloaded to
 //! the cache (the whole model, where its shapes depend on its values).
 
 mod tell;

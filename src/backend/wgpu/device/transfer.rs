@@ -1,5 +1,5 @@
-//! Transfers to and from a device: integers in order with the recorded work, frozen matrices before the work that is
-//! not submitted yet, results in one piece.
+//! Transfers to and from a device: integers in order with the recorded work, frozen matrices ahead of recorded work
+//! that is not submitted yet, results in one piece.
 
 use super::{Gpu, Op, READ, buffer};
 use crate::backend::Fault;
