@@ -31,6 +31,16 @@ impl How {
     pub fn resident(keep: Keep) -> Self {
         How { keep, streamed: 0, group: 1 }
     }
+
+    /// The name under which measurements of such a run are stored. Speeds with and without streamed layers differ, and
+    /// those of groups of different sizes too.
+    pub fn measured_on(self, hardware: String) -> String {
+        match (self.streamed, self.group) {
+            (0, _) => hardware,
+            (layers, ..=1) => format!("{hardware}, {layers} layers streamed"),
+            (layers, group) => format!("{hardware}, {layers} layers streamed for {group} microbatches"),
+        }
+    }
 }
 
 impl From<(Keep, Estimate)> for How {

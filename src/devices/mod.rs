@@ -25,4 +25,4 @@ pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
-pub use prospect::{Prospect, Sizes, assumed, named_hardware, prospects, while_streaming};
+pub use prospect::{Prospect, Sizes, assumed, named_hardware, prospects};

@@ -4,7 +4,6 @@ use super::building::{How, Opened, Whole, note_streaming};
 use super::chain::{self, hardware_of};
 use super::choose::{Chosen, Picked};
 use super::drivers::{self, Device, cpu};
-use super::prospect::while_streaming;
 use super::seat::Seat;
 use crate::backend::cpu::Peaks;
 use crate::backend::{Backend, Cpu, Notes};
@@ -207,8 +206,9 @@ pub fn profile(
         }
         (None, Some((pick, card))) => {
             let seat = chain::seat(chosen, 0, card, cpu::free_memory());
-            let streamed = seat.choose(&whole).map_or(0, |how| how.streamed);
-            hardware = while_streaming(hardware, streamed);
+            if let Ok(how) = seat.choose(&whole) {
+                hardware = how.measured_on(hardware);
+            }
             Some((pick.name.clone(), seat.proved(&whole)))
         }
         (None, None) => None,
@@ -222,7 +222,7 @@ pub fn profile(
     let how: How = limit(chosen).choose(whole.load(&cpu)?)?.into();
     let (timed, notes) = cpu.timed();
     note_streaming(how.streamed, config.layers);
-    let hardware = while_streaming(hardware, how.streamed);
+    let hardware = how.measured_on(hardware);
     let model = Decoder::load(timed, config, tensors, lora, whole.build(how))?;
     Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })
 }

@@ -1,7 +1,7 @@
 //! Forecast for a model on the chosen devices, before any of it is read: whether it fits, by the same estimate that a
 //! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
-use super::building::Whole;
+use super::building::{How, Whole};
 use super::chain::{found, hardware, hardware_of, seat, seats};
 use super::choose::Chosen;
 use super::drivers::{self, DRIVERS, cpu};
@@ -82,8 +82,8 @@ pub fn prospects(
             (kind, _) => guess(kind) / pick.sharing as f64,
         };
         let limit = share.limit.known();
-        let streamed = takes.as_ref().map_or(0, |(_, takes): &(Keep, Estimate)| takes.streamed);
-        let hardware = while_streaming(hardware, streamed);
+        let how: Option<How> = takes.clone().map(How::from);
+        let hardware = how.map_or(hardware.clone(), |how| how.measured_on(hardware));
         Ok(Prospect { name, class, hardware, limit, takes, unfit, places: Vec::new(), guess })
     };
     let all = chosen.devices().map(|picks| match picks.len() {
@@ -119,9 +119,11 @@ pub fn named_hardware(
             return (seats(chosen, picks, machine).name(), hardware);
         }
         let (at, pick) = (picks.start, &chosen.picks[picks.start]);
-        let streamed =
-            seat(chosen, at, found(pick.device), machine).choose(&whole).map_or(0, |how| how.streamed);
-        (pick.name.clone(), while_streaming(hardware, streamed))
+        let hardware = match seat(chosen, at, found(pick.device), machine).choose(&whole) {
+            Ok(how) => how.measured_on(hardware),
+            Err(_) => hardware,
+        };
+        (pick.name.clone(), hardware)
     };
     chosen.devices().map(named).collect()
 }
@@ -169,14 +171,6 @@ pub fn assumed(
         places: Vec::new(),
         guess: 0.0,
     })
-}
-
-/// The hardware under which measurements are stored: those with streamed layers are a set of their own.
-pub fn while_streaming(hardware: String, layers: usize) -> String {
-    match layers {
-        0 => hardware,
-        _ => format!("{hardware}, {layers} layers streamed"),
-    }
 }
 
 /// The policy with its estimate, and why they do not fit.

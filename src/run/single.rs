@@ -45,7 +45,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     if !options.output.quiet {
         devices::note_streaming(how.streamed, prepared.config.layers);
     }
-    let hardware = devices::while_streaming(hardware, how.streamed);
+    let hardware = how.measured_on(hardware);
     let mut job = Job::new(prepared, planned, options)?;
     job.resume(&place)?;
     let weights = job.prepared.model();

@@ -41,7 +41,7 @@ pub(super) struct Slot {
     /// Most leases that it may hold.
     limit: usize,
     /// Leases that it computes at the same time; its queue holds at least one besides them.
-    together: usize,
+    pub together: usize,
     held: usize,
 }
 

@@ -16,7 +16,8 @@ struct Late {
     class: Arc<str>,
     /// When its holder is expected to finish it, in microseconds from now.
     finish: f64,
-    /// Not started, and a cancel is expected to arrive before it starts.
+    /// Not started, and a cancel is expected to arrive before it starts. Of several that are computed together none
+    /// waits: a cancel would end the work of the others.
     waits: bool,
 }
 
@@ -86,7 +87,7 @@ impl Machine {
                 }
                 let tokens = item.tokens as f64;
                 let starts = finish - (tokens + slot.lead) * slot.each;
-                let waits = place > 0 && starts > slot.overhead;
+                let waits = place >= slot.together && starts > slot.overhead;
                 late.push(Late { lease, item: held.item, tokens, class: held.class.clone(), finish, waits });
             }
         }

@@ -229,6 +229,26 @@ fn idle_device_repeats_late_work_and_the_first_result_counts() {
 }
 
 #[test]
+fn leases_in_work_at_the_same_time_are_not_moved() {
+    // Member 0 holds three leases, is slow, and computes that many at the same time; member 1 is idle and fast.
+    let moved = |together: u16| {
+        let mut bed = Bed::train(1, 4);
+        bed.said(0, From::Ask { device: 0, room: 4, together });
+        bed.now += Duration::from_millis(500);
+        let micros = 500_000;
+        bed.said(0, From::Announce { lease: 1, parameters: HASH, micros, memory: 0 });
+        let mut out = bed.join(1, &["b"]);
+        for lease in leased(&out, 1) {
+            out.extend(bed.announce(1, lease));
+        }
+        (0..100).for_each(|_| out.extend(bed.after(1)));
+        said(&out, 0).into_iter().filter(|m| matches!(m, To::Cancel { .. })).count()
+    };
+    assert_eq!(moved(3), 0);
+    assert!(moved(1) > 0, "a lease that waits is moved");
+}
+
+#[test]
 fn repeat_stays_in_its_device_class() {
     let mut bed = Bed::train(0, 2);
     bed.join(0, &["a"]);
