@@ -4,7 +4,7 @@
 mod chat;
 
 use super::invocation::Invocation;
-use crate::config::groups::{self, real, recipe, whole};
+use crate::config::groups::{self, filled, real, recipe, whole};
 use crate::config::refusal::Refusal;
 use crate::config::{Settings, yaml};
 use crate::data;
@@ -126,11 +126,12 @@ fn turns(s: &Settings, adapter: Option<&Path>) -> Result<Turns, Refusal> {
 fn sampling(s: &Settings) -> Result<Sampling, Refusal> {
     let temperature = real(s, "temperature", |v| v.is_finite() && v >= 0.0, "must be finite and at least 0")?;
     let top_p = real(s, "top-p", |v| v > 0.0 && v <= 1.0, "must be above 0 and at most 1")?;
+    let seed = s.parse("seed", "a whole number of at most 64 bits")?;
     Ok(Sampling {
-        max_new_tokens: whole(s, "max-new-tokens", 1)?.unwrap_or(256),
-        temperature: temperature.unwrap_or(0.0) as f32,
-        top_p: top_p.unwrap_or(1.0) as f32,
-        seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
+        max_new_tokens: filled(s, "max-new-tokens", whole(s, "max-new-tokens", 1)?)?,
+        temperature: filled(s, "temperature", temperature)? as f32,
+        top_p: filled(s, "top-p", top_p)? as f32,
+        seed: filled(s, "seed", seed)?,
         stop: Vec::new(),
     })
 }

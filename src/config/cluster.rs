@@ -5,7 +5,7 @@
 use super::refusal::Refusal;
 use super::settings::Settings;
 use super::typed::Origin;
-use super::values::{choice, duration, whole};
+use super::values::{choice, duration, filled, whole};
 use crate::net::Endpoint;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -101,8 +101,8 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         coordinator,
         nodes: s.list("nodes").iter().map(node).collect::<Result<_, _>>()?,
         expect_workers: whole(s, "expect-workers", 1)?,
-        min_workers: whole(s, "min-workers", 1)?.unwrap_or(1),
-        join_timeout: duration(s, "join-timeout")?.unwrap_or(Duration::from_secs(600)),
+        min_workers: filled(s, "min-workers", whole(s, "min-workers", 1)?)?,
+        join_timeout: filled(s, "join-timeout", duration(s, "join-timeout")?)?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
         model_cache: s.text("model-cache")?.map(PathBuf::from),

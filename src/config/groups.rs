@@ -10,7 +10,7 @@ use super::output::output;
 pub use super::output::{OutputOptions, Resume};
 use super::refusal::Refusal;
 use super::settings::Settings;
-pub use super::values::{Amount, Every, class_weights, field_names, real, size, whole, within};
+pub use super::values::{Amount, Every, class_weights, field_names, filled, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::data::Task;
 use crate::model::quantised::Recipe;
@@ -214,14 +214,14 @@ fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
 }
 
 fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
-    let rank = whole(s, "rank", 1)?.unwrap_or(16);
+    let rank = filled(s, "rank", whole(s, "rank", 1)?)?;
     let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?;
     let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "must be at least 0 and below 1")?;
     Ok(LoraOptions {
         rank,
-        alpha: alpha.unwrap_or(2.0 * rank as f64) as f32,
+        alpha: filled(s, "alpha", alpha)? as f32,
         targets: s.list("target-modules").to_vec(),
-        dropout: dropout.unwrap_or(0.0) as f32,
+        dropout: filled(s, "dropout", dropout)? as f32,
         rslora: s.switch("rslora")?,
         init_adapter: s.text("init-adapter")?.map(PathBuf::from),
     })
@@ -231,21 +231,22 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
     let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear or cosine")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
-    let real = |name| real(s, name, finite, "must be finite and at least 0");
+    let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
+    let seed = s.parse("seed", "a whole number of at most 64 bits")?;
     let auto = s.text("micro-batch-tokens")? == Some("auto");
     let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
     Ok(OptimOptions {
-        epochs: whole(s, "epochs", 1)?.unwrap_or(1) as u64,
+        epochs: filled(s, "epochs", whole(s, "epochs", 1)?)? as u64,
         max_steps: whole(s, "max-steps", 1)?.map(|n| n as u64),
-        batch_size: whole(s, "batch-size", 1)?.unwrap_or(8),
+        batch_size: filled(s, "batch-size", whole(s, "batch-size", 1)?)?,
         micro_batch_tokens: micro,
         micro_batch_auto: auto,
-        learning_rate: real("learning-rate")?.unwrap_or(2e-4),
+        learning_rate: real("learning-rate")?,
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
-        warmup: amount(s, "warmup-steps")?.unwrap_or(Amount::Count(0)),
-        weight_decay: real("weight-decay")?.unwrap_or(0.0),
-        max_grad_norm: real("max-grad-norm")?.unwrap_or(1.0),
-        seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
+        warmup: filled(s, "warmup-steps", amount(s, "warmup-steps")?)?,
+        weight_decay: real("weight-decay")?,
+        max_grad_norm: real("max-grad-norm")?,
+        seed: filled(s, "seed", seed)?,
     })
 }
 
@@ -321,6 +322,19 @@ mod tests {
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+    }
+
+    #[test]
+    fn an_empty_list_is_no_number() {
+        for name in ["rank", "alpha", "warmup-steps", "seed", "min-workers", "join-timeout", "sample-rows"] {
+            let source = Origin::File { path: "c.yaml".into(), line: 3 };
+            let typed = Typed { key: name.replace('-', "_"), values: vec![], source };
+            let options: Vec<_> = TABLE.iter().collect();
+            let refused = Options::of(&Settings::resolve(&options, vec![vec![typed]]).unwrap()).unwrap_err();
+            assert_eq!(refused.code(), 78);
+            let key = name.replace('-', "_");
+            assert_eq!(refused.line, format!("c.yaml:3: {key}: expected a value, not an empty list"));
+        }
     }
 
     #[test]

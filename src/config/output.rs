@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use super::settings::Settings;
-use super::values::{Every, choice, every, whole};
+use super::values::{Every, choice, every, filled, whole};
 use crate::data::Task;
 use crate::net::Endpoint;
 use crate::train::best::{Choice, Metric};
@@ -93,7 +93,7 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
 
 /// Reads --sample-rows. A classifier generates no text.
 fn sample_rows(s: &Settings, task: Task) -> Result<usize, Refusal> {
-    let rows = whole(s, "sample-rows", 0)?.unwrap_or(0);
+    let rows = filled(s, "sample-rows", whole(s, "sample-rows", 0)?)?;
     match rows > 0 && task == Task::Classify {
         true => {
             Err(s

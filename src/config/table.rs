@@ -130,7 +130,7 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0: no clipping"),
     opt(Optim, "seed", One("N"), "42", "seed of shuffle, initial adapter and dropout"),
 
-    opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: it twice; 0+1: one model in both), part of a name; auto: every card, else the CPU"),
+    opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: device 0 twice; 0+1: one model in both), part of a name; auto: every card, else the CPU"),
     opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "driver of the devices, an error if it is missing; auto: wgpu (cuda must be named so far); with cpu, indices are parts of the CPU"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),

@@ -3,7 +3,6 @@
 pub mod block;
 pub mod config;
 pub mod decoder;
-pub mod flops;
 pub mod generate;
 pub mod head;
 pub mod implied;

@@ -5,7 +5,7 @@
 use super::address::{DEFAULT_PORT, Endpoint, default_route};
 use super::connection::Security;
 use super::error::NetError;
-use super::keyring::{Found, KeepError, Keyring};
+use super::keyring::{FoundToken, KeepError, Keyring};
 use super::party::Party;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub struct Secured {
     /// loopback.
     pub at: Endpoint,
     /// The token that is used.
-    pub found: Option<Found>,
+    pub found: Option<FoundToken>,
     /// Lines to print.
     pub notes: Vec<String>,
 }
@@ -94,7 +94,7 @@ fn secure_by(party: Party, wishes: &Wishes, keyring: &Keyring) -> Result<Secured
     }
 }
 
-fn said(found: &Found) -> Vec<String> {
+fn said(found: &FoundToken) -> Vec<String> {
     let fingerprint = found.token.fingerprint();
     vec![match found.made {
         true => format!("made a token, fingerprint {fingerprint}, kept in {}", found.source),

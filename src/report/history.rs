@@ -93,7 +93,7 @@ pub struct Point {
 
 /// State of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum RunState {
     /// No event has arrived.
     Waiting,
     /// The run takes steps.
@@ -110,17 +110,17 @@ pub enum State {
     Failed,
 }
 
-impl State {
+impl RunState {
     /// The state in one word.
     pub fn word(self) -> &'static str {
         match self {
-            State::Waiting => "waiting",
-            State::Running => "running",
-            State::Paused => "paused",
-            State::Complete => "complete",
-            State::Stopped => "stopped",
-            State::Halted => "halted",
-            State::Failed => "failed",
+            RunState::Waiting => "waiting",
+            RunState::Running => "running",
+            RunState::Paused => "paused",
+            RunState::Complete => "complete",
+            RunState::Stopped => "stopped",
+            RunState::Halted => "halted",
+            RunState::Failed => "failed",
         }
     }
 }
@@ -224,7 +224,7 @@ impl History {
     }
 
     /// The current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> RunState {
         use crate::train::event::What;
         let changes = &self.changes[self.since..];
         let waits = changes.iter().rev().find_map(|c| match c.what {
@@ -234,17 +234,17 @@ impl History {
         });
         match (&self.start, &self.halt, &self.done) {
             (_, Some(halt), _) => match halt.code {
-                3 => State::Halted,
-                75 => State::Stopped,
-                _ => State::Failed,
+                3 => RunState::Halted,
+                75 => RunState::Stopped,
+                _ => RunState::Failed,
             },
-            (_, _, Some(done)) if done.complete => State::Complete,
-            (_, _, Some(_)) => State::Stopped,
-            (None, ..) => State::Waiting,
+            (_, _, Some(done)) if done.complete => RunState::Complete,
+            (_, _, Some(_)) => RunState::Stopped,
+            (None, ..) => RunState::Waiting,
             _ if waits == Some(true) && self.changes.last().is_some_and(|c| c.step >= self.progress.step) => {
-                State::Paused
+                RunState::Paused
             }
-            _ => State::Running,
+            _ => RunState::Running,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::answers::Answers;
 use super::confusion;
-use super::team::Team;
+use super::team::TeamWork;
 use super::words::{
     SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size,
     speed_line,
@@ -42,7 +42,7 @@ pub struct Progress {
     /// Gradient norm, learning rate and memory of the last step.
     last: Option<Last>,
     /// Work of each device.
-    pub team: Team,
+    pub team: TeamWork,
     /// The forecast at the start or at the last resume.
     pub forecast: Option<Forecast>,
     /// Measured costs of each device, by worker and device.

@@ -1,19 +1,19 @@
 //! Metrics for Prometheus (text exposition format 0.0.4): counters end in `_total`, units are base units.
 
-use super::history::{History, State};
+use super::history::{History, RunState};
 use std::fmt::Write;
 
 /// Content type of the response.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-const STATES: [State; 7] = [
-    State::Waiting,
-    State::Running,
-    State::Paused,
-    State::Complete,
-    State::Stopped,
-    State::Halted,
-    State::Failed,
+const STATES: [RunState; 7] = [
+    RunState::Waiting,
+    RunState::Running,
+    RunState::Paused,
+    RunState::Complete,
+    RunState::Stopped,
+    RunState::Halted,
+    RunState::Failed,
 ];
 
 /// All metrics of a run.
@@ -86,7 +86,7 @@ fn devices(out: &mut Text, history: &History) {
     out.one("finetune_sent_bytes_total", "counter", "Bytes of parameters sent.", Some(sent as f64));
     let here = history.members().values().filter(|m| !m.gone).count();
     out.one("finetune_workers", "gauge", "Workers in the run.", Some(here as f64));
-    type Value = fn(&super::Work) -> f64;
+    type Value = fn(&super::DeviceWork) -> f64;
     let families: [(&str, &str, Value); 3] = [
         ("finetune_device_microbatches_total", "Microbatches computed and counted.", |w| {
             w.microbatches as f64

@@ -25,7 +25,7 @@ use crate::data::plan::Plan;
 use crate::data::tokenizer::Skip;
 use crate::forecast::counts::Counts;
 use crate::forecast::recorder::Recorder;
-use crate::forecast::time::Load;
+use crate::forecast::time::Workload;
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::report::{Live, Look};
@@ -55,7 +55,7 @@ pub struct Job {
     /// The checkpoint that the run continues from.
     from: Option<PathBuf>,
     /// The remaining work, once it has been counted.
-    ahead: OnceCell<(Counts, Load)>,
+    ahead: OnceCell<(Counts, Workload)>,
     /// The events of the run so far, for the model card.
     history: Live,
 }
@@ -174,7 +174,7 @@ impl Job {
         let mut watch = Watch::new(options, place, &self.state, look)?;
         self.history = watch.history();
         let mut recorder =
-            Recorder::new(self.shape(options), self.counts(options).clone(), (team.hardware, team.takes));
+            Recorder::new(self.shape(options)?, self.counts(options).clone(), (team.hardware, team.takes));
         let compute = team.compute;
         let finished = {
             let mut events = |e: &Event| {

@@ -2,7 +2,7 @@
 
 use super::{delimiters, options, print};
 use crate::cli::invocation::Invocation;
-use crate::config::groups::{whole, within};
+use crate::config::groups::{filled, whole, within};
 use crate::config::refusal::Refusal;
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
@@ -23,7 +23,7 @@ pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let mut base = base_model::open(s.text("model")?.unwrap_or_default())?;
     let tokenizer = base.tokenizer(s.text("chat-template")?)?;
     let options = options(s, Some(&base))?;
-    let shown = whole(s, "rows", 0)?.unwrap_or(3);
+    let shown = filled(s, "rows", whole(s, "rows", 0)?)?;
     let corpus = data::load(paths, &options, &tokenizer)?;
     let warnings = row_warnings::all(&corpus, &tokenizer, (&base.stop_ids(&tokenizer), options.max_seq_len));
     let mut facts = facts(&corpus);

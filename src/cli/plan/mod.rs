@@ -8,7 +8,7 @@ mod tell;
 
 use crate::forecast::counts::{ALL, Ahead, Counts, count};
 use crate::forecast::team::{Expected, team};
-use crate::forecast::time::{Forecast, Participant, forecast, useless};
+use crate::forecast::time::{Participant, TimeForecast, forecast, useless};
 pub use tell::note_line;
 
 use crate::cli::invocation::Invocation;
@@ -29,7 +29,7 @@ pub struct Outlook {
     counts: Counts,
     shape: ModelShape,
     team: Vec<Expected>,
-    forecast: Forecast,
+    forecast: TimeForecast,
     /// Devices that slow the run down, and the seconds saved without each.
     useless: Vec<(usize, f64)>,
     notes: Vec<String>,
@@ -65,7 +65,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let ahead = Ahead { plan: &plan, train, eval, done, most: ALL };
     let (counts, mut load) = count(ahead, &options);
     let p = &prepared;
-    let shape = p.shape(&options);
+    let shape = p.shape(&options)?;
     load.trained = shape.trained;
     let profiles = Profiles::read();
     let sizes = counts.sizes();

@@ -1,7 +1,7 @@
 //! The panels of the page: head, tiles, curves, devices.
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
-use crate::report::history::{History, LANE_STEPS, Point, State};
+use crate::report::history::{History, LANE_STEPS, Point, RunState};
 use crate::report::words::{best_words, duration, size};
 use crate::train::event::HERE;
 
@@ -33,7 +33,7 @@ pub fn tiles(history: &History) -> String {
     let first = |pair: Option<f64>, text: &str| pair.map(|v| format!("{text} {v:.4}")).unwrap_or_default();
     let eval = p.eval.as_ref();
     let left = match history.state() {
-        State::Running | State::Paused => p.remaining().map(|s| ("time left", duration(s), "of ")),
+        RunState::Running | RunState::Paused => p.remaining().map(|s| ("time left", duration(s), "of ")),
         _ => None,
     };
     let elapsed = history.done.as_ref().map_or(p.seconds, |d| d.seconds);
@@ -236,7 +236,7 @@ pub fn devices(history: &History) -> String {
         return format!(r#"<div class="panels"><div class="panel full">{lanes}{memory}</div></div>"#);
     }
     let topology = topology(history);
-    let row = |(worker, device, work): (&str, &str, &crate::report::team::Work)| {
+    let row = |(worker, device, work): (&str, &str, &crate::report::team::DeviceWork)| {
         format!(
             r#"<tr><td>{}</td><td>{}</td><td class="less">{}</td><td>{}</td><td>{:.0}</td><td class="less">{}</td><td>{:.0} %</td></tr>"#,
             escape(worker),
