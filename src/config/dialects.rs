@@ -48,8 +48,27 @@ use Rule::{Key, Lost, Needless, PerEpoch, When};
 type Table = &'static [(&'static str, Rule)];
 
 const FULL: &str = "only adapters are trained, never all weights";
-/// Why nothing is trained on preferences.
-pub const PREFERENCES: &str = "preference tuning is not supported; supervised rows and classifiers are";
+/// Why KTO is not built.
+pub const KTO: &str = "KTO is not supported: its KL estimate couples the rows of a batch; unpaired rows: --task dpo --loss apo_zero_unpaired";
+/// Why nothing is trained on rewards.
+pub const REWARDS: &str =
+    "training on rewards is not supported; rows with preferences are (dpo, orpo, cpo, simpo)";
+/// The way from another trainer's setting to a task.
+const LOSS: Rule = When(
+    &[
+        ("sigmoid", Set("loss", "sigmoid")),
+        ("hinge", Set("loss", "hinge")),
+        ("ipo", Set("loss", "ipo")),
+        ("robust", Set("loss", "robust")),
+        ("apo_zero", Set("loss", "apo_zero")),
+        ("apo_down", Set("loss", "apo_down")),
+        ("apo_zero_unpaired", Set("loss", "apo_zero_unpaired")),
+        ("orpo", Set("task", "orpo")),
+        ("simpo", Set("task", "simpo")),
+        ("nll", Same),
+    ],
+    No(KTO),
+);
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
 const TOKENS: &str = "tokens and their meaning are the model's own";
 const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
@@ -154,7 +173,8 @@ const AXOLOTL: Table = &[
     ("chat_template_jinja", Lost("write it to a file and name that: chat_template: FILE")),
     ("default_system_message", Lost("put it into the rows")),
     ("special_tokens", Lost(TOKENS)), ("tokens", Lost(TOKENS)), ("added_tokens_overrides", Lost(TOKENS)),
-    ("rl", Lost(PREFERENCES)), ("reward_model", When(&[("false", Same)], No(PREFERENCES))),
+    ("rl", When(&[("dpo", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No(REWARDS))), ("reward_model", When(&[("false", Same)], No(REWARDS))),
+    ("rl_beta", Key("beta")), ("dpo_label_smoothing", Key("label_smoothing")), ("orpo_alpha", Key("beta")), ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     ("gradient_clipping", Key("max_grad_norm")),
     ("cosine_min_lr_ratio", Lost("the cosine ends at 0")),
@@ -188,7 +208,7 @@ const AXOLOTL: Table = &[
 
 #[rustfmt::skip]
 const LLAMA_FACTORY: Table = &[
-    ("stage", When(&[("sft", Same)], No(PREFERENCES))),
+    ("stage", When(&[("sft", Same), ("dpo", Set("task", "dpo")), ("kto", No(KTO))], No(REWARDS))),
     ("finetuning_type", When(&[("lora", Same)], No(FULL))),
     ("lora_target", When(&[("all", Set("target_modules", "all-linear"))], Set("target_modules", ""))),
     ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
@@ -209,7 +229,7 @@ const LLAMA_FACTORY: Table = &[
     ("tokenized_path", Lost("every run tokenises its rows: name their files under data")),
     ("predict_with_generate", ANSWERS),
     ("upcast_layernorm", Needless("norms are computed in f32")),
-    ("pref_loss", Lost(PREFERENCES)), ("pref_beta", Lost(PREFERENCES)), ("reward_model", Lost(PREFERENCES)),
+    ("pref_loss", LOSS), ("pref_beta", Key("beta")), ("pref_ftx", Key("nll_weight")), ("dpo_label_smoothing", Key("label_smoothing")), ("reward_model", Lost(REWARDS)),
     ("preprocessing_num_workers", SPEED), ("overwrite_cache", CACHE),
     ("plot_loss", Needless("loss.svg and report.html are always written")),
     ("flash_attn", EXACT), ("enable_liger_kernel", KERNELS), ("use_unsloth", KERNELS),
@@ -235,7 +255,7 @@ const TRL: Table = &[
     ("chat_template_path", Key("chat_template")),
     ("packing_strategy", When(&[("bfd", Same)], No("rows are packed whole, and do not see each other"))),
     ("torch_dtype", DTYPE), ("dtype", DTYPE),
-    ("loss_type", When(&[("nll", Same)], No("the loss is the mean over supervised tokens"))),
+    ("loss_type", LOSS), ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     // Converted together with load_in_4bit.
     ("use_bnb_nested_quant", Needless("it decides between nf4 and nf4-double")),

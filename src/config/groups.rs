@@ -5,14 +5,16 @@ use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 use super::demo;
 pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Wanted, devices};
-use super::dialects::PREFERENCES;
+use super::dialects::{KTO, REWARDS};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
+use super::preference::objective;
 use super::refusal::Refusal;
 use super::settings::Settings;
 pub use super::values::{Amount, Every, class_weights, field_names, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::data::Task;
+use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
 use std::path::PathBuf;
 
@@ -61,6 +63,10 @@ pub struct DataOptions {
     pub num_classes: Option<usize>,
     /// One weight per class.
     pub class_weights: Option<Vec<f32>>,
+    /// The loss that compares answers.
+    pub objective: Option<Objective>,
+    /// The adapter of the reference.
+    pub reference: Option<PathBuf>,
     /// Accepted number of rows without supervised tokens; `None`: any number.
     pub max_dropped: Option<Amount>,
 }
@@ -160,22 +166,27 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
     named.map_err(|e| s.refuse("quantize", e))
 }
 
-/// Tasks of other trainers that need preferences or rewards.
-const OF_PREFERENCES: [&str; 9] = ["dpo", "orpo", "kto", "ipo", "simpo", "cpo", "grpo", "ppo", "rm"];
-
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {
-    if s.text("task")?.is_some_and(|task| OF_PREFERENCES.contains(&task)) {
-        return Err(s.refuse("task", PREFERENCES));
+    match s.text("task")? {
+        Some("kto") => return Err(s.refuse("task", KTO)),
+        Some("grpo" | "ppo" | "rm") => return Err(s.refuse("task", REWARDS)),
+        _ => {}
     }
-    let task = match choice(s, "task", &["sft", "instruct", "classify"], "expected sft or classify")? {
-        "classify" => Task::Classify,
+    let tasks = ["sft", "instruct", "classify", "dpo", "ipo", "orpo", "cpo", "simpo"];
+    let rule = "expected sft, classify, dpo, orpo, cpo or simpo";
+    let named = choice(s, "task", &tasks, rule)?;
+    let objective = objective(s, named)?;
+    let task = match (named, &objective) {
+        ("classify", _) => Task::Classify,
+        (_, Some(Objective { loss: Loss::ApoZeroUnpaired, .. })) => Task::Unpaired,
+        (_, Some(_)) => Task::Pairs,
         _ => Task::Sft,
     };
     let class_weights = class_weights(s)?;
-    if task == Task::Sft && s.is_given("num-classes") {
+    if task != Task::Classify && s.is_given("num-classes") {
         return Err(s.refuse("num-classes", "goes with --task classify"));
     }
-    if task == Task::Sft && class_weights.is_some() {
+    if task != Task::Classify && class_weights.is_some() {
         return Err(s.refuse("class-weights", "goes with --task classify"));
     }
     Ok(DataOptions {
@@ -189,6 +200,8 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         shuffle: s.switch("shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
         class_weights,
+        objective,
+        reference: s.text("reference-adapter")?.map(PathBuf::from),
         max_dropped: amount(s, "max-dropped")?,
     })
 }
@@ -298,8 +311,12 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
-        check("task", "dpo", 78, "preference tuning is not supported");
-        check("task", "translate", 78, "expected sft or classify");
+        check("task", "dpo", 0, "");
+        check("task", "kto", 78, "KL estimate");
+        check("task", "grpo", 78, "rewards");
+        check("beta", "0.5", 78, "--task dpo");
+        check("reference-adapter", "ref", 78, "--task dpo");
+        check("task", "translate", 78, "expected sft, classify");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");

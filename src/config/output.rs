@@ -112,7 +112,12 @@ fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
         "macro_f1" => Metric::MacroF1,
         _ => Metric::Loss,
     };
-    if metric != Metric::Loss && task != Task::Classify {
+    let known = match task {
+        Task::Classify => true,
+        Task::Pairs => metric != Metric::MacroF1,
+        Task::Sft | Task::Unpaired => metric == Metric::Loss,
+    };
+    if !known {
         return Err(s.refuse("best-metric", format!("{name} goes with --task classify")));
     }
     let keep = s.switch("keep-best")?;

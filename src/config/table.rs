@@ -100,7 +100,7 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "quantise the weights of an unquantised base while it is loaded"),
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
-    opt(Data, "task", One("sft|classify"), "sft", "train on the supervised tokens of rows, or on their labels"),
+    opt(Data, "task", One("sft|classify|dpo|orpo|cpo|simpo"), "sft", "train on the supervised tokens of rows, on their labels, or on preferences"),
     opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; never trained on"),
@@ -110,6 +110,12 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "shuffle", Switch, "true", "permute the rows in every epoch; --no-shuffle keeps the order of the files"),
     opt(Data, "num-classes", One("N"), "", "classes of a classifier (default: as many as the rows have)"),
     opt(Data, "class-weights", Commas("W"), "", "weight of each class in the loss"),
+    opt(Data, "loss", One("NAME"), "", "loss of dpo (sigmoid, hinge, ipo, robust, apo_zero, apo_down, apo_zero_unpaired) or of cpo (sigmoid, hinge, ipo); default: sigmoid"),
+    opt(Data, "beta", One("B"), "0.1", "strength of preferences: factor of the rewards; of orpo the weight of its odds ratio"),
+    opt(Data, "label-smoothing", One("E"), "0", "probability that chosen and rejected are exchanged, below 0.5 (--loss robust, cpo, simpo)"),
+    opt(Data, "simpo-gamma", One("G"), "0.5", "margin of simpo"),
+    opt(Data, "nll-weight", One("W"), "", "weight of the chosen answers' mean loss, added to that of preferences (default: 1 for cpo, else 0; orpo has its own)"),
+    opt(Data, "reference-adapter", One("DIR"), "", "adapter of the reference of dpo (default: none, the base model alone)"),
     opt(Data, "max-dropped", One("N|P%"), "", "refuse data in which more rows than this have nothing to train on"),
 
     opt(Lora, "rank", One("R"), "16", "rank of the adapter"),

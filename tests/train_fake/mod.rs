@@ -101,7 +101,7 @@ impl Stage for Fake<'_> {
         if let Some(score) = self.score.filter(|_| want.ticket().is_none()) {
             loss = score(batch.step) * rows as f64;
         }
-        Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, predictions: vec![] }))
+        Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, ..LossSums::default() }))
     }
 
     fn backward(
