@@ -214,7 +214,7 @@ fn pairs_stay_together_in_every_microbatch() {
         let scores: Vec<f64> = batch.rows.iter().enumerate().map(|(i, row)| *row as f64 + side(i)).collect();
         work.scored(index, &scores);
     }
-    let mut seen = Vec::new();
+    let mut seen: Vec<u64> = Vec::new();
     let mut see = |batch: Microbatch| {
         assert!(batch.rows.chunks(2).all(|pair| pair.len() == 2 && pair[0] == pair[1]), "{:?}", batch.rows);
         let Targets::Answers(answers) = &batch.targets else { panic!("{:?}", batch.targets) };
@@ -323,6 +323,31 @@ fn quantised_base_learns_from_preferences() {
         let loss = |i: usize| steps[i]["loss"].as_f64().unwrap();
         assert!(loss(steps.len() - 1) < loss(0), "{name}: {} -> {}", loss(0), loss(steps.len() - 1));
         assert!(steps[steps.len() - 1]["margin"].as_f64().unwrap() > 0.0, "{name}");
+    }
+}
+
+#[test]
+fn eval_gives_the_numbers_of_the_run() {
+    let bench = Bench::new();
+    let rows = std::fs::read_to_string(golden().join("pairs.jsonl")).unwrap();
+    bench.file("held.jsonl", &rows.lines().take(6).map(|row| format!("{row}\n")).collect::<String>());
+    for (name, options) in [("dpo", "--task dpo --beta 0.3"), ("cpo", "--task cpo")] {
+        bench.ok(&format!("{} --eval-data held.jsonl -o {name}", command(&golden(), "pairs", options)));
+        let log = String::from_utf8(bench.read(&format!("{name}/metrics.jsonl"))).unwrap();
+        let evals = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let last = evals.filter(|e| e["event"] == "eval").last().unwrap();
+        let said = bench.ok(&format!("eval --adapter {name} --data held.jsonl --gpus cpu --json"));
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["loss"], last["eval_loss"], "{name}");
+        for key in ["rewards_chosen", "rewards_rejected", "margin", "accuracy"] {
+            assert!(
+                last[key].is_f64() && said[key] == last[key],
+                "{name}: {key} {} {}",
+                said[key],
+                last[key]
+            );
+        }
+        assert!(last["perplexity"].is_null(), "{name}");
     }
 }
 

@@ -103,7 +103,13 @@ pub struct OptimOptions {
     pub micro_batch_auto: bool,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// `constant`, `linear`, `cosine`.
+    /// Lowest learning rate after the warm-up.
+    pub min_lr: f64,
+    /// Steps in which the rate of `wsd` falls.
+    pub decay_steps: Amount,
+    /// Decay rates of AdamW's moments.
+    pub betas: [f64; 2],
+    /// `constant`, `linear`, `cosine`, `wsd`.
     pub scheduler: String,
     /// Steps of the warmup.
     pub warmup: Amount,
@@ -166,7 +172,8 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
     named.map_err(|e| s.refuse("quantize", e))
 }
 
-fn data(s: &Settings) -> Result<DataOptions, Refusal> {
+/// The task, and the loss that compares answers.
+pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
     match s.text("task")? {
         Some("kto") => return Err(s.refuse("task", KTO)),
         Some("grpo" | "ppo" | "rm") => return Err(s.refuse("task", REWARDS)),
@@ -182,6 +189,11 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         (_, Some(_)) => Task::Pairs,
         _ => Task::Sft,
     };
+    Ok((task, objective))
+}
+
+fn data(s: &Settings) -> Result<DataOptions, Refusal> {
+    let (task, objective) = task(s)?;
     let class_weights = class_weights(s)?;
     if task != Task::Classify && s.is_given("num-classes") {
         return Err(s.refuse("num-classes", "goes with --task classify"));
@@ -241,10 +253,26 @@ fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
 }
 
 fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
-    let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
-    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear or cosine")?;
+    let schedulers = ["constant", "linear", "cosine", "wsd", "constant_with_warmup", "warmup_stable_decay"];
+    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear, cosine or wsd")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
+    let beta = |name, default| {
+        let given = real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?;
+        Ok::<f64, Refusal>(given.unwrap_or(default))
+    };
+    let betas = [beta("adam-beta1", 0.9)?, beta("adam-beta2", 0.999)?];
     let real = |name| real(s, name, finite, "must be finite and at least 0");
+    let (learning_rate, min_lr) = (real("learning-rate")?.unwrap_or(2e-4), real("min-lr")?.unwrap_or(0.0));
+    let stable = ["wsd", "warmup_stable_decay"].contains(&scheduler);
+    if min_lr > 0.0 && !(stable || scheduler == "cosine") {
+        return Err(s.refuse("min-lr", "goes with --lr-scheduler cosine or wsd"));
+    }
+    if min_lr > learning_rate {
+        return Err(s.refuse("min-lr", format!("is above the learning rate of {learning_rate}")));
+    }
+    if s.is_given("decay-steps") && !stable {
+        return Err(s.refuse("decay-steps", "goes with --lr-scheduler wsd"));
+    }
     let auto = s.text("micro-batch-tokens")? == Some("auto");
     let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
     Ok(OptimOptions {
@@ -253,7 +281,10 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         batch_size: whole(s, "batch-size", 1)?.unwrap_or(8),
         micro_batch_tokens: micro,
         micro_batch_auto: auto,
-        learning_rate: real("learning-rate")?.unwrap_or(2e-4),
+        learning_rate,
+        min_lr,
+        decay_steps: amount(s, "decay-steps")?.unwrap_or(Amount::Percent(10.0)),
+        betas,
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
         warmup: amount(s, "warmup-steps")?.unwrap_or(Amount::Count(0)),
         weight_decay: real("weight-decay")?.unwrap_or(0.0),
@@ -289,6 +320,12 @@ mod tests {
         check("learning-rate", "1e60", 78, "finite");
         check("warmup-steps", "5%", 0, "");
         check("warmup-steps", "101%", 2, "percentage");
+        check("min-lr", "1e-5", 0, "");
+        check("min-lr", "1", 78, "above the learning rate");
+        check("decay-steps", "5", 78, "--lr-scheduler wsd");
+        check("lr-scheduler", "warmup_stable_decay", 0, "");
+        check("adam-beta2", "0.95", 0, "");
+        check("adam-beta2", "1", 78, "below 1");
         check("memory-limit", "2GB", 0, "");
         check("memory-limit", "2 parsecs", 2, "not a size");
         check("eval-split", "0.1", 0, "");

@@ -118,7 +118,10 @@ fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
         Task::Sft | Task::Unpaired => metric == Metric::Loss,
     };
     if !known {
-        return Err(s.refuse("best-metric", format!("{name} goes with --task classify")));
+        return Err(s.refuse(
+            "best-metric",
+            format!("{name} goes with --task classify; accuracy also with pairs of answers"),
+        ));
     }
     let keep = s.switch("keep-best")?;
     let patience = whole(s, "early-stopping", 0)?.filter(|n| *n > 0).map(|n| n as u64);

@@ -173,9 +173,7 @@ mod tests {
             seconds: 0.5,
             epoch: 0.1,
             shared: Some(shared),
-            traffic: None,
-            memory: None,
-            spans: vec![],
+            ..Step::default()
         };
         let run = RunStart { total_steps: 2, first_step: 1, ..RunStart::default() };
         let text = text(&History::of(&[Event::Run(run), Event::Step(step)]));

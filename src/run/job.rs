@@ -69,8 +69,13 @@ impl Job {
         let o = &options.optim;
         let total = plan.total_steps();
         let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
-        let schedule = Schedule { peak: o.learning_rate, decay, warmup: o.warmup.of(total), total };
+        let (peak, warmup) = (o.learning_rate, o.warmup.of(total));
+        let floor = if peak > 0.0 { o.min_lr / peak } else { 0.0 };
+        let decay_steps = o.decay_steps.of(total).min(total.saturating_sub(warmup));
+        let schedule = Schedule { peak, decay, warmup, total, floor, decay_steps };
         let optim = optim::Options {
+            beta1: o.betas[0],
+            beta2: o.betas[1],
             weight_decay: o.weight_decay,
             max_grad_norm: o.max_grad_norm,
             ..optim::Options::default()

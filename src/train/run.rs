@@ -4,7 +4,7 @@
 
 use super::best::Choice;
 use super::checkpoint::{Saving, State};
-use super::compute::{Compute, Effort, Scoring};
+use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event, Speed};
@@ -110,6 +110,30 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
     Ok(Finished { complete, checkpoint: saving.newest(), state, seconds: began.elapsed().as_secs_f64() })
 }
 
+/// Scores answers that are not known yet with the parameters of the reference, which stay set. Returns the number of
+/// answers; `None` if a signal ended it.
+pub fn refer(
+    compute: &mut dyn Compute,
+    work: &dyn Work,
+    (step, reference): (u64, &[f32]),
+    say: Say,
+) -> Result<Option<u64>, TrainError> {
+    let (count, mut answers) = (work.unscored(), 0);
+    let Some(()) = compute.set_parameters(step, reference)? else { return Ok(None) };
+    let mut each = |index, batch: &Microbatch, sums: &LossSums| {
+        answers += sums.rows.len() as u64;
+        work.scored(index, &sums.rows);
+        match sums.rows.iter().find(|row| !row.is_finite()) {
+            None => Ok(()),
+            Some(&value) => {
+                Err(TrainError::Evaluation { step, rows: batch.rows.clone(), value, finding: None })
+            }
+        }
+    };
+    let scoring = Scoring { count, batch: &|index| work.unscored_at(index, step), each: &mut each };
+    Ok(compute.losses(step, scoring, say)?.map(|()| answers))
+}
+
 /// The result of setting the model's parameters after a step; `None` if a signal ended the call.
 type Handed = Result<Option<()>, TrainError>;
 
@@ -156,22 +180,10 @@ impl Trainer<'_, '_> {
     /// Scores answers with the parameters of the reference, where they are not known yet.
     fn refer(&mut self) -> Result<Option<()>, TrainError> {
         let Trainer { run: Run { compute, work, state, reference, .. }, events, .. } = self;
-        let (count, step, began) = (work.unscored(), state.step, Instant::now());
-        let Some(reference) = reference.take().filter(|_| count > 0) else { return Ok(Some(())) };
-        let Some(()) = compute.set_parameters(step, &reference.parameters)? else { return Ok(None) };
-        let mut answers = 0;
-        let mut each = |index, batch: &Microbatch, sums: &LossSums| {
-            answers += sums.rows.len() as u64;
-            work.scored(index, &sums.rows);
-            match sums.rows.iter().find(|row| !row.is_finite()) {
-                None => Ok(()),
-                Some(&value) => {
-                    Err(TrainError::Evaluation { step, rows: batch.rows.clone(), value, finding: None })
-                }
-            }
-        };
-        let scoring = Scoring { count, batch: &|index| work.unscored_at(index, step), each: &mut each };
-        let Some(()) = compute.losses(step, scoring, &mut |event| events(&event))? else { return Ok(None) };
+        let (step, began) = (state.step, Instant::now());
+        let Some(reference) = reference.take().filter(|_| work.unscored() > 0) else { return Ok(Some(())) };
+        let scored = refer(*compute, *work, (step, &reference.parameters), &mut |event| events(&event))?;
+        let Some(answers) = scored else { return Ok(None) };
         (reference.keep)();
         let seconds = began.elapsed().as_secs_f64();
         let reason = format!("the reference scored {} in {seconds:.1} s", count_of(answers, "answer"));
