@@ -1,8 +1,5 @@
 //! Training on preferences gives the numbers of TRL's own trainers: loss, rewards, accuracy and gradient norm of every
 //! step, and the tokens of rows. The number of devices, a line, a resume and a stopped run change no byte.
-//!
-//! More cases: `FINETUNE_PREFERENCES=folder cargo test --test preference` runs those of a folder with an expected.json
-//! like that of `tests/golden/preference`.
 
 mod cli_fixture;
 
@@ -80,9 +77,6 @@ fn check(bench: &Bench, dir: &Path) {
 #[test]
 fn losses_rewards_and_norms_are_those_of_trl() {
     check(&Bench::new(), &golden());
-    if let Some(dir) = std::env::var_os("FINETUNE_PREFERENCES") {
-        check(&Bench::new(), Path::new(&dir));
-    }
 }
 
 fn tokenizer() -> Tokenizer {

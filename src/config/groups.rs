@@ -320,12 +320,6 @@ mod tests {
         check("learning-rate", "1e60", 78, "finite");
         check("warmup-steps", "5%", 0, "");
         check("warmup-steps", "101%", 2, "percentage");
-        check("min-lr", "1e-5", 0, "");
-        check("min-lr", "1", 78, "above the learning rate");
-        check("decay-steps", "5", 78, "--lr-scheduler wsd");
-        check("lr-scheduler", "warmup_stable_decay", 0, "");
-        check("adam-beta2", "0.95", 0, "");
-        check("adam-beta2", "1", 78, "below 1");
         check("memory-limit", "2GB", 0, "");
         check("memory-limit", "2 parsecs", 2, "not a size");
         check("eval-split", "0.1", 0, "");
@@ -348,11 +342,6 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
-        check("task", "dpo", 0, "");
-        check("task", "kto", 78, "KL estimate");
-        check("task", "grpo", 78, "rewards");
-        check("beta", "0.5", 78, "--task dpo");
-        check("reference-adapter", "ref", 78, "--task dpo");
         check("task", "translate", 78, "expected sft, classify");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
@@ -375,6 +364,21 @@ mod tests {
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+    }
+
+    #[test]
+    fn tasks_and_schedules_are_validated() {
+        check("min-lr", "1e-5", 0, "");
+        check("min-lr", "1", 78, "above the learning rate");
+        check("decay-steps", "5", 78, "--lr-scheduler wsd");
+        check("lr-scheduler", "warmup_stable_decay", 0, "");
+        check("adam-beta2", "0.95", 0, "");
+        check("adam-beta2", "1", 78, "below 1");
+        check("task", "dpo", 0, "");
+        check("task", "kto", 78, "KL estimate");
+        check("task", "grpo", 78, "rewards");
+        check("beta", "0.5", 78, "--task dpo");
+        check("reference-adapter", "ref", 78, "--task dpo");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ComputeDtype, Options};
+use crate::config::groups::{ComputeDtype, OptimOptions, Options};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::plan::Plan;
 use crate::data::tokenizer::Skip;
@@ -67,12 +67,7 @@ impl Job {
     /// Builds the run from its options.
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
-        let total = plan.total_steps();
-        let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
-        let (peak, warmup) = (o.learning_rate, o.warmup.of(total));
-        let floor = if peak > 0.0 { o.min_lr / peak } else { 0.0 };
-        let decay_steps = o.decay_steps.of(total).min(total.saturating_sub(warmup));
-        let schedule = Schedule { peak, decay, warmup, total, floor, decay_steps };
+        let schedule = schedule(o, plan.total_steps())?;
         let optim = optim::Options {
             beta1: o.betas[0],
             beta2: o.betas[1],
@@ -332,6 +327,15 @@ impl Job {
         notes.extend(p.remarks.clone());
         notes
     }
+}
+
+/// The learning rates of a run of `total` steps.
+fn schedule(o: &OptimOptions, total: u64) -> Result<Schedule, Refusal> {
+    let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
+    let (peak, warmup) = (o.learning_rate, o.warmup.of(total));
+    let floor = if peak > 0.0 { o.min_lr / peak } else { 0.0 };
+    let decay_steps = o.decay_steps.of(total).min(total.saturating_sub(warmup));
+    Ok(Schedule { peak, decay, warmup, total, floor, decay_steps })
 }
 
 /// Path of the report; `None` where the run's folder is gone, because the folder is not created again.

@@ -14,7 +14,6 @@ use super::stop::{Stop, Urgency};
 use super::sum::Sums;
 use super::work::Work;
 use crate::model::stage::{LossSums, Microbatch, Sampling};
-use crate::support::plural::count as count_of;
 use std::time::Instant;
 
 /// All inputs of a run.
@@ -186,7 +185,7 @@ impl Trainer<'_, '_> {
         let Some(answers) = scored else { return Ok(None) };
         (reference.keep)();
         let seconds = began.elapsed().as_secs_f64();
-        let reason = format!("the reference scored {} in {seconds:.1} s", count_of(answers, "answer"));
+        let reason = format!("the reference scored {answers} answers in {seconds:.1} s");
         let (what, worker, devices) = (event::What::Note, String::new(), Vec::new());
         self.say(Event::Device(event::Change { step, what, worker, devices, reason }));
         Ok(Some(()))
