@@ -79,6 +79,27 @@ fn losses_rewards_and_norms_are_those_of_trl() {
     check(&Bench::new(), &golden());
 }
 
+/// Each kind of loss once on a software driver, where it is installed.
+#[test]
+fn losses_through_wgpu_are_those_of_trl() {
+    let bench = Bench::new();
+    if !bench.ok("devices").contains("llvmpipe") {
+        assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
+        println!("skipped: no wgpu adapter (Vulkan driver llvmpipe)");
+        return;
+    }
+    let expected = json(&golden().join("expected.json"));
+    for case in expected["cases"].as_array().unwrap() {
+        let [name, rows, options] = ["name", "rows", "options"].map(|key| case[key].as_str().unwrap());
+        if ["nll", "ipo", "orpo", "apo_zero_unpaired"].contains(&name) {
+            let run =
+                command(&golden(), rows, options).replace("--gpus cpu", "--gpu-backend wgpu --gpus llvmpipe");
+            bench.ok(&format!("{run} -o {name}"));
+            compare(name, &steps(&bench, name), case);
+        }
+    }
+}
+
 fn tokenizer() -> Tokenizer {
     let read = |name: &str| std::fs::read_to_string(golden().join("model").join(name)).unwrap();
     let config = serde_json::from_str(&read("tokenizer_config.json")).unwrap();

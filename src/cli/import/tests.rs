@@ -171,8 +171,9 @@ fn llama_factory_defaults_are_written_out() {
             "learning_rate: 5e-5",
             "lr_scheduler: linear",
             "target_modules: \"q_proj,v_proj\"",
+            "task: dpo",
         ],
-        &["stage", "finetuning_type"],
+        &["finetuning_type"],
     );
 }
 
