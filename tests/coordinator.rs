@@ -225,6 +225,7 @@ impl Toy {
             loss: scalars.loss,
             weight: scalars.weight,
             targets: scalars.targets,
+            rewards: scalars.rewards,
             parameters: self.hash,
             traffic: Traffic { submissions: 1, ..Traffic::default() },
         });

@@ -9,7 +9,7 @@ use crate::config::flags::{self, Parsed};
 use crate::config::groups;
 use crate::config::refusal::Refusal;
 use crate::config::verb::{VERBS, Verb};
-use crate::config::{Origin, Settings, Typed, dialects, variables, yaml};
+use crate::config::{Origin, Settings, Typed, variables, yaml};
 use crate::run::folder::{RUN_FILE, RUNS, run_of};
 use std::io::Write;
 use std::path::{Component, Path};
@@ -44,7 +44,7 @@ const ACTS: &[(&str, Act)] = &[
 /// Words that users try as verbs, and the messages with the right command.
 const NO_VERBS: [(&str, &str); 7] = [
     ("sft", "it is `finetune MODEL --data ROWS`, without a verb (`finetune help start`)"),
-    ("dpo", dialects::PREFERENCES),
+    ("dpo", "it is a task of training: finetune MODEL --data ROWS --task dpo"),
     (
         "chat",
         "it is `finetune generate MODEL --adapter OUT --chat`, on a terminal (`finetune help generate`)",

@@ -9,6 +9,7 @@ use super::codec::in_place;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
 use crate::train::event::Link;
+use crate::train::sum::Rewards;
 pub use crate::train::trial::Trials;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,8 @@ pub enum ToCoordinator {
         weight: i128,
         /// Number of supervised targets (for a classifier: rows).
         targets: u64,
+        /// Sums of rewards, where a loss compares answers.
+        rewards: Rewards,
         /// Hash of the parameters that the gradients were computed with.
         parameters: Hash,
         /// Data that was copied to and from devices for these microbatches.

@@ -11,6 +11,7 @@ pub mod dialects;
 pub mod flags;
 pub mod groups;
 pub mod output;
+mod preference;
 pub mod refusal;
 pub mod settings;
 pub mod table;

@@ -112,8 +112,16 @@ fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
         "macro_f1" => Metric::MacroF1,
         _ => Metric::Loss,
     };
-    if metric != Metric::Loss && task != Task::Classify {
-        return Err(s.refuse("best-metric", format!("{name} goes with --task classify")));
+    let known = match task {
+        Task::Classify => true,
+        Task::Pairs => metric != Metric::MacroF1,
+        Task::Sft | Task::Unpaired => metric == Metric::Loss,
+    };
+    if !known {
+        return Err(s.refuse(
+            "best-metric",
+            format!("{name} goes with --task classify; accuracy also with pairs of answers"),
+        ));
     }
     let keep = s.switch("keep-best")?;
     let patience = whole(s, "early-stopping", 0)?.filter(|n| *n > 0).map(|n| n as u64);

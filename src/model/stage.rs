@@ -3,6 +3,7 @@
 
 use super::layout::Layout;
 pub use super::memory_fit::InUse;
+use super::preference::{Answers, Rewards};
 pub use crate::backend::{Fault, Traffic};
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub enum Targets {
     Tokens(Vec<u32>),
     /// One class per row.
     Labels(Vec<u32>),
+    /// The answer of each row as a whole.
+    Answers(Answers),
 }
 
 /// The unit of work: whole rows, packed. Rows do not attend to each other.
@@ -101,16 +104,20 @@ impl Output {
 }
 
 /// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LossSums {
     /// Sum of losses, class weights applied.
     pub loss: f64,
-    /// The divisor of the loss: supervised targets, rows, or the sum of their class weights.
+    /// The divisor of the loss: supervised targets, rows, the sum of their class weights, or pairs.
     pub weight: f64,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,
     /// For classifiers the arg-max class of each row (the lowest index among equals), else empty.
     pub predictions: Vec<u32>,
+    /// The log-probability of each row's answer, where only these are asked; else empty.
+    pub rows: Vec<f64>,
+    /// Rewards of answers, where a loss compares them.
+    pub rewards: Rewards,
 }
 
 /// Cancellation of a stage's work; the stage checks the flag between blocks.

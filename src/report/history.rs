@@ -2,7 +2,7 @@
 //! numbers (pace, time left, shares of devices) are in [`Progress`].
 
 use super::progress::Progress;
-use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Step};
+use crate::train::event::{Change, Done, Eval, Event, Halt, Part, Rewards, RunStart, Sample, Step};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -77,6 +77,8 @@ pub struct Point {
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
+    /// Mean rewards of the answers, where a loss compares them.
+    pub rewards: Rewards,
     /// All tokens of the step over its wall time.
     pub tokens_per_second: f64,
     /// Wall time of the step in seconds.
@@ -172,6 +174,7 @@ impl History {
             smooth: self.progress.smooth_loss().unwrap_or(step.loss),
             grad_norm: step.grad_norm,
             lr: step.lr,
+            rewards: step.rewards,
             tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
             seconds: step.seconds,
             began,

@@ -159,9 +159,7 @@ mod tests {
             seconds: 2.0,
             epoch: 0.0,
             shared: Some(Shared { devices, repeats: 1, sync_seconds: 0.5, ..Shared::default() }),
-            traffic: None,
-            memory: None,
-            spans: vec![],
+            ..Step::default()
         };
         let mut team = TeamWork::default();
         assert!(team.lines().is_empty() && team.speed_line().is_none());

@@ -293,7 +293,10 @@ fn longest(job: &Job) -> Longest {
     let p = &job.prepared;
     let rows = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
     let shortest = rows.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).min();
-    Longest { tokens: job.need().tokens, shortest: shortest.unwrap_or(1), vocabulary: p.config.vocab }
+    // Rows with answers carry more than others.
+    let compares = p.train.samples.iter().any(|row| row.second.is_some());
+    let shortest = if compares { 1 } else { shortest.unwrap_or(1) };
+    Longest { tokens: job.need().tokens, shortest, vocabulary: p.config.vocab }
 }
 
 /// The options that a worker may also have been given, as in run.yaml, lists joined by commas.

@@ -356,7 +356,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
 /// Refuses an initial adapter of another task.
 fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
     match (from.task, options.data.task) {
-        (TaskType::SeqCls, Task::Sft) => Err(settings
+        (TaskType::SeqCls, Task::Sft | Task::Pairs | Task::Unpaired) => Err(settings
             .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
         (TaskType::CausalLm, Task::Classify) => {
             let why =

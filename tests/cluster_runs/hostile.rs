@@ -13,7 +13,7 @@ use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
 use finetune::numeric::REVISION;
-use finetune::train::sum::Sums;
+use finetune::train::sum::{Rewards, Sums};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -132,6 +132,7 @@ impl Enemy {
             loss: 0,
             weight: 0,
             targets: 0,
+            rewards: Rewards::default(),
             parameters,
             traffic: Traffic::default(),
         };
@@ -212,7 +213,7 @@ const CASES: [Case; 16] = [
     (
         |e| {
             let (lease, parameters) = (e.leased().lease, e.parameters.1);
-            let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![] };
+            let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, ..LossSums::default() };
             e.say(&ToCoordinator::Score { lease, sums, parameters, micros: 1 });
         },
         "another kind",

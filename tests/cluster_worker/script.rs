@@ -277,9 +277,9 @@ impl Script {
                         }
                     }
                 }
-                ToCoordinator::Sum { sum, leases, loss, weight, targets, step, .. } => {
+                ToCoordinator::Sum { sum, leases, loss, weight, targets, rewards, step, .. } => {
                     assert_eq!(step, 1);
-                    sums.set_scalars(Scalars { loss, weight, targets });
+                    sums.set_scalars(Scalars { loss, weight, targets, rewards });
                     return (sum, leases, sums);
                 }
                 other => panic!("{other:?}"),

@@ -10,9 +10,11 @@ use finetune::cluster::message::{
     Trouble, Work,
 };
 use finetune::model::lora::LoraSpec;
+use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::numeric::REVISION;
 use finetune::train::event::Link;
+use finetune::train::sum::Rewards;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// A lease that was never given.
@@ -78,7 +80,8 @@ fn device(name: &str) -> Device {
 
 /// At least one message of every kind that a worker sends.
 pub fn from_worker() -> Vec<ToCoordinator> {
-    let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2] };
+    let sums =
+        LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2], ..LossSums::default() };
     let fixed = Packed::Fixed(vec![255; 70].into());
     let link = Link { bandwidth: f64::NAN, round_trip: -1.0 };
     let all = vec![
@@ -96,6 +99,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             loss: 3,
             weight: 3,
             targets: 2,
+            rewards: Rewards { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1 },
             parameters: [1; 32],
             traffic: Traffic::default(),
         },
@@ -167,6 +171,12 @@ pub fn from_coordinator() -> Vec<ToWorker> {
     let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
     let reason = || "\u{1b}[2J\nerror: fake".to_string();
     let labelled = Microbatch { targets: Targets::Labels(vec![0, 9]), ..microbatch() };
+    let answering = |aim| {
+        let targets = Targets::Answers(Answers { begins: vec![1, 4], aim });
+        Microbatch { targets, ..microbatch() }
+    };
+    let objective = Objective { loss: Loss::Sigmoid, beta: 0.1, smoothing: 0.0, gamma: f64::NAN, nll: -1.0 };
+    let pairs = Aim::Learn(Lesson { objective, reference: vec![-1.0, f64::MAX], nll: 0.5, wanted: vec![] });
     let all = vec![
         ToWorker::Welcome(Box::new(manifest())),
         ToWorker::Piece { file: 0, offset: 0, bytes: vec![1; 9].into() },
@@ -174,6 +184,8 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Parameters { step: 0, hash: [1; 32] },
         leased(Work::Train(microbatch())),
         leased(Work::Train(labelled)),
+        leased(Work::Train(answering(pairs))),
+        leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),
         leased(Work::Prompt { ids: vec![1, 2], sampling }),

@@ -159,10 +159,11 @@ impl Coordinator<'_> {
                     self.add(member, message, task);
                 }
             }
-            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, .. }
+            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, rewards, .. }
                 if self.machine.wants_sum(member, sum) =>
             {
-                let claim = Claim { sum, leases: leases.len(), scalars: Scalars { loss, weight, targets } };
+                let claim =
+                    Claim { sum, leases: leases.len(), scalars: Scalars { loss, weight, targets, rewards } };
                 self.pending.insert((member, sum), message);
                 self.reducer.finish(member.0, claim);
             }

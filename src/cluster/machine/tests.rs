@@ -3,6 +3,7 @@
 use super::super::message::{Bye, Device, LeaseId, ToCoordinator as From, ToWorker as To, Trouble};
 use super::*;
 use crate::model::stage::Traffic;
+use crate::train::sum::Rewards;
 
 const HASH: Hash = [7; 32];
 
@@ -56,6 +57,7 @@ impl Bed {
                 loss: 0,
                 weight: 0,
                 targets: 0,
+                rewards: Rewards::default(),
                 parameters: HASH,
                 traffic: Traffic::default(),
             },
@@ -158,6 +160,7 @@ fn dishonest_message_expels_only_its_sender() {
         loss: 0,
         weight: 0,
         targets: 0,
+        rewards: Rewards::default(),
         parameters,
         traffic: Traffic::default(),
     };

@@ -90,6 +90,7 @@ impl<B: Fused> Decoder<B> {
         }
         let (rows, targets) = match &batch.targets {
             Targets::Labels(labels) => (last, labels.clone()),
+            Targets::Answers(answers) => answers.asked(batch),
             Targets::Tokens(all) => {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
             }
@@ -104,11 +105,17 @@ impl<B: Fused> Decoder<B> {
             let score = tape.score.iter_mut().zip(trained);
             score.for_each(|(m, n)| self.backend.fill(view_mut(m, 1, n), 0.0));
             let (loss, weight) = (0.0, 0.0);
-            let sums = LossSums { loss, weight, targets: 0, predictions: Vec::new() };
+            let sums = LossSums { loss, weight, ..LossSums::default() };
+            return Ok(Top::Output(Output::Loss(sums)));
+        }
+        let asked = Asked { rows: &rows, targets: &targets };
+        if let Targets::Answers(answers) = &batch.targets {
+            let weigh = |losses: &[f32]| answers.weigh(batch, losses);
+            let hidden = tape.residual.as_mut();
+            let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
         let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
-        let asked = Asked { rows: &rows, targets: &targets };
         Ok(Top::Losses(head.loss(&mut self.backend, below, asked, grad)))
     }
 
