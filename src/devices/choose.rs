@@ -85,6 +85,10 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     let driver = drivers::named(name);
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
+    #[cfg(feature = "faults")]
+    let pretended = if name == CPU { Vec::new() } else { super::pretend::cards() };
+    #[cfg(feature = "faults")]
+    let facts: Vec<&Facts> = if pretended.is_empty() { facts } else { pretended.iter().collect() };
     let (seen, hiding) = match name {
         // It heeds the variables itself.
         CUDA => ((0..facts.len()).collect(), None),
