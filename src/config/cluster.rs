@@ -31,8 +31,8 @@ pub enum Expect {
 }
 
 impl Expect {
-    /// The devices that are expected, as far as they are known: a task has at least one.
-    pub fn least(self) -> usize {
+    /// The number.
+    pub fn count(self) -> usize {
         match self {
             Expect::Devices(n) | Expect::Tasks(n) => n,
         }

@@ -79,7 +79,12 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles:
         return vec![];
     }
     let min = options.cluster.min_workers;
-    let all = options.cluster.expect_workers.map_or(min.max(here), Expect::least);
+    let all = match options.cluster.expect_workers {
+        None => min.max(here),
+        Some(Expect::Devices(count)) => count,
+        // This process is one; each of the others has at least one device.
+        Some(Expect::Tasks(count)) => here + count - usize::from(here > 0),
+    };
     let mut known = profiles.elsewhere(shape).into_iter();
     let one = |at: usize| {
         let (name, pace) = match known.next() {

@@ -254,7 +254,7 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
 fn machine(options: &Options, here: usize) -> Config {
     let cluster = &options.cluster;
     let min = cluster.min_workers;
-    let expect = cluster.expect_workers.map_or(min.max(here), Expect::least);
+    let expect = cluster.expect_workers.map_or(min.max(here), Expect::count);
     let counts = match cluster.expect_workers {
         Some(Expect::Tasks(_)) => Counted::Tasks,
         Some(Expect::Devices(_)) | None => Counted::Devices,

@@ -66,7 +66,8 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         patience: cluster.join_timeout,
         stays: cluster.stay,
         model,
-        options: typed(settings),
+        // Tasks of an engine have the command line of task 0, which replaces words such as `auto`.
+        options: if cluster.engine { Vec::new() } else { typed(settings) },
         stop: &signals::STOP,
         say: &say,
     };

@@ -187,8 +187,10 @@ impl Cluster {
 
     /// Kills the node of a task: its daemon, and every process of the task.
     pub fn kill_node(&self, job: u32, task: usize) {
-        let daemon = self.bench.read(&format!("slurm/pid/slurmd.n{}", task + 1));
-        kill(String::from_utf8(daemon).unwrap().trim().parse().unwrap());
+        let file = format!("slurm/pid/slurmd.n{}", task + 1);
+        kill(String::from_utf8(self.bench.read(&file)).unwrap().trim().parse().unwrap());
+        // Its number may become another process's.
+        std::fs::remove_file(self.bench.path(&file)).unwrap();
         let mut pid = self.pid(job, task);
         let mut all = vec![pid];
         while !text(pid, "comm").starts_with("slurmstepd") {

@@ -39,6 +39,24 @@ fn tasks_of_mpirun_give_the_bytes_of_one_process() {
     }
 }
 
+/// Task 0 replaces the word by a number, which the command line of the others does not have.
+#[test]
+fn tasks_accept_what_task_0_computes_from_their_options() {
+    let bench = bench();
+    let (port, run) = (port(), RUN.replace("--micro-batch-tokens 64", "--micro-batch-tokens auto"));
+    let start = |rank: &str| {
+        let run = format!("exec \"$FINETUNE\" {run} --role auto --gpus cpu --max-steps 1 -o out");
+        let mut command = launcher(&bench, &run.replace("--max-steps 8", ""));
+        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "localhost");
+        command.env("MASTER_PORT", (port - 1).to_string());
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for task in [start("0"), start("1")] {
+        let out = task.wait_with_output().unwrap();
+        assert!(out.status.success(), "{}", said(&out));
+    }
+}
+
 /// The coordinator is killed and started again by its launcher; so is a worker.
 #[test]
 fn restarted_tasks_of_torchrun_join_again() {
