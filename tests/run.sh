@@ -29,6 +29,8 @@ fi
 # whether it is installed, `get_NAME` installs it, and `use_NAME`, if defined, makes its absence a failure of the tests.
 programs=(
   "cc||apt-get install gcc libc6-dev|C of a dependency (tokenizers)"
+  "slurm|FINETUNE_NEED_SLURM|apt-get install slurm-wlm, as root|runs under Slurm"
+  "mpi|FINETUNE_NEED_MPI|apt-get install openmpi-bin mpich|runs under launchers of MPI"
   "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
   "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 2 wheels into target/cuda-tools|assembler of PTX, without a GPU"
   "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
@@ -48,6 +50,14 @@ apt() {
 
 have_cc() { command -v cc >/dev/null; }
 get_cc() { apt gcc libc6-dev; }
+
+have_slurm() { [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ "$(id -u)" = 0 ]; }
+get_slurm() { apt slurm-wlm; }
+use_slurm() { export FINETUNE_NEED_SLURM=1; }
+
+have_mpi() { command -v mpirun.openmpi >/dev/null && command -v mpiexec.hydra >/dev/null; }
+get_mpi() { apt openmpi-bin mpich; }
+use_mpi() { export FINETUNE_NEED_MPI=1; }
 
 have_ip() { command -v ip >/dev/null; }
 get_ip() { apt iproute2; }

@@ -9,8 +9,9 @@ use crate::config::flags::{self, Parsed};
 use crate::config::groups;
 use crate::config::refusal::Refusal;
 use crate::config::verb::{VERBS, Verb};
-use crate::config::{Origin, Settings, Typed, variables, yaml};
+use crate::config::{Origin, Settings, Typed, engine, variables, yaml};
 use crate::run::folder::{RUN_FILE, RUNS, run_of};
+use crate::support::stderr::say;
 use std::io::Write;
 use std::path::{Component, Path};
 
@@ -138,6 +139,8 @@ fn layers(
     };
     let mut layers = vec![flags, file, environment];
     if [VERBS[0].name, "plan"].contains(&verb.name) {
+        let found = engine::expand(&mut layers, &|name| std::env::var(name).ok(), crate::devices::cores())?;
+        found.iter().for_each(|line| say!("{line}"));
         let more = train::more_layers(&layers)?;
         layers.extend(more);
     }

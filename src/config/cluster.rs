@@ -21,6 +21,24 @@ pub enum Role {
     Worker,
 }
 
+/// What has to be there before the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// This many devices.
+    Devices(usize),
+    /// This many processes, each with at least one device. Engines count processes.
+    Tasks(usize),
+}
+
+impl Expect {
+    /// The number.
+    pub fn count(self) -> usize {
+        match self {
+            Expect::Devices(n) | Expect::Tasks(n) => n,
+        }
+    }
+}
+
 /// Address of a worker's coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Coordinator {
@@ -42,8 +60,8 @@ pub struct ClusterOptions {
     pub coordinator: Option<Coordinator>,
     /// Workers that a coordinator connects to.
     pub nodes: Vec<Endpoint>,
-    /// Devices, local and remote, that a coordinator waits for before the first step.
-    pub expect_workers: Option<usize>,
+    /// What a coordinator waits for before the first step, local and remote.
+    pub expect_workers: Option<Expect>,
     /// The run pauses below this number of devices.
     pub min_workers: usize,
     /// Time limit for devices to join, and for connecting to a coordinator.
@@ -56,6 +74,8 @@ pub struct ClusterOptions {
     pub model_cache: Option<PathBuf>,
     /// Whether a worker waits for the next run.
     pub stay: bool,
+    /// Whether an engine started this process (`--role auto`): its command line is that of all tasks.
+    pub engine: bool,
 }
 
 /// Options of a single role.
@@ -80,7 +100,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         s,
         "role",
         &["single", "coordinator", "worker"],
-        "expected single, coordinator or worker",
+        "expected single, coordinator, worker or auto",
     )? {
         "coordinator" => Role::Coordinator,
         "worker" => Role::Worker,
@@ -100,17 +120,31 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         bind: endpoint("bind")?,
         coordinator,
         nodes: s.list("nodes").iter().map(node).collect::<Result<_, _>>()?,
-        expect_workers: whole(s, "expect-workers", 1)?,
+        expect_workers: expect(s)?,
         min_workers: filled(s, "min-workers", whole(s, "min-workers", 1)?)?,
         join_timeout: filled(s, "join-timeout", duration(s, "join-timeout")?)?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
         model_cache: s.text("model-cache")?.map(PathBuf::from),
         stay: s.switch("stay")?,
+        engine: s.get("role").is_some_and(|role| matches!(role.source, Origin::Computed(_))),
     };
-    fits_the_role(s, role)?;
+    if !options.engine {
+        fits_the_role(s, role)?;
+    }
     goes_together(s, &options)?;
     Ok(options)
+}
+
+fn expect(s: &Settings) -> Result<Option<Expect>, Refusal> {
+    let name = "expect-workers";
+    let Some(count) = s.text(name)?.and_then(|text| text.trim().strip_suffix("tasks")) else {
+        return Ok(whole(s, name, 1)?.map(Expect::Devices));
+    };
+    match count.trim().parse() {
+        Ok(count) if count > 0 => Ok(Some(Expect::Tasks(count))),
+        _ => Err(s.malformed(name, "expected a number of devices, or of processes, as 4 tasks".into())),
+    }
 }
 
 fn typed(s: &Settings, name: &str) -> bool {
@@ -163,7 +197,7 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
         return Err(s.refuse(n, "port 0 cannot be dialled"));
     }
     match o.expect_workers {
-        Some(expected) if expected < o.min_workers => Err(
+        Some(Expect::Devices(expected)) if expected < o.min_workers => Err(
             s.refuse("expect-workers", format!("{expected} are fewer than --min-workers {}", o.min_workers))
         ),
         _ => Ok(()),
@@ -208,7 +242,14 @@ mod tests {
         check("role=worker coordinator=host:9000 stay=true model-cache=c join-timeout=90s", 0, "");
         check("role=worker coordinator=auto", 0, "");
         check("role=worker bind=:9001", 0, "");
-        check("role=boss", 78, "expected single, coordinator or worker");
+        for (expected, tasks) in [("4 tasks", 4), ("1tasks", 1)] {
+            let o =
+                of(&format!("role=coordinator expect-workers={}", expected.replace(' ', "")), Origin::Flag);
+            assert_eq!(o.unwrap().expect_workers, Some(Expect::Tasks(tasks)));
+        }
+        check("role=coordinator expect-workers=0tasks", 2, "as 4 tasks");
+        check("role=coordinator expect-workers=tasks", 2, "as 4 tasks");
+        check("role=boss", 78, "expected single, coordinator, worker or auto");
         check("role=worker", 78, "needs --coordinator HOST:PORT");
         check("role=worker coordinator=h bind=:1", 78, "not both");
         check("role=worker coordinator=h nodes=a", 78, "--nodes: only for --role coordinator");
@@ -236,7 +277,7 @@ mod tests {
             let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
             let o = of(&format!("role={role} {words}"), file.clone()).unwrap();
             assert_eq!(o.join_timeout, Duration::from_secs(3600));
-            assert_eq!((o.expect_workers, o.min_workers), (Some(3), 2));
+            assert_eq!((o.expect_workers, o.min_workers), (Some(Expect::Devices(3)), 2));
             assert_eq!(o.coordinator, Some(Coordinator::At("h:9000".parse().unwrap())));
         }
     }

@@ -2,9 +2,9 @@
 //! Invalid values (rank 0, a non-finite alpha) are refused here, with their source.
 
 use super::cluster::cluster;
-pub use super::cluster::{ClusterOptions, Coordinator, Role};
+pub use super::cluster::{ClusterOptions, Coordinator, Expect, Role};
 use super::demo;
-pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Wanted, devices};
+pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted, devices};
 use super::dialects::{KTO, REWARDS};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};

@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod demo;
 pub mod devices;
 pub mod dialects;
+pub mod engine;
 pub mod flags;
 pub mod groups;
 pub mod output;

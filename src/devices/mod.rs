@@ -2,6 +2,7 @@
 //! loading of a whole model. Code outside uses `Model`, `Opener` and strings.
 
 mod building;
+mod cgroup;
 mod chain;
 pub mod choose;
 mod compiled;
@@ -15,6 +16,7 @@ mod pretend;
 mod prospect;
 mod seat;
 mod speed;
+mod visible;
 
 pub use crate::backend::cpu::refused_limit;
 pub use building::note_streaming;

@@ -1,6 +1,8 @@
 //! Simulated devices for tests of real processes: a missing backend, and a CPU under another backend's name, for tests
 //! of the fallback.
 
+use crate::backend::facts::{Facts, Kind};
+use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Equipment, Opener};
 use crate::model::layout::Layout;
 use crate::model::stage::{
@@ -8,6 +10,19 @@ use crate::model::stage::{
 };
 use crate::model::weights::ModelError;
 use std::sync::Arc;
+
+/// The cards of a machine that pretends to have some. The CPU computes for them, because no driver lists them.
+pub fn cards() -> Vec<Facts> {
+    let count = Inject::quietly().cards();
+    let card = |nth: usize| Facts {
+        name: "NVIDIA pretended".into(),
+        kind: Kind::Discrete,
+        pci: format!("0000:{nth:02x}:00.0"),
+        card: format!("{nth:02x}:00.0"),
+        ..Facts::default()
+    };
+    (1..=count).map(card).collect()
+}
 
 /// Puts the pretended backends before the real ones of every device, whose last one is the CPU.
 pub fn ahead(mut equipment: Equipment) -> Equipment {

@@ -12,10 +12,10 @@ use crate::cluster::coordinator::{
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
-use crate::cluster::machine::Config;
+use crate::cluster::machine::{Config, Counted};
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
-use crate::config::groups::{ComputeDtype, Gpus, Options, Role};
+use crate::config::groups::{ComputeDtype, Expect, Gpus, Options, Role};
 use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings};
@@ -254,8 +254,12 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
 fn machine(options: &Options, here: usize) -> Config {
     let cluster = &options.cluster;
     let min = cluster.min_workers;
-    let expect = cluster.expect_workers.unwrap_or(min.max(here));
-    Config { expect, min, join_timeout: cluster.join_timeout, ..Config::default() }
+    let expect = cluster.expect_workers.map_or(min.max(here), Expect::count);
+    let counts = match cluster.expect_workers {
+        Some(Expect::Tasks(_)) => Counted::Tasks,
+        Some(Expect::Devices(_)) | None => Counted::Devices,
+    };
+    Config { expect, counts, min, join_timeout: cluster.join_timeout, ..Config::default() }
 }
 
 fn manifest(
@@ -319,9 +323,10 @@ impl From<RunLockError> for Refusal {
         match e {
             RunLockError::Format(e) => e.into(),
             RunLockError::Random => Refusal::failure(e),
-            RunLockError::Locked(_) | RunLockError::Record { .. } | RunLockError::Other { .. } => {
-                Refusal::configuration(e)
-            }
+            RunLockError::Locked(_)
+            | RunLockError::NoLocks { .. }
+            | RunLockError::Record { .. }
+            | RunLockError::Other { .. } => Refusal::configuration(e),
         }
     }
 }
