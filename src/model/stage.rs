@@ -67,6 +67,8 @@ pub enum Want {
     Loss,
     /// The logits of the last token of every row; dropout is off.
     Logits,
+    /// The score of every supervised target, with this number of most probable tokens; dropout is off.
+    Scores(usize),
 }
 
 impl Want {
@@ -74,7 +76,7 @@ impl Want {
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             Want::Gradient(ticket) => Some(ticket),
-            Want::Loss | Want::Logits => None,
+            Want::Loss | Want::Logits | Want::Scores(_) => None,
         }
     }
 }
@@ -88,6 +90,8 @@ pub enum Output {
     Loss(LossSums),
     /// [rows, V], or [rows, labels] for a classifier.
     Logits(Vec<f32>),
+    /// One for each supervised target, in order.
+    Scores(Vec<TokenScore>),
 }
 
 impl Output {
@@ -98,6 +102,15 @@ impl Output {
             _ => Err(Fault::Device { device: "stage".into(), reason: "the last stage gave no loss".into() }),
         }
     }
+}
+
+/// The natural logarithms of the probabilities of a token and of the most probable tokens in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenScore {
+    /// Of the token.
+    pub token: f64,
+    /// The most probable tokens, the lowest id first among equals.
+    pub top: Vec<(u32, f64)>,
 }
 
 /// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.

@@ -88,12 +88,18 @@ impl<B: Fused> Decoder<B> {
             let logits = head.logits(&mut self.backend, below, &last)?;
             return Ok(Top::Output(Output::Logits(logits)));
         }
-        let (rows, targets) = match &batch.targets {
+        let (rows, targets): (Vec<u32>, Vec<u32>) = match &batch.targets {
             Targets::Labels(labels) => (last, labels.clone()),
             Targets::Tokens(all) => {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
             }
         };
+        if let Want::Scores(top) = want {
+            let asked = Asked { rows: &rows, targets: &targets };
+            return head
+                .scores(&mut self.backend, below, asked, top)
+                .map(|all| Top::Output(Output::Scores(all)));
+        }
         let trained = self.config.labels.as_ref().map(|labels| labels.len() * c);
         if want.ticket().is_some() {
             tape.residual = Some(self.backend.memory(t * c));
