@@ -3,7 +3,7 @@
 
 use super::chat;
 use super::invocation::Invocation;
-use super::speaker::{self, Answer, Speaker, sampling, stream};
+use super::speaker::{Answer, Named, Speaker, sampling, stream};
 use crate::config::Settings;
 use crate::config::refusal::Refusal;
 use crate::data::tokenizer::Special;
@@ -20,11 +20,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let json_wanted = inv.json;
     let mut sampling = sampling(s)?;
-    // One adapter: --adapter takes a single value here.
-    s.text("adapter")?;
-    let adapters = speaker::adapters(s)?;
-    let turns = turns(s, adapters.first().map(|a| a.dir.as_path()))?;
-    let mut speaker = Speaker::open(s, &adapters)?;
+    let adapter = s.text("adapter")?.map(|dir| Named { name: "adapter".into(), dir: dir.into() });
+    let turns = turns(s, adapter.as_ref().map(|a| a.dir.as_path()))?;
+    let mut speaker = Speaker::open(s, adapter.as_slice())?;
     let chat = match turns {
         Turns::AsTrained if speaker.tokenizer.template().is_some() => {
             say!(

@@ -221,7 +221,14 @@ pub trait Stage {
 
     /// Continues the text of a session by `ids`, whose keys and values are kept until [`Stage::end`]. A first stage has
     /// no input; a later one takes the hidden states [T, C] of `ids`. A last stage returns the logits of the last id.
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault>;
+    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.extend_all(&[(session, ids)], input)
+    }
+
+    /// Continues several texts, each by its ids, with the bits of one after the other on a CPU. The input and the
+    /// hidden states are those of all ids, the logits [texts, V] those of the last id of each text. After a fault all
+    /// of these sessions must be ended.
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault>;
 
     /// Frees the values of a session.
     fn end(&mut self, session: Session);

@@ -3,6 +3,7 @@
 
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
+mod conversation;
 mod hostile;
 mod python;
 mod server;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use server::{Server, adapters};
 use std::time::{Duration, Instant};
 
-/// The text and the number of tokens of `finetune generate`.
+/// The text of `finetune generate`.
 fn generated(bench: &Bench, options: &str, prompt: &str) -> String {
     let line = bench.ok(&format!("generate {options} --prompt '{prompt}' --json"));
     let value: Value = serde_json::from_str(&line).unwrap();

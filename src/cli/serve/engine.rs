@@ -84,12 +84,36 @@ struct Running {
     made: usize,
     /// The last new token.
     last: u32,
+    /// Whether this token is the first one, of the present round.
+    fresh: bool,
     done: bool,
 }
 
 impl Running {
     fn say(&self, news: News) {
         let _ = self.job.out.send((self.job.index, news));
+    }
+
+    fn end(&mut self, news: News) {
+        self.done = true;
+        self.say(news);
+    }
+
+    /// The tokens that the model has not seen.
+    fn next(&self) -> &[u32] {
+        if self.made == 0 { &self.job.prompt } else { std::slice::from_ref(&self.last) }
+    }
+
+    /// Chooses the next token.
+    fn take(&mut self, logits: &[f32]) {
+        let sampling = &self.job.sampling;
+        let token = choose(logits, sampling, self.made as u64);
+        let ended = self.made + 1 == sampling.max_new_tokens || sampling.stop.contains(&token);
+        self.say(News::Token(token, self.job.scores.map(|top| score(logits, token, top))));
+        (self.fresh, self.made, self.last) = (self.made == 0, self.made + 1, token);
+        if ended {
+            self.end(News::End);
+        }
     }
 }
 
@@ -153,7 +177,7 @@ impl Engine {
             }
             let session = Session(self.begun);
             self.begun += 1;
-            self.running.push(Running { job, session, made: 0, last: 0, done: false });
+            self.running.push(Running { job, session, made: 0, last: 0, fresh: false, done: false });
         }
     }
 
@@ -164,13 +188,20 @@ impl Engine {
         // Texts of one voice follow each other, because a change of the voice copies its values.
         running.sort_by_key(|text| text.job.voice);
         for text in &mut running {
-            if late {
-                text.say(News::Closed);
-                text.done = true;
-            } else {
-                self.step(text);
+            match late {
+                true => text.end(News::Closed),
+                false => self.check(text),
             }
         }
+        // A prompt has many tokens: it is computed alone, so that memory is bounded.
+        for text in running.iter_mut().filter(|text| !text.done && text.made == 0) {
+            self.advance(&mut [text]);
+        }
+        let mut grown: Vec<&mut Running> =
+            running.iter_mut().filter(|text| !text.done && text.made > 0).collect();
+        // A text whose prompt was computed in this round gets no second token in it.
+        grown.retain_mut(|text| !std::mem::replace(&mut text.fresh, false));
+        grown.chunk_by_mut(|a, b| a.job.voice == b.job.voice).for_each(|texts| self.advance(texts));
         running.retain(|text| {
             if text.done {
                 self.speaker.model.end(text.session);
@@ -180,49 +211,48 @@ impl Engine {
         self.running = running;
     }
 
-    /// One token of a text, or its end.
-    fn step(&mut self, text: &mut Running) {
-        text.done = text.job.is_left();
-        if text.done {
+    /// Ends a text that gets no further token, and scores a new prompt.
+    fn check(&mut self, text: &mut Running) {
+        if text.job.is_left() {
+            text.done = true;
             return;
         }
-        match self.advance(text) {
-            Ok(()) if !text.done => {}
-            Ok(()) => text.say(News::End),
-            Err(fault) => {
-                text.done = true;
-                text.say(News::Failed(fault.to_string()));
-                // The first fault tells why.
-                if matches!(fault, Fault::Device { .. }) {
-                    self.lost.get_or_insert(fault);
-                }
+        if text.made == 0 && text.job.prompt_scores {
+            let scores = self.speaker.speak_as(text.job.voice);
+            let top = text.job.scores.unwrap_or(0);
+            match scores.and_then(|()| self.prompt_scores(&text.job.prompt, top)) {
+                Ok(scores) => text.say(News::Prompt(scores)),
+                Err(fault) => return self.fail(&mut [text], fault),
             }
+        }
+        if text.made >= text.job.sampling.max_new_tokens || Instant::now() >= text.job.deadline {
+            text.end(News::End);
         }
     }
 
-    fn advance(&mut self, text: &mut Running) -> Result<(), Fault> {
-        self.speaker.speak_as(text.job.voice)?;
-        let Running { job, session, made, last, .. } = text;
-        if *made == 0 && job.prompt_scores {
-            let scores = self.prompt_scores(&job.prompt, job.scores.unwrap_or(0))?;
-            let _ = job.out.send((job.index, News::Prompt(scores)));
+    /// One token of each of these texts of one voice.
+    fn advance(&mut self, texts: &mut [&mut Running]) {
+        let Some(first) = texts.first() else { return };
+        let voice = first.job.voice;
+        let ids: Vec<(Session, &[u32])> = texts.iter().map(|text| (text.session, text.next())).collect();
+        let model = &mut self.speaker;
+        let made = model.speak_as(voice).and_then(|()| model.model.extend_all(&ids, None));
+        let logits = match made {
+            Ok(Output::Logits(logits)) => logits,
+            Ok(_) => return self.fail(texts, self.fault("only a whole model can answer")),
+            Err(fault) => return self.fail(texts, fault),
+        };
+        let each = logits.chunks_exact(logits.len() / texts.len());
+        texts.iter_mut().zip(each).for_each(|(text, logits)| text.take(logits));
+    }
+
+    /// Ends texts that could not be computed.
+    fn fail(&mut self, texts: &mut [&mut Running], fault: Fault) {
+        texts.iter_mut().for_each(|text| text.end(News::Failed(fault.to_string())));
+        // The first fault tells why.
+        if matches!(fault, Fault::Device { .. }) {
+            self.lost.get_or_insert(fault);
         }
-        let room = job.sampling.max_new_tokens;
-        if *made < room && Instant::now() < job.deadline {
-            let ids = if *made == 0 { &job.prompt[..] } else { std::slice::from_ref(last) };
-            let logits = match self.speaker.model.extend(*session, ids, None)? {
-                Output::Logits(logits) => logits,
-                _ => return Err(self.fault("only a whole model can answer")),
-            };
-            let token = choose(&logits, &job.sampling, *made as u64);
-            let scores = job.scores.map(|top| score(&logits, token, top));
-            (*made, *last) = (*made + 1, token);
-            let _ = job.out.send((job.index, News::Token(token, scores)));
-            text.done = text.made == room || text.job.sampling.stop.contains(&token);
-        } else {
-            text.done = true;
-        }
-        Ok(())
     }
 
     /// The scores of all tokens of a prompt but the first one.

@@ -54,7 +54,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     };
     let endpoint = endpoint(s)?;
     let address = resolved(&endpoint)?;
-    let (key, made) = key(s, address.ip().is_loopback())?;
+    let (key, made) = key(s, address)?;
     let adapters = speaker::adapters(s)?;
     let models = names(s, &adapters)?;
     // The address is taken before the model is read, which may take long.
@@ -144,7 +144,7 @@ fn shown(address: SocketAddr) -> SocketAddr {
 }
 
 /// The key of clients, and the same if it is made here and must be shown.
-fn key(s: &Settings, loopback: bool) -> Result<(Option<String>, Option<String>), Refusal> {
+fn key(s: &Settings, address: SocketAddr) -> Result<(Option<String>, Option<String>), Refusal> {
     let given = match s.text("api-key-file")? {
         Some(file) => {
             let text = std::fs::read_to_string(file).map_err(refusal::at(Path::new(file)))?;
@@ -159,7 +159,7 @@ fn key(s: &Settings, loopback: bool) -> Result<(Option<String>, Option<String>),
         }
         return Ok((Some(key), None));
     }
-    if loopback {
+    if address.ip().is_loopback() {
         return Ok((None, None));
     }
     let made = watch::key(s.text("token-file")?.map(Path::new), b"finetune serve")?;

@@ -61,7 +61,8 @@ mod tests {
 
     #[test]
     fn stop_strings_end_a_text_wherever_tokens_divide_it() {
-        let tokenizer = Arc::new(base_model::open("demo").unwrap().tokenizer(None).unwrap());
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/model");
+        let tokenizer = Arc::new(base_model::open(model).unwrap().tokenizer(None).unwrap());
         let whole = "git commit --amend -m one";
         let ids = tokenizer.encode(whole, crate::data::tokenizer::Special::Omit).unwrap();
         assert!(ids.len() > 3);

@@ -88,7 +88,7 @@ impl<B: Fused> Decoder<B> {
             let logits = head.logits(&mut self.backend, below, &last)?;
             return Ok(Top::Output(Output::Logits(logits)));
         }
-        let (rows, targets): (Vec<u32>, Vec<u32>) = match &batch.targets {
+        let (rows, targets) = match &batch.targets {
             Targets::Labels(labels) => (last, labels.clone()),
             Targets::Tokens(all) => {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
@@ -333,8 +333,8 @@ impl<B: Fused> Stage for Decoder<B> {
         self.tapes.remove(&ticket).into_iter().for_each(|tape| self.release(tape));
     }
 
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
-        self.next_output(session, ids, input)
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.next_output(texts, input)
     }
 
     fn end(&mut self, session: Session) {
