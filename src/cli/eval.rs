@@ -1,8 +1,8 @@
 //! `finetune eval`: computes scores of a model, with its adapter or alone, on rows. The same code evaluates during a
 //! run, and here uses the options and microbatches of the adapter's run, so that the same rows give the same loss.
 
-use super::generate::{model_name, recipe_of, template_of};
 use super::invocation::Invocation;
+use super::speaker::{model_name, recipe_of, template_of};
 use crate::config::groups::{self, class_weights, field_names, whole};
 use crate::config::refusal::Refusal;
 use crate::config::{Settings, yaml};

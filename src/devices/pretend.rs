@@ -112,8 +112,8 @@ impl Stage for Renamed {
         self.model.forget(ticket);
     }
 
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
-        self.model.extend(session, ids, input)
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.model.extend_all(texts, input)
     }
 
     fn end(&mut self, session: Session) {

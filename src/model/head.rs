@@ -1,7 +1,7 @@
 //! The top of a model: the last norm, then either the vocabulary or a classifier's trained head. Only the requested
 //! rows are gathered and computed, and the logits of all rows never exist at once.
 
-use super::stage::LossSums;
+use super::stage::{LossSums, TokenScore};
 use super::weights::{ModelError, Weights};
 use crate::backend::{
     Backend, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write, view, view_mut,
@@ -130,6 +130,40 @@ impl<B: Fused> Head<B> {
                 value: values[i].to_string(),
             }),
         }
+    }
+
+    /// Returns the score of every target: the negative loss, and by the difference of logits that of the most probable
+    /// tokens. The logits of a chunk of rows exist at once.
+    pub fn scores(
+        &self,
+        backend: &mut B,
+        below: Below<B>,
+        asked: Asked,
+        top: usize,
+    ) -> Result<Vec<TokenScore>, Fault> {
+        if asked.rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Below { hidden, params, embedding } = below;
+        let again = || Below { hidden, params, embedding };
+        let pending = self.loss(backend, again(), Asked { ..asked }, None);
+        let losses = pending.losses(backend)?;
+        let mut scores: Vec<TokenScore> =
+            losses.iter().map(|&loss| TokenScore { token: -f64::from(loss), top: Vec::new() }).collect();
+        if top == 0 {
+            return Ok(scores);
+        }
+        let (step, v) = (chunk(self.outputs), self.outputs);
+        let parts = asked.rows.chunks(step).zip(asked.targets.chunks(step));
+        for ((rows, targets), scores) in parts.zip(scores.chunks_mut(step)) {
+            let logits = self.logits(backend, again(), rows)?;
+            for ((logits, &target), score) in logits.chunks_exact(v).zip(targets).zip(scores) {
+                let own = f64::from(logits[target as usize]);
+                let of = |id: u32| score.token + (f64::from(logits[id as usize]) - own);
+                score.top = largest(logits, top).into_iter().map(|id| (id, of(id))).collect();
+            }
+        }
+        Ok(scores)
     }
 
     /// Computes sums of losses, and their gradients where a destination is given.
@@ -329,6 +363,14 @@ impl<M> Pending<M> {
         Ok(LossSums { loss, weight, targets, predictions, ..LossSums::default() })
     }
 
+    /// Reads the loss of each row.
+    pub fn losses<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<Vec<f32>, Fault> {
+        let mut losses = vec![0.0; self.rows];
+        let read = backend.read(view(&self.losses, self.rows, 1), &mut losses);
+        self.recycle(backend);
+        read.map(|()| losses)
+    }
+
     /// Frees the memory without reading.
     pub fn recycle<B: Backend<Memory = M>>(self, backend: &mut B) {
         [self.losses].into_iter().chain(self.logits).for_each(|m| backend.recycle(m));
@@ -346,6 +388,19 @@ impl<B: Backend> NormedRows<B> {
     fn recycle(self, backend: &mut B) {
         [self.rows, self.normed, self.inv_rms].into_iter().for_each(|m| backend.recycle(m));
     }
+}
+
+/// Indices of the largest values, at most `most`, in descending order, the lowest first among equals.
+pub fn largest(values: &[f32], most: usize) -> Vec<u32> {
+    let mut found: Vec<u32> = Vec::with_capacity(most + 1);
+    for (i, v) in values.iter().enumerate() {
+        let at = found.partition_point(|&other| values[other as usize] >= *v);
+        if at < most {
+            found.insert(at, i as u32);
+            found.truncate(most);
+        }
+    }
+    found
 }
 
 /// Index of the largest value, the lowest of equals.

@@ -70,6 +70,8 @@ pub enum Want {
     Loss,
     /// The logits of the last token of every row; dropout is off.
     Logits,
+    /// The score of every supervised target, with this number of most probable tokens; dropout is off.
+    Scores(usize),
 }
 
 impl Want {
@@ -77,7 +79,7 @@ impl Want {
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             Want::Gradient(ticket) => Some(ticket),
-            Want::Loss | Want::Logits => None,
+            Want::Loss | Want::Logits | Want::Scores(_) => None,
         }
     }
 }
@@ -91,6 +93,8 @@ pub enum Output {
     Loss(LossSums),
     /// [rows, V], or [rows, labels] for a classifier.
     Logits(Vec<f32>),
+    /// One for each supervised target, in order.
+    Scores(Vec<TokenScore>),
 }
 
 impl Output {
@@ -101,6 +105,15 @@ impl Output {
             _ => Err(Fault::Device { device: "stage".into(), reason: "the last stage gave no loss".into() }),
         }
     }
+}
+
+/// The natural logarithms of the probabilities of a token and of the most probable tokens in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenScore {
+    /// Of the token.
+    pub token: f64,
+    /// The most probable tokens, the lowest id first among equals.
+    pub top: Vec<(u32, f64)>,
 }
 
 /// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.
@@ -215,7 +228,14 @@ pub trait Stage {
 
     /// Continues the text of a session by `ids`, whose keys and values are kept until [`Stage::end`]. A first stage has
     /// no input; a later one takes the hidden states [T, C] of `ids`. A last stage returns the logits of the last id.
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault>;
+    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.extend_all(&[(session, ids)], input)
+    }
+
+    /// Continues several texts, each by its ids, with the bits of one after the other on a CPU. The input and the
+    /// hidden states are those of all ids, the logits [texts, V] those of the last id of each text. After a fault all
+    /// of these sessions must be ended.
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault>;
 
     /// Frees the values of a session.
     fn end(&mut self, session: Session);

@@ -245,7 +245,7 @@ fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
 
 /// Whether a Host header is a literal address or `localhost`, with any port (a tunnel has its own port). A DNS name
 /// that a foreign page resolves to this host is neither.
-fn is_literal(host: &str) -> bool {
+pub fn is_literal(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => name,
         _ => host,
@@ -255,7 +255,7 @@ fn is_literal(host: &str) -> bool {
 }
 
 /// Compares two strings in a time that does not depend on the number of equal characters.
-fn same(a: &str, b: &str) -> bool {
+pub fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |all, (x, y)| all | (x ^ y)) == 0
 }
 

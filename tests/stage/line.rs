@@ -61,6 +61,10 @@ fn a_line_has_the_bits_of_one_stage() {
                 line.set_parameters(&parameters).unwrap();
                 assert_eq!((line.class(), line.span()), (whole.class(), whole.span()));
                 assert!(all(&mut line, &batches).unwrap() == alone, "{starts:?}, {keep:?}");
+                if case.config.labels.is_none() {
+                    let score = |stage: &mut dyn Stage| stage.forward(&batches[2], None, Want::Scores(2));
+                    assert_eq!(score(&mut line).unwrap(), score(&mut whole).unwrap(), "{starts:?}, {keep:?}");
+                }
                 // One pass at a time.
                 let mut gradient = vec![f32::NAN; parameters.len()];
                 let sums = line.gradient(&batches[3], &mut gradient).unwrap();

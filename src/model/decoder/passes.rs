@@ -95,6 +95,12 @@ impl<B: Fused> Decoder<B> {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
             }
         };
+        if let Want::Scores(top) = want {
+            let asked = Asked { rows: &rows, targets: &targets };
+            return head
+                .scores(&mut self.backend, below, asked, top)
+                .map(|all| Top::Output(Output::Scores(all)));
+        }
         let trained = self.config.labels.as_ref().map(|labels| labels.len() * c);
         if want.ticket().is_some() {
             tape.residual = Some(self.backend.memory(t * c));
@@ -334,8 +340,8 @@ impl<B: Fused> Stage for Decoder<B> {
         self.tapes.remove(&ticket).into_iter().for_each(|tape| self.release(tape));
     }
 
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
-        self.next_output(session, ids, input)
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.next_output(texts, input)
     }
 
     fn end(&mut self, session: Session) {
