@@ -45,6 +45,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         let why = "a worker has no run of its own: plan with the coordinator's command line";
         return Err(settings.refuse("role", why));
     }
+    if options.cluster.stages.is_some() {
+        let why = "plan does not know workers that hold a model together: leave it out to plan with whole devices";
+        return Err(settings.refuse("stages", why));
+    }
     let mut notes = settings.notes.clone();
     let chosen = match assumed {
         Some(_) => None,

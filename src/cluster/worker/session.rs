@@ -28,6 +28,9 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// Time after which an unanswered announcement is repeated.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// How long a seat that has lost a neighbour waits for the coordinator's word: at the end of a run neighbours leave too.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// An announced microbatch that waits to be granted or denied.
 struct Waiting {
     finished: Finished,
@@ -72,6 +75,8 @@ pub(super) struct Session<'a, 'w> {
     late: Vec<Option<LeaseId>>,
     /// The neighbours of a seat of a line.
     line: Option<Attached>,
+    /// When a neighbour was lost, and why.
+    fallen: Option<(Instant, String)>,
     reply: UnboundedSender<(u16, Report)>,
 }
 
@@ -102,6 +107,7 @@ impl<'a, 'w> Session<'a, 'w> {
             up: vec![true; threads.devices.len()],
             late: vec![None; threads.devices.len()],
             line,
+            fallen: None,
             reply,
         };
         let outcome = session.converse(reports).await;
@@ -118,17 +124,24 @@ impl<'a, 'w> Session<'a, 'w> {
 
     async fn converse(&mut self, mut reports: UnboundedReceiver<(u16, Report)>) -> Outcome {
         loop {
-            let pause = if self.late.iter().any(Option::is_some) { GLANCE } else { AGAIN };
+            let soon = self.fallen.is_some() || self.late.iter().any(Option::is_some);
+            let pause = if soon { GLANCE } else { AGAIN };
             let went = tokio::select! {
                 // Reports of a device are handled before the next message for it.
                 biased;
                 Some((device, report)) = reports.recv() => self.reported(device, report),
                 heard = self.outbox.hear() => heard.and_then(|message| self.heard(message)),
-                reason = lost_neighbour(&mut self.line) => Err(lost(format!("the line falls: {reason}"))),
+                reason = lost_neighbour(&mut self.line), if self.fallen.is_none() => {
+                    self.fallen = Some((Instant::now(), reason));
+                    Ok(())
+                }
                 () = tokio::time::sleep(pause) => Ok(()),
             };
             if let Err(outcome) = went {
                 return outcome;
+            }
+            if let Some((_, reason)) = self.fallen.take_if(|(since, _)| since.elapsed() >= LAST_WORDS) {
+                return Outcome::Lost { reason: format!("the line fell: {reason}") };
             }
             self.announce_again();
             self.ask_if_free();
