@@ -35,7 +35,7 @@ fn a_line_of_workers_runs_every_kind_of_task() {
     for more in [evaluated, "--quantize nf4", "--task classify --num-classes 2"] {
         let data = if more.contains("classify") { "--data classes.jsonl" } else { "--data many.jsonl" };
         let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", data));
-        let mut alone = Fleet::new();
+        let alone = Fleet::new();
         alone.bench.file("classes.jsonl", &classes(240));
         let bytes = alone.alone(&run);
         let fleet = line(&run, ("2", 2), "");

@@ -358,7 +358,7 @@ impl Reception {
 }
 
 impl Desk<'_> {
-    /// The member has joined. Without anybody at the desk it cannot be served; the dropped outbox ends the conversation.
+    /// The member has joined. Without a driver or a line at the desk it cannot be served; the dropped outbox ends the conversation.
     fn joined(&self, reception: &Reception, outbox: Outbox) {
         match self {
             Desk::Driver(Seat { member, name, peer, remark, .. }) => {
@@ -372,7 +372,7 @@ impl Desk<'_> {
         }
     }
 
-    /// Passes a message on. Returns false if nobody is there.
+    /// Passes a message on. Returns false if the desk is empty.
     fn said(&self, reception: &Reception, message: ToCoordinator, room: OwnedSemaphorePermit) -> bool {
         match self {
             Desk::Driver(Seat { member, .. }) => {

@@ -75,7 +75,7 @@ impl Line {
                 Some(event) => self.heard(event).map_err(Ended::Fell)?,
                 None => {
                     let over = self.reception.over.borrow().clone();
-                    return Err(over.map_or(Ended::Fell("nobody serves it".into()), Ended::Over));
+                    return Err(over.map_or(Ended::Fell("its connections are lost".into()), Ended::Over));
                 }
             }
             self.introduce();

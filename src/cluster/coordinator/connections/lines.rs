@@ -119,7 +119,7 @@ impl Lines {
         }
     }
 
-    /// The line stands or is over: nobody takes a seat of it any more.
+    /// The line stands or is over: no worker takes a seat of it any more.
     pub fn close(&self, key: [u8; 16]) {
         self.forming().lines.retain(|line| line.key != key);
     }
