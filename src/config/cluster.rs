@@ -48,6 +48,39 @@ pub enum Coordinator {
     Auto,
 }
 
+/// How workers hold the model together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stages {
+    /// That many workers.
+    Count(usize),
+    /// As many workers as numbers, each with that many layers.
+    Layers(Vec<usize>),
+}
+
+/// Most workers that hold a model together.
+const MOST_STAGES: usize = 64;
+
+impl std::str::FromStr for Stages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<usize>, _> = text.split('+').map(|n| n.trim().parse()).collect();
+        match numbers.as_deref() {
+            Ok([count]) if (1..=MOST_STAGES).contains(count) => Ok(Stages::Count(*count)),
+            Ok([_, _, ..]) if numbers.iter().flatten().all(|n| *n > 0) => {
+                let layers = numbers.unwrap_or_default();
+                match layers.len() {
+                    0..=MOST_STAGES => Ok(Stages::Layers(layers)),
+                    _ => Err(format!("at most {MOST_STAGES} workers hold a model together")),
+                }
+            }
+            _ => {
+                Err(format!("expected a number of workers (1 to {MOST_STAGES}), or layers of each, as 20+12"))
+            }
+        }
+    }
+}
+
 /// `cluster`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterOptions {
@@ -66,6 +99,8 @@ pub struct ClusterOptions {
     pub min_workers: usize,
     /// Time limit for devices to join, and for connecting to a coordinator.
     pub join_timeout: Duration,
+    /// How workers hold the model together; `None` where each holds all of it.
+    pub stages: Option<Stages>,
     /// Path of the token.
     pub token_file: Option<PathBuf>,
     /// Plain TCP on this machine, without a token.
@@ -86,6 +121,7 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("nodes", Role::Coordinator),
     ("expect-workers", Role::Coordinator),
     ("min-workers", Role::Coordinator),
+    ("stages", Role::Coordinator),
 ];
 
 /// Options that show a run; a worker knows only its own work.
@@ -123,6 +159,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         expect_workers: expect(s)?,
         min_workers: filled(s, "min-workers", whole(s, "min-workers", 1)?)?,
         join_timeout: filled(s, "join-timeout", duration(s, "join-timeout")?)?,
+        stages: stages(s)?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
         model_cache: s.text("model-cache")?.map(PathBuf::from),
@@ -145,6 +182,13 @@ fn expect(s: &Settings) -> Result<Option<Expect>, Refusal> {
         Ok(count) if count > 0 => Ok(Some(Expect::Tasks(count))),
         _ => Err(s.malformed(name, "expected a number of devices, or of processes, as 4 tasks".into())),
     }
+}
+
+/// One stage is the whole model.
+fn stages(s: &Settings) -> Result<Option<Stages>, Refusal> {
+    let Some(text) = s.text("stages")? else { return Ok(None) };
+    let stages = text.parse::<Stages>().map_err(|e| s.malformed("stages", e))?;
+    Ok(Some(stages).filter(|stages| *stages != Stages::Count(1)))
 }
 
 fn typed(s: &Settings, name: &str) -> bool {
@@ -262,6 +306,12 @@ mod tests {
         check("role=coordinator nodes=a:b", 2, "not a port");
         check("role=coordinator stay=true", 78, "--stay: only for --role worker");
         check("role=worker coordinator=h dashboard=true", 78, "give it to the coordinator");
+        check("role=coordinator stages=2", 0, "");
+        check("role=coordinator stages=20+12", 0, "");
+        for wrong in ["0", "two", "3+0", "20+", "65", "1,2"] {
+            check(&format!("role=coordinator stages={wrong}"), 2, "expected a number of workers");
+        }
+        check("role=worker coordinator=h stages=2", 78, "--stages: only for --role coordinator");
         check("role=coordinator expect-workers=0", 78, "at least 1");
         check("role=coordinator expect-workers=2 min-workers=3", 78, "fewer than --min-workers 3");
         check("role=coordinator join-timeout=soon", 2, "not a duration");

@@ -25,6 +25,7 @@ pub use choose::{Chosen, choose};
 pub use drivers::cpu::{cores, free_memory};
 pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
+pub use line::even_split;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
 pub use prospect::{Prospect, Sizes, assumed, named_hardware, prospects};

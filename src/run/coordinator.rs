@@ -7,6 +7,7 @@ use super::folder::{self, Claim, RunFolder};
 use super::job::{Job, Team};
 use super::prepare;
 use super::signals;
+use super::stages;
 use crate::cluster::coordinator::{
     Company, Coordinator, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
 };
@@ -134,6 +135,7 @@ impl Hall {
         }
         let shape = Shape::of(&manifest);
         let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
+        let lines = stages::plan(settings, options, (&job.prepared, job.need().tokens))?;
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
             machine: machine(options, here),
@@ -143,6 +145,7 @@ impl Hall {
             threads: devices::cores(),
             hint: job.hint(options),
             company,
+            lines,
             stop: &signals::STOP,
         });
         let mut coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
@@ -289,6 +292,7 @@ fn manifest(
         fraction_bits: FRACTION_BITS,
         steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
+        seat: None,
     }
 }
 

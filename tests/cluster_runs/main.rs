@@ -17,6 +17,7 @@ mod lines;
 mod messages;
 mod network;
 mod scores;
+mod stages;
 mod tap;
 
 use finetune::train::event::Event;

@@ -83,6 +83,7 @@ fn declared() -> Vec<String> {
     let structs = [
         (message, "Hello"),
         (message, "Manifest"),
+        (message, "SeatPlan"),
         (message, "ModelFile"),
         (message, "Device"),
         (message, "Lease"),

@@ -38,7 +38,9 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Fallback { .. }
         | Pong { .. }
         | Leave { .. }
-        | Measured { .. } => 15,
+        | Measured { .. }
+        | Seated { .. }
+        | Linked => 17,
     }
 }
 
@@ -57,7 +59,8 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | Flush { .. }
         | SumTaken { .. }
         | Ping { .. }
-        | Bye(_) => 12,
+        | Bye(_)
+        | Below { .. } => 13,
     }
 }
 
@@ -118,6 +121,8 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Pong { number: 3 },
         ToCoordinator::Leave { reason: "\u{1b}]0;x\u{7}\nerror: fake".into() },
         ToCoordinator::Measured { devices: vec![Trials::default()], link: Some(link) },
+        ToCoordinator::Seated { port: 1 },
+        ToCoordinator::Linked,
     ];
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all
@@ -149,6 +154,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
         steps: 4,
         silence_millis: 5000,
+        seat: None,
     }
 }
 
@@ -200,6 +206,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Bye(Bye::Halted { reason: reason() }),
         ToWorker::Bye(Bye::Refused { reason: reason() }),
         ToWorker::Bye(Bye::Out { reason: reason(), again: true }),
+        ToWorker::Below { host: "\u{1b}[2J".into(), port: 1 },
     ];
     assert!(all.len() >= kinds_from_coordinator(&all[0]));
     all

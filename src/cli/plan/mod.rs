@@ -35,16 +35,27 @@ pub struct Outlook {
     notes: Vec<String>,
 }
 
+/// Refuses what has no plan.
+fn knows(settings: &Settings, options: &Options) -> Result<(), Refusal> {
+    if options.cluster.role == Role::Worker {
+        let why = "a worker has no run of its own: plan with the coordinator's command line";
+        return Err(settings.refuse("role", why));
+    }
+    if options.cluster.stages.is_some() {
+        let why =
+            "plan does not know workers that hold a model together: leave it out to plan with whole devices";
+        return Err(settings.refuse("stages", why));
+    }
+    Ok(())
+}
+
 /// Prints the plan.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let link = link::typed(&inv.settings)?;
     let assumed = values::memory(&inv.settings, "assume-gpu")?;
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
-    if options.cluster.role == Role::Worker {
-        let why = "a worker has no run of its own: plan with the coordinator's command line";
-        return Err(settings.refuse("role", why));
-    }
+    knows(settings, &options)?;
     let mut notes = settings.notes.clone();
     let chosen = match assumed {
         Some(_) => None,

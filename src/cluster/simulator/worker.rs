@@ -159,7 +159,10 @@ impl Worker {
                 self.flush_if_due();
             }
             ToWorker::Bye(bye) => self.out.push(Effect::Over(bye)),
-            ToWorker::Welcome(_) | ToWorker::Piece { .. } | ToWorker::Ping { .. } => {}
+            ToWorker::Welcome(_)
+            | ToWorker::Piece { .. }
+            | ToWorker::Ping { .. }
+            | ToWorker::Below { .. } => {}
         }
         std::mem::take(&mut self.out)
     }

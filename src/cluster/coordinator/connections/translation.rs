@@ -1,0 +1,271 @@
+//! What the driver says to a line and hears from it, in terms of its seats: leases go to every seat, each gets its range
+//! of the parameters, and a result is one once every seat has its part.
+
+use super::cells::{Cell, Cells};
+use crate::cluster::message::{Hash, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
+use crate::model::stage::Traffic;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// Parameters whose hashes are known: those of the current step, and of late results.
+const KNOWN: usize = 4;
+
+/// What follows from a message of a seat.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Heard {
+    /// Messages to the driver.
+    pub driver: Vec<ToCoordinator>,
+    /// Messages to seats.
+    pub seats: Vec<(usize, ToWorker)>,
+}
+
+/// A lease that is not answered.
+struct Open {
+    /// Steps behind its parameters.
+    after: u64,
+    /// Whether the last seat alone has the result.
+    last_alone: bool,
+    /// What each seat has announced: the hash of all parameters that follows from those of its part, time and memory.
+    announced: Vec<Option<(Hash, u64, u64)>>,
+    /// Whether it ended without a result.
+    ended: bool,
+}
+
+/// A sum of which some parts have come.
+struct Sum {
+    cells: Cells,
+    /// The end of each seat's part.
+    ends: Vec<Option<ToCoordinator>>,
+}
+
+/// The state between a driver and the seats of a line.
+pub(super) struct Translation {
+    values: Vec<Range<usize>>,
+    hashers: Vec<blake3::Hasher>,
+    /// Hashes of the parameters of each seat, and of all.
+    hashes: VecDeque<(Vec<Hash>, Hash)>,
+    open: BTreeMap<LeaseId, Open>,
+    /// The newest `Ask` of each seat since the driver was asked: room and leases at the same time.
+    asks: Vec<Option<(u16, u16)>>,
+    /// Leases that were granted since the last request for a sum.
+    granted: usize,
+    sums: BTreeMap<u64, Sum>,
+}
+
+impl Translation {
+    /// For seats that train these values.
+    pub fn new(values: &[Range<usize>]) -> Self {
+        let seats = values.len();
+        Translation {
+            values: values.to_vec(),
+            hashers: vec![blake3::Hasher::new(); seats],
+            hashes: VecDeque::new(),
+            open: BTreeMap::new(),
+            asks: vec![None; seats],
+            granted: 0,
+            sums: BTreeMap::new(),
+        }
+    }
+
+    fn seats(&self) -> usize {
+        self.values.len()
+    }
+
+    fn to_all(&self, message: &ToWorker) -> Vec<(usize, ToWorker)> {
+        (0..self.seats()).map(|seat| (seat, message.clone())).collect()
+    }
+
+    /// The messages to seats for one of the driver.
+    pub fn down(&mut self, message: ToWorker) -> Vec<(usize, ToWorker)> {
+        match &message {
+            ToWorker::ParametersPiece { step, offset, bytes } => self.piece(*step, *offset, bytes),
+            ToWorker::Parameters { step, hash } => self.parameters(*step, *hash),
+            ToWorker::Lease(lease) => {
+                let last_alone = match &lease.work {
+                    Work::Train(_) => false,
+                    Work::Recheck(batch) => batch.step == lease.after,
+                    Work::Eval(_) | Work::Prompt { .. } => true,
+                };
+                let announced = vec![None; self.seats()];
+                let open = Open { after: lease.after, last_alone, announced, ended: false };
+                self.open.insert(lease.lease, open);
+                self.to_all(&message)
+            }
+            ToWorker::Grant { lease } => {
+                self.open.remove(lease);
+                self.granted += 1;
+                self.to_all(&message)
+            }
+            ToWorker::Deny { lease } => {
+                self.open.remove(lease);
+                self.to_all(&message)
+            }
+            // Seats answer a request at once, so a second one would find nothing.
+            ToWorker::Flush { .. } if std::mem::take(&mut self.granted) == 0 => vec![],
+            ToWorker::Cancel { .. } | ToWorker::Flush { .. } | ToWorker::SumTaken { .. } => {
+                self.to_all(&message)
+            }
+            ToWorker::Welcome(_)
+            | ToWorker::Piece { .. }
+            | ToWorker::Ping { .. }
+            | ToWorker::Bye(_)
+            | ToWorker::Below { .. } => vec![],
+        }
+    }
+
+    /// The parts of a piece of the parameters, for the seats whose ranges it touches.
+    fn piece(&mut self, step: u64, offset: u64, bytes: &bytes::Bytes) -> Vec<(usize, ToWorker)> {
+        if offset == 0 {
+            self.hashers.fill(blake3::Hasher::new());
+        }
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let to = from.saturating_add(bytes.len() / 4);
+        let mut out = Vec::new();
+        for (seat, values) in self.values.iter().enumerate() {
+            let (start, end) = (values.start.max(from), values.end.min(to));
+            if start < end {
+                let part = bytes.slice(4 * (start - from)..4 * (end - from));
+                self.hashers[seat].update(&part);
+                let offset = (start - values.start) as u64;
+                out.push((seat, ToWorker::ParametersPiece { step, offset, bytes: part }));
+            }
+        }
+        out
+    }
+
+    fn parameters(&mut self, step: u64, hash: Hash) -> Vec<(usize, ToWorker)> {
+        let hashes: Vec<Hash> = self.hashers.iter().map(|hasher| *hasher.finalize().as_bytes()).collect();
+        self.hashes.push_front((hashes.clone(), hash));
+        self.hashes.truncate(KNOWN);
+        self.asks.fill(None);
+        self.sums.clear();
+        self.granted = 0;
+        // A late result of an older step is not waited for.
+        self.open.retain(|_, open| open.after + KNOWN as u64 > step);
+        let message = |(seat, hash)| (seat, ToWorker::Parameters { step, hash });
+        hashes.into_iter().enumerate().map(message).collect()
+    }
+
+    /// The hash of all parameters if this is that of a seat's part.
+    fn whole_hash(&self, seat: usize, hash: Hash) -> Hash {
+        let found = self.hashes.iter().find(|(hashes, _)| hashes[seat] == hash);
+        found.map_or(hash, |(_, whole)| *whole)
+    }
+
+    /// What follows from a message of a seat. The error is why the line falls.
+    pub fn up(&mut self, seat: usize, message: ToCoordinator) -> Result<Heard, String> {
+        let last = self.seats() - 1;
+        let said = |message| Ok(Heard { driver: vec![message], seats: vec![] });
+        match message {
+            ToCoordinator::Ask { room, together, .. } => Ok(self.asked(seat, (room, together))),
+            ToCoordinator::Announce { lease, parameters, micros, memory } => {
+                Ok(self.announced(seat, lease, (parameters, micros, memory)))
+            }
+            ToCoordinator::SumPiece { sum, offset, len, packed } => {
+                let values = &self.values;
+                let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
+                let cells =
+                    self.sums.entry(sum).or_insert_with(fresh).cells.add(seat, (offset, len), packed)?;
+                let piece =
+                    |Cell { offset, len, packed }| ToCoordinator::SumPiece { sum, offset, len, packed };
+                Ok(Heard { driver: cells.into_iter().map(piece).collect(), seats: vec![] })
+            }
+            ToCoordinator::Sum { sum, .. } => self.summed(seat, sum, message),
+            ToCoordinator::Score { lease, sums, parameters, micros } if seat == last => {
+                let parameters = self.whole_hash(seat, parameters);
+                match self.open.remove(&lease) {
+                    Some(Open { ended: false, .. }) => {
+                        said(ToCoordinator::Score { lease, sums, parameters, micros })
+                    }
+                    _ => Ok(Heard::default()),
+                }
+            }
+            ToCoordinator::Stopped { lease, .. } => Ok(self.ended(lease, message)),
+            ToCoordinator::Fault { lease, fault: Trouble::Value { .. } } => Ok(self.ended(lease, message)),
+            ToCoordinator::Fault { fault: Trouble::Device { reason }, .. } => Err(reason),
+            ToCoordinator::Fallback { reason, .. } => Err(reason),
+            ToCoordinator::Leave { reason } => Err(format!("left: {reason}")),
+            ToCoordinator::Pong { .. } => Ok(Heard::default()),
+            _ => Err("it sent a message that does not belong there".into()),
+        }
+    }
+
+    /// The line takes leases once all of its seats do.
+    fn asked(&mut self, seat: usize, ask: (u16, u16)) -> Heard {
+        self.asks[seat] = Some(ask);
+        let (true, Some((room, together))) = (self.asks.iter().all(Option::is_some), self.asks[0]) else {
+            return Heard::default();
+        };
+        self.asks.fill(None);
+        Heard { driver: vec![ToCoordinator::Ask { device: 0, room, together }], seats: vec![] }
+    }
+
+    fn announced(&mut self, seat: usize, lease: LeaseId, said: (Hash, u64, u64)) -> Heard {
+        let last = self.seats() - 1;
+        let parameters = self.whole_hash(seat, said.0);
+        let Some(open) = self.open.get_mut(&lease) else { return Heard::default() };
+        if open.ended {
+            return Heard { driver: vec![], seats: vec![(seat, ToWorker::Deny { lease })] };
+        }
+        open.announced[seat] = Some((parameters, said.1, said.2));
+        let needed = if open.last_alone { &open.announced[last..] } else { &open.announced[..] };
+        // The first seat is the last to finish: the time between its results is that of the line.
+        let Some((_, micros, memory)) = needed[0].filter(|_| needed.iter().all(Option::is_some)) else {
+            return Heard::default();
+        };
+        let same = needed.iter().flatten().all(|(hash, ..)| *hash == parameters);
+        // Where the seats disagree, one of them has other parameters than the driver.
+        let parameters = if same { parameters } else { Hash::default() };
+        Heard { driver: vec![ToCoordinator::Announce { lease, parameters, micros, memory }], seats: vec![] }
+    }
+
+    /// A lease ended in one seat without a result: it ends in all.
+    fn ended(&mut self, lease: LeaseId, message: ToCoordinator) -> Heard {
+        let Some(open) = self.open.get_mut(&lease).filter(|open| !open.ended) else {
+            return Heard::default();
+        };
+        open.ended = true;
+        let end = |(seat, announced): (usize, &Option<_>)| match announced {
+            Some(_) => (seat, ToWorker::Deny { lease }),
+            None => (seat, ToWorker::Cancel { lease }),
+        };
+        let seats = open.announced.iter().enumerate().map(end).collect();
+        Heard { driver: vec![message], seats }
+    }
+
+    /// The end of a seat's part of a sum.
+    fn summed(&mut self, seat: usize, sum: u64, message: ToCoordinator) -> Result<Heard, String> {
+        let last = self.seats() - 1;
+        let Some(parts) = self.sums.get_mut(&sum) else { return Err(format!("sum {sum} has no pieces")) };
+        if !parts.cells.complete(seat) || parts.ends[seat].is_some() {
+            return Err(format!("sum {sum} ends twice, or before its last piece"));
+        }
+        parts.ends[seat] = Some(message);
+        if !parts.ends.iter().all(Option::is_some) {
+            return Ok(Heard::default());
+        }
+        let ends: Vec<ToCoordinator> =
+            self.sums.remove(&sum).into_iter().flat_map(|parts| parts.ends).flatten().collect();
+        let leases = |end: &ToCoordinator| match end {
+            ToCoordinator::Sum { leases, step, .. } => (*step, leases.clone()),
+            _ => (0, vec![]),
+        };
+        if ends.iter().any(|end| leases(end) != leases(&ends[0])) {
+            return Err(format!("the parts of sum {sum} are of different microbatches"));
+        }
+        let mut all = Traffic::default();
+        for end in &ends {
+            if let ToCoordinator::Sum { traffic, .. } = end {
+                all.add(traffic);
+            }
+        }
+        let end = ends.into_iter().nth(last).map(|end| match end {
+            ToCoordinator::Sum { sum, step, leases, loss, weight, targets, parameters, .. } => {
+                let parameters = self.whole_hash(last, parameters);
+                ToCoordinator::Sum { sum, step, leases, loss, weight, targets, parameters, traffic: all }
+            }
+            other => other,
+        });
+        Ok(Heard { driver: end.into_iter().collect(), seats: vec![] })
+    }
+}
