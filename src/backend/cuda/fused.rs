@@ -92,7 +92,7 @@ impl<D: Driver> Fused for Cuda<D> {
 
     fn rope_for_attention(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
         // A head is as wide as the table.
-        let heads = Heads { query: 1, kv: 1, size: table.cols };
+        let heads = Heads::new(1, 1, table.cols);
         if !self.fuses() || self.tensor_attention(heads).is_none() {
             return self.rope(x, table, tokens);
         }
