@@ -7,6 +7,7 @@
 mod attention;
 mod read;
 mod rope;
+mod traits;
 mod window;
 
 pub use crate::backend::Heads;
@@ -297,7 +298,8 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
     if is_expert_mixture(name) {
         return Err(unsupported(format!("mixture of experts ({name})"), supported()));
     }
-    Err(unsupported(format!("architecture {name}"), supported()))
+    let shown = traits::told(fields).map_or(String::new(), |shown| format!(" ({shown})"));
+    Err(unsupported(format!("architecture {name}{shown}"), supported()))
 }
 
 fn is_expert_mixture(name: &str) -> bool {

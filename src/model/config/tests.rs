@@ -135,6 +135,10 @@ fn unsupported_features_are_refused_by_name() {
         (json!({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}), "residual_multiplier"),
         (json!({"architectures": ["GraniteMoeForCausalLM"]}), "mixture of experts"),
         (json!({"architectures": ["PhiForCausalLM"]}), "choose a Llama, Mistral"),
+        (
+            json!({"architectures": ["NewForCausalLM"], "sliding_window": 9, "kv_lora_rank": 4, "hidden_act": "relu2"}),
+            "shows sliding windows, which other families have, and latent attention, the activation relu2: not computed",
+        ),
         (json!({"architectures": "-", "model_type": "gpt2"}), "gpt2"),
         (json!({"architectures": "-", "model_type": "-"}), "architectures"),
         (json!({"rope_scaling": {"rope_type": "yarn"}}), "factor"),
