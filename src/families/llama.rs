@@ -26,6 +26,7 @@ pub const LLAMA: Family = Family {
     rope_theta: 10_000.0,
     local_rope_theta: None,
     unrotated_layers: false,
+    query_growth: None,
     score_scale: ScoreScale::HeadSize,
     soft_cap: None,
     embedding_scale: EmbeddingScale::One,

@@ -354,10 +354,10 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
 
 /// A factor in config.json, 1 where the family or the file has none.
 fn factor(fields: &Fields, name: Option<&str>) -> Result<f32, ConfigError> {
-    match name.map(|name| Ok((name, fields.number(name)?))).transpose()? {
-        Some((name, Some(x))) if x <= 0.0 => Err(key(name, format!("is {x}, not positive"))),
-        Some((_, Some(x))) => Ok(x as f32),
-        _ => Ok(1.0),
+    let Some(name) = name else { return Ok(1.0) };
+    match fields.number(name)? {
+        Some(x) if x <= 0.0 => Err(key(name, format!("is {x}, not positive"))),
+        x => Ok(x.unwrap_or(1.0) as f32),
     }
 }
 

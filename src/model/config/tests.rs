@@ -202,6 +202,7 @@ fn the_rotation_table_holds_cosines_and_sines() {
         original: 128,
         amplitude: 1.25,
         truncate: true,
+        growth: 0.0,
     };
     for scaling in [RopeScaling::Default, RopeScaling::Off, RopeScaling::Linear { factor: 4.0 }, llama3, yarn]
     {
