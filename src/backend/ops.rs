@@ -36,7 +36,7 @@ impl<B: Backend> Backend for Checked<B> {
         fill(out: Out<B>, value: f32) {} => Work::moved(out.len());
         copy(out: Out<B>, x: In<B>) { same(&out, &x) } => Work::moved(2 * x.len());
         add(out: Out<B>, x: In<B>) { same(&out, &x) } => Work::moved(3 * x.len());
-        embed(out: Out<B>, table: &B::Weight, tokens: &B::Tokens) {
+        embed(out: Out<B>, table: &B::Weight, tokens: &B::Tokens, scale: f32) {
             is(&out, (tokens.shape().0, table.shape().1));
         } => Work::moved(2 * out.len());
         rmsnorm(out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
@@ -76,11 +76,15 @@ impl<B: Backend> Backend for Checked<B> {
         } => Work::attention(5.0, heads, 4 * saved.qkv.q.len() + 4 * saved.qkv.k.len());
         attention_cached(out: Out<B>, qkv: Qkv<B::Memory>, heads: Heads) {
             is_attended((&out, qkv, heads), (qkv.q.rows, qkv.k.rows));
-        } => Work::product(2 * qkv.q.len() * qkv.k.rows, 2 * qkv.q.len() + 2 * qkv.k.len());
-        swiglu(out: Out<B>, gate: In<B>, up: In<B>) {
+        } => {
+            // A query sees the keys of its window.
+            let (keys, head) = (heads.window.map_or(qkv.k.rows, |w| w.min(qkv.k.rows)), qkv.k.cols);
+            Work::product(2 * qkv.q.len() * keys, 2 * qkv.q.len() + 2 * keys * head)
+        };
+        gated(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());
-        swiglu_grad(gate: Out<B>, up: Out<B>, dout: In<B>) {
+        gated_grad(gate: Out<B>, up: Out<B>, dout: In<B>, activation: Activation) {
             same(&gate, &dout); same(&up, &dout);
         } => Work::short(5 * dout.len());
         dropout(out: Out<B>, write: Write, x: In<B>, key: DropoutKey, tokens: &B::Tokens) {
@@ -121,8 +125,7 @@ impl<B: Backend> Backend for Checked<B> {
     fn tokens(&mut self, rows: TokenRows) -> B::Tokens {
         assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         if let Some(times) = &mut self.times {
-            let pairs = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;
-            times.pairs = rows.bounds.windows(2).map(pairs).sum();
+            times.rows = rows.bounds.windows(2).map(|w| w[1] - w[0]).collect();
         }
         self.run(Op::tokens, None, |inner| inner.tokens(rows))
     }
@@ -218,7 +221,7 @@ impl<B: Fused> Fused for Checked<B> {
         rmsnorm_for_linear(out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
             same(&out, &x); is_normed(gain, &inv_rms, &x);
         } => Work::moved(2 * x.len());
-        swiglu_for_linear(out: Out<B>, gate: In<B>, up: In<B>) {
+        gated_for_linear(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());
         rope_for_attention(x: Out<B>, table: In<B>, tokens: &B::Tokens) {

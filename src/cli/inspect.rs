@@ -234,7 +234,7 @@ fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refu
         _ => data::Task::Sft,
     };
     let classify = task == data::Task::Classify;
-    let longest = base.map_or(usize::MAX, |b| b.config.longest_row());
+    let longest = base.map_or(usize::MAX, |b| b.config.max_positions);
     Ok(data::Options {
         task,
         fields: field_names(s)?,

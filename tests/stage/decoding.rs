@@ -102,7 +102,6 @@ fn texts_that_grow_together_have_the_bits_of_each_alone() {
 fn cache_grows_with_the_generated_tokens() {
     let mut case = Case::open(&case::golden()[0]);
     case.config.max_positions = 1 << 40;
-    case.config.windows.fill(None);
     let mut stage = Try::new(&case).stage();
     stage.set_parameters(&case.adapter("adapter_final")).unwrap();
     let mut left = 600;

@@ -93,7 +93,7 @@ fn service(
     (key, orders): (Option<String>, Sender<Order>),
     bounds: &Bounds,
 ) -> Result<Arc<Service>, Refusal> {
-    let longest = speaker.base.config.longest_row();
+    let longest = speaker.base.config.max_positions;
     let context = bounds.context.unwrap_or(CONTEXT.min(longest));
     if context > longest {
         return Err(Refusal::configuration(format!(

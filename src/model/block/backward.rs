@@ -6,7 +6,6 @@ use super::super::linear::{Batch, LinearGrad};
 use super::saved::{HeadNorms, Output, Saved};
 use super::{Block, DOWN, GATE, Gains, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
-use crate::families::Activation;
 
 /// Whether layers below a block need its input gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,16 +86,14 @@ impl<B: Fused> Block<B> {
         let Some(dact) = dact else { return };
         let dact = if batch.dropout.is_some() { backend.settle(dact, t, f) } else { dact };
         let (gate, up) = (view_mut(&mut saved.gate, t, f), view_mut(&mut saved.up, t, f));
-        match self.activation {
-            Activation::SwiGlu => backend.swiglu_grad(gate, up, view(&dact, t, f)),
-        }
+        backend.gated_grad(gate, up, view(&dact, t, f), self.activation);
         backend.recycle(dact);
         let input = Input { stream: &saved.mid, gains: &self.mlp_gains, inv_rms: &saved.inv_rms[1], below };
         let dys = [(GATE, &saved.gate, &saved.h[GATE]), (UP, &saved.up, &saved.h[UP])];
         self.input_backward(backend, streams, input, &dys, batch);
     }
 
-    /// Allocates the gradient of the swiglu product; with dropout the adapter's part is added to it.
+    /// Allocates the gradient of the gated product; with dropout the adapter's part is added to it.
     fn inner(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         if batch.dropout.is_some() { backend.memory(t * f) } else { backend.short(t, f) }
@@ -221,15 +218,16 @@ impl<B: Fused> Block<B> {
             out: view(&saved.attended, t, wide),
             logsumexp: view(&saved.logsumexp, t, self.heads.query),
         };
-        backend.attention_grad(grad, view(dattended, t, wide), saved_views, self.heads, batch.tokens);
+        let heads = self.heads_over(t);
+        backend.attention_grad(grad, view(dattended, t, wide), saved_views, heads, batch.tokens);
         for (dx, i, n) in [(&mut dq, Q, wide), (&mut dk, K, narrow)] {
             let table = batch.rotations.table(self.rotations[i]);
             backend.rope_grad(view_mut(dx, t, n), table, batch.tokens);
         }
-        if let (Some(norms), Some((q_gain, k_gain))) = (&saved.head_norms, &self.head_gains) {
+        if let (Some(norms), Some([q_gain, k_gain])) = (&saved.head_norms, &self.head_gains) {
             let HeadNorms { q, k, q_inv, k_inv } = norms;
-            dq = self.head_norm_backward(backend, dq, (q, q_gain, q_inv), wide, batch);
-            dk = self.head_norm_backward(backend, dk, (k, k_gain, k_inv), narrow, batch);
+            dq = self.head_norm_backward(backend, dq, (q, q_gain, q_inv), Q, batch);
+            dk = self.head_norm_backward(backend, dk, (k, k_gain, k_inv), K, batch);
         }
         [dq, dk, dv]
     }
@@ -239,10 +237,10 @@ impl<B: Fused> Block<B> {
         backend: &mut B,
         dy: B::Memory,
         (x, gain, inv_rms): (&B::Memory, &B::Memory, &B::Memory),
-        n: usize,
+        i: usize,
         batch: &Batch<B>,
     ) -> B::Memory {
-        let (t, d) = (batch.rows, self.heads.size);
+        let (t, n, d) = (batch.rows, self.linears[i].shape.0, self.head_norms[i]);
         let mut dx = backend.memory(t * n);
         let norm = Norm { gain: view(gain, 1, d), inv_rms: view(inv_rms, t, n / d) };
         backend.rmsnorm_grad(view_mut(&mut dx, t, n), Write::Set, view(&dy, t, n), view(x, t, n), norm);

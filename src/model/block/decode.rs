@@ -97,11 +97,12 @@ impl<B: Fused> Block<B> {
         if past == 0 {
             let mut logsumexp = backend.memory(t * self.heads.query);
             let lse = view_mut(&mut logsumexp, t, self.heads.query);
-            backend.attention(out, lse, Qkv { q, k, v }, self.heads, tokens);
+            backend.attention(out, lse, Qkv { q, k, v }, self.heads_over(t), tokens);
             backend.recycle(logsumexp);
         } else {
             let all = |memory| View { memory, offset: 0, rows: cache.len, cols: n };
-            backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, self.heads);
+            let heads = self.heads_over(cache.len);
+            backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, heads);
         }
     }
 }

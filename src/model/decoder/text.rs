@@ -61,7 +61,7 @@ impl<B: Fused> Decoder<B> {
         ids: &[&[u32]],
         input: Option<&[f32]>,
     ) -> Result<Output, Fault> {
-        let (c, limit) = (self.config.hidden, self.config.longest_row());
+        let (c, limit) = (self.config.hidden, self.config.max_positions);
         let mut bounds = vec![0];
         for (text, ids) in texts.iter_mut().zip(ids) {
             let t = ids.len();
@@ -120,7 +120,7 @@ impl<B: Fused> Decoder<B> {
         if needed <= text.capacity {
             return;
         }
-        let limit = self.config.longest_row();
+        let limit = self.config.max_positions;
         let first = text.capacity == 0;
         text.capacity = (needed + ROOM.max(text.capacity / 4)).min(limit);
         self.rotations.reach(&mut self.backend, text.capacity);
