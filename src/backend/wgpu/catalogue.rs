@@ -58,8 +58,12 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
             product(&[("SUBGROUPS", &[0, 1]), ("WIDTH", &[4, 8, 256])])
         }
         name if name.starts_with("attention") || name.starts_with("flash") => {
-            let sets = [0, 4, 8].into_iter().flat_map(|lanes| {
-                [16, 32, 64, 80, 128, 256].map(|d| attention::constants_of(d, lanes).to_vec())
+            let sizes = product(&[("LANES", &[0, 4, 8]), ("SIZE", &[16, 32, 64, 80, 128, 256])]);
+            let sets = sizes.into_iter().flat_map(|set| {
+                let (lanes, size) = (set[0].1, set[1].1);
+                let parts = attention::parts_of(name, size).iter();
+                let constants = attention::constants_of(size, lanes);
+                parts.map(move |&part| [&constants[..], &[("PART", part)]].concat())
             });
             sets.collect()
         }
