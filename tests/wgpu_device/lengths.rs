@@ -127,7 +127,7 @@ fn window_that_no_row_exceeds_changes_no_bit() {
     }
 }
 
-/// A block of keys or queries that lies outside the windows is skipped: a product by its masked weights of zero would not
+/// A block of keys or queries outside the windows is skipped: a product by its masked weights of zero would not
 /// be finite.
 #[test]
 fn blocks_outside_a_window_are_not_read() {

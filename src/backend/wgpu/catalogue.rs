@@ -1,7 +1,7 @@
 //! Every kernel text that a device may compile, for tests that translate all of them without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
-use super::{attention, encodings, loss, products, rows, variants};
+use super::{attention, device, encodings, loss, products, rows, variants};
 use crate::numeric::block::Block;
 
 /// A kernel with one set of constants.
@@ -15,7 +15,14 @@ pub struct Entry {
 
 /// All kernels, and their source pieces as their files have them.
 pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
-    let lists = [rows::KERNELS, loss::KERNELS, attention::KERNELS, products::KERNELS, variants::KERNELS];
+    let lists = [
+        rows::KERNELS,
+        loss::KERNELS,
+        attention::KERNELS,
+        products::KERNELS,
+        variants::KERNELS,
+        device::KERNELS,
+    ];
     let kernels: Vec<&Kernel> = lists.concat();
     let mut pieces: Vec<&'static str> = kernels.iter().flat_map(|k| k.source.iter().copied()).collect();
     pieces.push(PRELUDE);

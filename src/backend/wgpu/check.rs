@@ -101,6 +101,10 @@ impl Wgpu {
             return true;
         }
         let (pace, traffic) = (self.gpu.pace.clone(), self.gpu.traffic);
+        // Work that was lost before is no fault of the variant. The next read returns it.
+        if self.gpu.proven().is_err() {
+            return true;
+        }
         let Variants { spoiled, spoiled_beyond, lanes, .. } = self.variants;
         let mut alone = Variants { spoiled, spoiled_beyond, lanes, ..Variants::default() };
         alone.take(variant);
@@ -119,7 +123,7 @@ impl Wgpu {
         if let Err(seen) = &verdict {
             // Drops the recorded work.
             self.gpu.submit();
-            self.gpu.faults.forgive();
+            self.gpu.forgive();
             self.variants.drop_one(variant, seen.clone());
         } else {
             right().insert(known);
