@@ -298,8 +298,8 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
     if is_expert_mixture(name) {
         return Err(unsupported(format!("mixture of experts ({name})"), supported()));
     }
-    let shown = traits::told(fields).map_or(String::new(), |shown| format!(" ({shown})"));
-    Err(unsupported(format!("architecture {name}{shown}"), supported()))
+    let shown = traits::told(fields).map_or(String::new(), |shown| format!("{shown}; "));
+    Err(unsupported(format!("architecture {name}"), format!("{shown}{}", supported())))
 }
 
 fn is_expert_mixture(name: &str) -> bool {
