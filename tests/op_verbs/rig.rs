@@ -12,8 +12,6 @@ fn rig<B: Device>(name: &str, variants: Vec<Lend<B>>, least: f64) -> Rig<B> {
     Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX, lacks: &[] }
 }
 
-/// What wgpu does not compute yet.
-const WGPU_LACKS: &[Feature] = &[Feature::Windows, Feature::GeGlu, Feature::ScaledEmbedding];
 /// What CUDA does not compute yet.
 const CUDA_LACKS: &[Feature] = &[Feature::Windows, Feature::GeGlu, Feature::ScaledEmbedding];
 
@@ -59,8 +57,7 @@ pub fn wgpu() -> Vec<Rig<Wgpu>> {
     };
     let bound = relative(include_str!("../../contracts/F-WGPU-001.yaml"));
     let opened = OPEN.get_or_init(|| both(&software()));
-    let rig = |(name, device): &(String, _)| twice(name.clone(), device, bound);
-    opened.iter().map(|opened| Rig { lacks: WGPU_LACKS, ..rig(opened) }).collect()
+    opened.iter().map(|(name, device)| twice(name.clone(), device, bound)).collect()
 }
 
 /// The first card of the NVIDIA driver, in f32.
