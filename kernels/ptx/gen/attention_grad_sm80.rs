@@ -8,7 +8,7 @@ use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
-use crate::{File, Text, Uses};
+use crate::{File, Text, Uses, window};
 
 const HEAD: &str = "
 attention_grad_sm80: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
@@ -159,7 +159,7 @@ fn gradient(t: &mut Text, head: Head, holds: Holds) {
             hold(t, head, (&["q", "dout"], "%head"), "%wq");
             at_head(t, "%pa", ("k", "%group"));
             at_head(t, "%pb", ("v", "%group"));
-            open_queries(t);
+            open_queries(t, head);
         }
         Holds::Keys => {
             let both = ["k", "v"];
@@ -200,12 +200,13 @@ fn gradient(t: &mut Text, head: Head, holds: Holds) {
 }
 
 /// %j0 counts keys of the row, up to %end; the warp's last query is at %wlast.
-fn open_queries(t: &mut Text) {
+fn open_queries(t: &mut Text, head: Head) {
     t.code(
-        "mov.u32 %j0, 0; sub.u32 %x, %first, %start; add.u32 %end, %x, %count; add.u32 %mine, %mine, %x;
+        "sub.u32 %x, %first, %start; add.u32 %end, %x, %count; add.u32 %mine, %mine, %x;
          add.u32 %wlast, %x, %held; add.u32 %wlast, %wlast, 15; setp.ge.u32 %p, %held, %count;
-         selp.s32 %wlast, -1, %wlast, %p; add.u32 %held, %held, %x",
+         selp.s32 %wlast, -1, %wlast, %p; add.u32 %held, %held, %x; mov.u32 %next, %x",
     );
+    window::first_tile(t, "%next", head.step());
     for i in 0..2 {
         t.code(format!(
             "shl.b32 %x, %warp, 4; add.u32 %x, %x, %g; add.u32 %x, %x, {}; setp.lt.u32 %p, %x, %count;
@@ -219,9 +220,10 @@ fn open_queries(t: &mut Text) {
 /// %j0 counts tokens, from the first key to %end; the warp's first key is %held.
 fn open_keys(t: &mut Text) {
     t.code(
-        "mov.u32 %j0, %first; mov.u32 %end, %stop; add.u32 %mine, %mine, %first; setp.ge.u32 %p, %held, %count;
+        "mov.u32 %j0, %first; add.u32 %mine, %mine, %first; setp.ge.u32 %p, %held, %count;
          add.u32 %held, %held, %first; mov.u32 %wlast, %held; selp.s32 %wlast, 0x7fffffff, %wlast, %p",
     );
+    window::last_query(t);
 }
 
 /// %lse{i} = -logsumexp log2 e and %delta{i} of the query token %x of head %head, 0 where not %p.
@@ -279,13 +281,19 @@ fn advance(t: &mut Text, head: Head, holds: Holds) {
 /// %skip: all of the tiles at %j0 is masked for the warp.
 fn unseen(t: &mut Text, head: Head, holds: Holds) {
     let t = &mut t
-        .part("unseen", &Uses { reads: ".u32 %j0; .s32 %wlast", changes: ".pred %skip", scratch: ".u32 %x" });
+        .part("unseen", &Uses { reads: ".u32 %j0, %held, %window; .s32 %wlast", changes: ".pred %skip", scratch: ".u32 %x; .pred %p" });
     match holds {
-        Holds::Queries => t.code("setp.gt.s32 %skip, %j0, %wlast"),
-        Holds::Keys => {
-            t.code(format!("add.u32 %x, %j0, {}; setp.lt.s32 %skip, %x, %wlast", head.step() - 1));
-        }
+        Holds::Queries => t.code(format!(
+            "setp.gt.s32 %skip, %j0, %wlast; add.u32 %x, %j0, {}; add.u32 %x, %x, %window; setp.le.u32 %p, %x, %held",
+            head.step() - 1
+        )),
+        Holds::Keys => t.code(format!(
+            "add.u32 %x, %j0, {}; setp.lt.s32 %skip, %x, %wlast; add.u32 %x, %held, 15; add.u32 %x, %x, %window;
+             setp.ge.u32 %p, %j0, %x",
+            head.step() - 1
+        )),
     }
+    t.code("or.pred %skip, %skip, %p");
 }
 
 /// Scores of the columns `first ..` of the tiles, and their contribution to the sums.
@@ -310,7 +318,7 @@ fn part(t: &mut Text, head: Head, holds: Holds, first: usize) {
         t.say("queries are columns here");
         for j in 0..n / 4 {
             t.code(format!(
-                "add.u32 %x, %j0, %pair; add.u32 %x, %x, {}; setp.lt.u32 %p, %x, %stop",
+                "add.u32 %x, %j0, %pair; add.u32 %x, %x, {}; setp.lt.u32 %p, %x, %end",
                 first + 8 * (j / 2) + j % 2
             ));
             of_query(t, j);
@@ -348,25 +356,36 @@ fn mask(t: &mut Text, holds: Holds, (n, first): (usize, usize)) {
     let t = &mut t.part(
         "mask",
         &Uses {
-            reads: ".u32 %j0, %held, %mine, %pair",
+            reads: ".u32 %j0, %held, %mine, %pair, %window",
             changes: &format!(".f32 %s<{}>", n / 2),
-            scratch: ".u32 %x, %y, %r; .pred %p",
+            scratch: ".u32 %x, %y, %r; .pred %p, %q",
         },
     );
     match holds {
-        Holds::Queries => t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %held", first + n - 1)),
-        Holds::Keys => {
-            t.code(format!("add.u32 %x, %j0, {first}; add.u32 %y, %held, 15; setp.ge.u32 %p, %x, %y"))
-        }
+        Holds::Queries => t.code(format!(
+            "add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %held; add.u32 %x, %j0, {first}; add.u32 %x, %x, %window;
+             add.u32 %y, %held, 15; setp.gt.u32 %q, %x, %y",
+            first + n - 1
+        )),
+        Holds::Keys => t.code(format!(
+            "add.u32 %x, %j0, {first}; add.u32 %y, %held, 15; setp.ge.u32 %p, %x, %y; add.u32 %x, %j0, {};
+             add.u32 %y, %held, %window; setp.lt.u32 %q, %x, %y",
+            first + n - 1
+        )),
     }
-    t.code(format!("@%p bra SEEN{first}"));
+    t.code(format!("and.pred %p, %p, %q; @%p bra SEEN{first}"));
     for high in 0..2 {
         t.code(format!("add.u32 %r, %mine, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair", 8 * high));
         for j in 0..n / 4 {
             let s = format!("%s{}", 4 * (j / 2) + 2 * high + j % 2);
             let column = first + 8 * (j / 2) + j % 2;
-            let unseen = if holds == Holds::Queries { "lt" } else { "gt" };
-            t.code(format!("setp.{unseen}.s32 %p, %r, {column}; selp.f32 {s}, 0fFF800000, {s}, %p"));
+            let distance = match holds {
+                Holds::Queries => format!("sub.u32 %x, %r, {column}"),
+                Holds::Keys => format!("sub.u32 %x, {column}, %r"),
+            };
+            t.code(format!(
+                "{distance}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p"
+            ));
         }
     }
     t.label(&format!("SEEN{first}"));

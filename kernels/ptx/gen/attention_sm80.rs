@@ -4,7 +4,7 @@ use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
-use crate::{File, Text, Uses};
+use crate::{File, Text, Uses, window};
 
 /// Queries of a block.
 const QUERIES: usize = 128;
@@ -59,6 +59,7 @@ fn begin(t: &mut Text, head: Head) {
         ("u32", "hkv"),
         ("u32", "d"),
         ("f32", "scale"),
+        window::PARAM,
     ];
     t.entry(&format!("attention_sm80_{}", head.d), &params, THREADS);
     open(t, head, tiles(head).1 + head.step() * head.row());
@@ -81,11 +82,12 @@ fn begin(t: &mut Text, head: Head) {
     lanes(t, head, "%lb", Walk::PiecesFirst);
     t.say("where the warp's queries stand in their row; a warp without real ones sees nothing");
     t.code(format!(
-        "mad.lo.u32 %la, %warp, {}, %la; sub.u32 %wfirst, %first, %start; add.u32 %total, %wfirst, %count;
-         shl.b32 %x, %warp, 5; add.u32 %wfirst, %wfirst, %x; add.u32 %wlast, %wfirst, 31;
+        "mad.lo.u32 %la, %warp, {}, %la; sub.u32 %next, %first, %start; add.u32 %total, %next, %count;
+         shl.b32 %x, %warp, 5; add.u32 %wfirst, %next, %x; add.u32 %wlast, %wfirst, 31;
          setp.ge.u32 %p, %x, %count; selp.s32 %wlast, -1, %wlast, %p",
         32 * head.row()
     ));
+    window::first_tile(t, "%next", head.step());
 }
 
 fn keys(t: &mut Text, head: Head, pointer: &str, to: usize) {
@@ -108,15 +110,19 @@ fn forward(t: &mut Text, head: Head) {
     let q =
         Copy { pointer: "%qp", from: "%first", count: "%count", apart: "%wq", rows: QUERIES, to: (None, 0) };
     copy(t, head, &q);
-    t.code("mov.u32 %tok, 0");
+    t.code("mov.u32 %tok, %j0");
     keys(t, head, "%kp", k_tile);
-    t.code("cp.async.commit_group; mov.u32 %j0, 0");
+    t.code("cp.async.commit_group");
     (0..head.d).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
-    (0..4).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFF800000; mov.f32 %l{i}, 0f00000000")));
+    (0..4).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFE800000; mov.f32 %l{i}, 0f00000000")));
     t.label("KEYS");
     t.code("cp.async.wait_group 0; bar.sync 0; mov.u32 %tok, %j0");
     keys(t, head, "%vp", v_tile);
-    t.code("cp.async.commit_group; setp.gt.s32 %skip, %j0, %wlast; @%skip bra SCORED");
+    t.code(format!(
+        "cp.async.commit_group; setp.gt.s32 %skip, %j0, %wlast; add.u32 %x, %j0, %window; add.u32 %x, %x, {};
+         setp.le.u32 %p, %x, %wfirst; or.pred %skip, %skip, %p; @%skip bra SCORED",
+        head.step() - 1
+    ));
     scores(t, head);
     t.label("SCORED");
     t.code(format!(
@@ -161,13 +167,17 @@ fn mask(t: &mut Text, head: Head) {
     let t = &mut t.part(
         "mask",
         &Uses {
-            reads: ".u32 %j0, %wfirst, %g, %pair",
+            reads: ".u32 %j0, %wfirst, %g, %pair, %window",
             changes: &format!(".f32 %s<{}>", head.step()),
-            scratch: ".u32 %x, %r; .pred %p",
+            scratch: ".u32 %x, %r; .pred %p, %q",
         },
     );
     let n = head.step();
-    t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; @%p bra SEEN", n - 1));
+    t.code(format!(
+        "add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; add.u32 %x, %j0, %window; add.u32 %r, %wfirst, 31;
+         setp.gt.u32 %q, %x, %r; and.pred %p, %p, %q; @%p bra SEEN",
+        n - 1
+    ));
     for row in 0..4 {
         t.code(format!(
             "add.u32 %r, %wfirst, %g; add.u32 %r, %r, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair",
@@ -175,7 +185,10 @@ fn mask(t: &mut Text, head: Head) {
         ));
         for j in 0..n / 4 {
             let s = format!("%s{}", place(head, row, j));
-            t.code(format!("setp.lt.s32 %p, %r, {}; selp.f32 {s}, 0fFF800000, {s}, %p", 8 * (j / 2) + j % 2));
+            t.code(format!(
+                "sub.u32 %x, %r, {}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p",
+                8 * (j / 2) + j % 2
+            ));
         }
     }
     t.label("SEEN");

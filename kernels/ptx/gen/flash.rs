@@ -73,7 +73,7 @@ pub fn open(t: &mut Text, head: Head, shared: usize) {
     t.code(format!(
         ".reg .u64 %list, %row, %safe, %wide; .reg .b32 %b<4>; .reg .f32 %v, %u, %other, %scale, %c2;
          .reg .u32 %t, %lane, %warp, %g, %pair, %cr, %st, %keep<{}>, %x, %y, %z, %real;
-         .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %j0, %next, %wq, %wkv, %r;
+         .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %j0, %next, %wq, %wkv, %r, %window;
          .reg .s32 %wlast; .reg .pred %p, %q, %skip, %done;
          .shared .align 128 .b8 tiles[{shared}]",
         head.pieces()
@@ -83,7 +83,7 @@ pub fn open(t: &mut Text, head: Head, shared: usize) {
         "mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5; shr.u32 %g, %lane, 2;
          and.b32 %pair, %lane, 3; shl.b32 %pair, %pair, 1; ld.param.u64 %list, [blocks]; ld.param.u32 %hq, [hq];
          ld.param.u32 %hkv, [hkv]; ld.param.u32 %d, [d]; ld.param.f32 %scale, [scale];
-         mul.f32 %c2, %scale, 0f3FB8AA3B; shr.u32 %cr, %t, {}; and.b32 %y, %t, {}; {};
+         ld.param.u32 %window, [window]; mul.f32 %c2, %scale, 0f3FB8AA3B; shr.u32 %cr, %t, {}; and.b32 %y, %t, {}; {};
          xor.b32 %x, %x, %y; shl.b32 %x, %x, 4; mad.lo.u32 %st, %cr, {}, %x; mov.u32 %x, tiles; add.u32 %st, %st, %x",
         lanes.trailing_zeros(),
         lanes - 1,
