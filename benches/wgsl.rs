@@ -146,7 +146,7 @@ fn attention(b: &mut Bench, t: usize, heads: Heads, count: usize) {
     let tokens = b.device.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0 });
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
     let pairs = (t * (t + 1) / 2) as f64 * wide as f64;
-    let Heads { query, kv: groups, size } = heads;
+    let Heads { query, kv: groups, size, .. } = heads;
     let name = format!("attention {t}, {query}/{groups} heads of {size}");
     b.row(&name, (4.0 * pairs, count), &mut out, |device, out| {
         let lse = &mut *lse.borrow_mut();
@@ -175,7 +175,7 @@ fn rows(b: &mut Bench, (t, c, f): (usize, usize, usize), [norms, acts]: [usize; 
     });
     let (gate, up, mut act) = (b.memory(t * f), b.memory(t * f), b.memory(t * f));
     b.row(&format!("swiglu {t} x {f}"), (0.0, acts), &mut act, |device, act| {
-        device.swiglu(view_mut(act, t, f), view(&gate, t, f), view(&up, t, f));
+        device.gated(view_mut(act, t, f), view(&gate, t, f), view(&up, t, f), Activation::SwiGlu);
     });
 }
 
@@ -201,7 +201,7 @@ fn step(b: &mut Bench) {
         product(b, "dh a", (t, k, r), Transpose::Neither, count);
     }
     frozen(b, (t, vocab, c), Dtype::Bf16, (1, 1));
-    attention(b, t, Heads { query: 4, kv: 2, size: 32 }, 4);
+    attention(b, t, Heads::new(4, 2, 32), 4);
     rows(b, (t, c, f), [9, 4]);
     cross_entropy(b, (t, vocab), 1);
     println!("{:<38} {:>4} {:>9.2}", "together", "", b.total * 1e3);
@@ -219,7 +219,7 @@ fn table(b: &mut Bench) {
         frozen(b, (512, 512, 512), dtype, (1, 1));
     }
     frozen(b, (256, 1536, 576), Dtype::Bf16, (1, 1));
-    attention(b, 256, Heads { query: 9, kv: 3, size: 64 }, 1);
+    attention(b, 256, Heads::new(9, 3, 64), 1);
     rows(b, (256, 576, 1536), [1, 1]);
     cross_entropy(b, (64, 49_152), 1);
 }

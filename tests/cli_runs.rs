@@ -363,7 +363,7 @@ fn bench_prints_the_time_of_each_verb() {
         assert!(facts["class"].as_str().unwrap().ends_with(dtype), "{said}");
         for (pass, tokens, verbs) in [
             ("training", 80, ["lora_linear", "lora_linear_grad", "lm_head_loss", "attention_grad"]),
-            ("decoding", 32, ["lora_linear", "linear", "attention_cached", "swiglu"]),
+            ("decoding", 32, ["lora_linear", "linear", "attention_cached", "gated"]),
         ] {
             let pass = &facts[pass];
             assert_eq!(pass["tokens"], tokens);

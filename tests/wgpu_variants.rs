@@ -273,12 +273,12 @@ fn variant_wrong_for_a_model_is_dropped_before_use() {
             assert!(device.dropped().is_empty(), "{name}: {:?}", device.dropped());
             assert!(device.class().contains(wrong.name()), "{}", device.class());
             let submissions = device.traffic().submissions;
-            device.prepare(Heads { query: 2, kv: 1, size: 64 }).unwrap();
+            device.prepare(Heads::new(2, 1, 64)).unwrap();
             linear(&mut device, &name, false, (17, 40, 72), Encoding::Plain(Dtype::F16));
             assert!(device.dropped().is_empty(), "{name}: {:?}", device.dropped());
             // Two reads for each matrix of `linear`: trials are not counted.
             assert!(device.traffic().submissions - submissions <= 16, "{name}: {:?}", device.traffic());
-            device.prepare(Heads { query: 2, kv: 1, size: 128 }).unwrap();
+            device.prepare(Heads::new(2, 1, 128)).unwrap();
             linear(&mut device, &name, false, (17, 40, 128), Encoding::Plain(Dtype::F32));
             let [(dropped, seen)] = device.dropped() else { panic!("{name} was not noticed") };
             assert!(*dropped == wrong && seen.contains(", not "), "{name}: {seen}");

@@ -53,6 +53,16 @@ pub struct Heads {
     pub kv: usize,
     /// Head size D; scores are scaled by 1/sqrt(D).
     pub size: usize,
+    /// W, the number of keys that a query sees, its own included: query i sees keys j <= i of its row with i - j < W. At
+    /// least 1; `None` for all.
+    pub window: Option<usize>,
+}
+
+impl Heads {
+    /// Heads without a window.
+    pub const fn new(query: usize, kv: usize, size: usize) -> Heads {
+        Heads { query, kv, size, window: None }
+    }
 }
 
 /// A frozen matrix as stored in a file: row-major [rows, cols]; `bytes` need not be aligned.

@@ -192,7 +192,7 @@ mod tests {
         assert!(said.contains("whole heads of even size"), "{said}");
         let said = panic(&|cpu, y| {
             let qkv = Qkv { q: view(&x, 1, 6), k: view(&x, 2, 4), v: view(&x, 2, 4) };
-            cpu.attention_cached(view_mut(y, 1, 6), qkv, Heads { query: 3, kv: 2, size: 2 });
+            cpu.attention_cached(view_mut(y, 1, 6), qkv, Heads::new(3, 2, 2));
         });
         assert!(said.contains("key/value heads divide the query heads"), "{said}");
     }
@@ -211,7 +211,7 @@ mod tests {
         }
         assert_eq!(cpu.lend(&x), None, "a read is timed");
         cpu.read(view(&x, 5, 4), &mut [0.0; 20]).unwrap();
-        let (mut cached, heads) = (cpu.memory(4), Heads { query: 2, kv: 1, size: 2 });
+        let (mut cached, heads) = (cpu.memory(4), Heads::new(2, 1, 2));
         let tokens = cpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 1, 4], past: 0 });
         let qkv = Qkv { q: view(&x, 4, 4), k: view(&x, 4, 2), v: view(&x, 4, 2) };
         let mut lse = cpu.memory(8);

@@ -1,7 +1,7 @@
 //! Fused operations, spelled in verbs. A backend overrides one when it has something faster; the spelling
 //! here stays as its slow reference, and a test compares the two.
 
-use super::{Backend, Product, Transpose, View, ViewMut, Write, view, view_mut};
+use super::{Activation, Backend, Product, Transpose, View, ViewMut, Write, view, view_mut};
 
 /// The arguments of [`Fused::lm_head_loss`].
 #[derive(Debug)]
@@ -106,14 +106,15 @@ pub trait Fused: Backend + Sized {
         self.rmsnorm(out, inv_rms, x, gain, eps);
     }
 
-    /// [`Backend::swiglu`] of what a projection reads next.
-    fn swiglu_for_linear(
+    /// [`Backend::gated`] of what a projection reads next.
+    fn gated_for_linear(
         &mut self,
         out: ViewMut<Self::Memory>,
         gate: View<Self::Memory>,
         up: View<Self::Memory>,
+        activation: Activation,
     ) {
-        self.swiglu(out, gate, up);
+        self.gated(out, gate, up, activation);
     }
 
     /// [`Backend::rope`] of what attention reads next.

@@ -26,6 +26,7 @@ mod traffic;
 mod view;
 pub mod wgpu;
 
+pub use crate::families::Activation;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 pub use arguments::{
@@ -137,7 +138,7 @@ pub trait Backend {
 
     /// `len` values of unspecified contents.
     fn memory(&mut self, len: usize) -> Self::Memory;
-    /// The same for `rows` rows of `cols` values that norms, products and swiglu set, and that only products, swiglu and
+    /// The same for `rows` rows of `cols` values that norms, products and gates set, and that only products, gates and
     /// dropout read: a backend may keep such in 16 bits.
     fn short(&mut self, rows: usize, cols: usize) -> Self::Memory {
         self.memory(rows * cols)
@@ -212,8 +213,8 @@ pub trait Backend {
     /// out += x
     fn add(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>);
 
-    /// out[T, C] = `table[ids[T]`]
-    fn embed(&mut self, out: ViewMut<Self::Memory>, table: &Self::Weight, tokens: &Self::Tokens);
+    /// out[T, C] = scale * `table[ids[T]`]
+    fn embed(&mut self, out: ViewMut<Self::Memory>, table: &Self::Weight, tokens: &Self::Tokens, scale: f32);
 
     /// out = x * inv_rms * gain with inv_rms = 1 / sqrt(mean(x²) + eps), over groups of gain.cols columns
     /// (C: the whole row; D: each head alone, as Qwen3's q/k norms). gain [1, group]; inv_rms
@@ -259,7 +260,7 @@ pub trait Backend {
     /// The inverse rotation, in place: the gradient of [`Backend::rope`].
     fn rope_grad(&mut self, dx: ViewMut<Self::Memory>, table: View<Self::Memory>, tokens: &Self::Tokens);
 
-    /// out[T, H*D] = softmax(q kᵀ / sqrt(D)) v, causal, each row of the microbatch alone;
+    /// out[T, H*D] = softmax(q kᵀ / sqrt(D)) v, causal, each row of the microbatch alone, within the window of the heads;
     /// logsumexp [T, H] is written (=) for the gradient. Blocked; never holds T x T.
     /// (Dao et al. 2022, arXiv:2205.14135)
     fn attention(
@@ -280,17 +281,24 @@ pub trait Backend {
         tokens: &Self::Tokens,
     );
     /// Decoding: q holds the last rows of a sequence whose keys and values are all of k and v
-    /// [past + T, G*D]; out[T, H*D] = causal attention. No gradient.
+    /// [past + T, G*D]; out[T, H*D] = causal attention within the window of the heads. No gradient.
     fn attention_cached(&mut self, out: ViewMut<Self::Memory>, qkv: Qkv<Self::Memory>, heads: Heads);
 
-    /// out[T, F] = silu(gate) * up (Shazeer 2020, arXiv:2002.05202)
-    fn swiglu(&mut self, out: ViewMut<Self::Memory>, gate: View<Self::Memory>, up: View<Self::Memory>);
+    /// out[T, F] = act(gate) * up, see [`Activation`] (Shazeer 2020, arXiv:2002.05202)
+    fn gated(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        gate: View<Self::Memory>,
+        up: View<Self::Memory>,
+        activation: Activation,
+    );
     /// gate := d gate and up := d up, in place (both =), given dout[T, F].
-    fn swiglu_grad(
+    fn gated_grad(
         &mut self,
         gate: ViewMut<Self::Memory>,
         up: ViewMut<Self::Memory>,
         dout: View<Self::Memory>,
+        activation: Activation,
     );
 
     /// out (=|+=) x * mask / (1 - p). Its gradient is the same verb with the same key.

@@ -36,7 +36,7 @@ impl<B: Backend> Backend for Checked<B> {
         fill(out: Out<B>, value: f32) {} => Work::moved(out.len());
         copy(out: Out<B>, x: In<B>) { same(&out, &x) } => Work::moved(2 * x.len());
         add(out: Out<B>, x: In<B>) { same(&out, &x) } => Work::moved(3 * x.len());
-        embed(out: Out<B>, table: &B::Weight, tokens: &B::Tokens) {
+        embed(out: Out<B>, table: &B::Weight, tokens: &B::Tokens, scale: f32) {
             is(&out, (tokens.shape().0, table.shape().1));
         } => Work::moved(2 * out.len());
         rmsnorm(out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
@@ -77,10 +77,10 @@ impl<B: Backend> Backend for Checked<B> {
         attention_cached(out: Out<B>, qkv: Qkv<B::Memory>, heads: Heads) {
             is_attended((&out, qkv, heads), (qkv.q.rows, qkv.k.rows));
         } => Work::product(2 * qkv.q.len() * qkv.k.rows, 2 * qkv.q.len() + 2 * qkv.k.len());
-        swiglu(out: Out<B>, gate: In<B>, up: In<B>) {
+        gated(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());
-        swiglu_grad(gate: Out<B>, up: Out<B>, dout: In<B>) {
+        gated_grad(gate: Out<B>, up: Out<B>, dout: In<B>, activation: Activation) {
             same(&gate, &dout); same(&up, &dout);
         } => Work::short(5 * dout.len());
         dropout(out: Out<B>, write: Write, x: In<B>, key: DropoutKey, tokens: &B::Tokens) {
@@ -218,7 +218,7 @@ impl<B: Fused> Fused for Checked<B> {
         rmsnorm_for_linear(out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
             same(&out, &x); is_normed(gain, &inv_rms, &x);
         } => Work::moved(2 * x.len());
-        swiglu_for_linear(out: Out<B>, gate: In<B>, up: In<B>) {
+        gated_for_linear(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());
         rope_for_attention(x: Out<B>, table: In<B>, tokens: &B::Tokens) {

@@ -78,6 +78,8 @@ pub struct Norms {
 pub enum Activation {
     /// silu(gate) * up.
     SwiGlu,
+    /// gelu(gate) * up, with gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))).
+    GeGlu,
 }
 
 impl Activation {
@@ -85,6 +87,7 @@ impl Activation {
     pub fn names(self) -> &'static [&'static str] {
         match self {
             Activation::SwiGlu => &["silu", "swish"],
+            Activation::GeGlu => &["gelu_pytorch_tanh"],
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One decoder block: the forward pass, and the handwritten backward pass in the submodule `backward`.
 //!
-//! Cheap values are not kept: the backward pass computes the normed inputs and the swiglu product again with the same
+//! Cheap values are not kept: the backward pass computes the normed inputs and the gated product again with the same
 //! verbs, so the bits are equal. A [`Saved`] holds the kept values; recomputing a block creates a new one.
 
 mod backward;
@@ -28,7 +28,7 @@ const GATE: usize = 4;
 const UP: usize = 5;
 const DOWN: usize = 6;
 
-/// Consumer of a normed stream or of the swiglu product.
+/// Consumer of a normed stream or of the gated product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reader {
     /// Frozen products, which may read another number format, and adapters.
@@ -372,9 +372,9 @@ impl<B: Fused> Block<B> {
         let (t, f) = (batch.rows, self.feed_forward);
         let mut act = backend.short(t, f);
         let (out, gate, up) = (view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
-        match (self.activation, reader) {
-            (Activation::SwiGlu, Reader::Projections) => backend.swiglu_for_linear(out, gate, up),
-            (Activation::SwiGlu, Reader::Adapters) => backend.swiglu(out, gate, up),
+        match reader {
+            Reader::Projections => backend.gated_for_linear(out, gate, up, self.activation),
+            Reader::Adapters => backend.gated(out, gate, up, self.activation),
         }
         act
     }

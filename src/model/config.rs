@@ -333,7 +333,7 @@ fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ConfigError> {
     if !size.is_multiple_of(2) {
         return Err(key("head_dim", format!("is {size}; rotary embedding needs an even head size")));
     }
-    Ok(Heads { query, kv, size })
+    Ok(Heads::new(query, kv, size))
 }
 
 /// Class names by index: `id2label`, else `num_labels` generated names, else transformers' default of two.

@@ -12,7 +12,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Each query of each head: its head, its row, the columns of its head in q and in k, and its keys.
+    /// Each query of each head: its head, its row, the columns of its head in q and in k, and the keys in its window.
     fn queries(
         &self,
         heads: Heads,
@@ -22,7 +22,8 @@ impl Rows {
         let all: Vec<(usize, usize)> = starts.collect();
         all.into_iter().flat_map(move |(start, i)| {
             let columns = move |h| (h * heads.size, h / (heads.query / heads.kv) * heads.size);
-            (0..heads.query).map(move |h| (h, i, columns(h), start..=i + past))
+            let first = heads.window.map_or(start, |w| start.max((i + past + 1).saturating_sub(w)));
+            (0..heads.query).map(move |h| (h, i, columns(h), first..=i + past))
         })
     }
 }
@@ -38,7 +39,7 @@ fn softmax(scores: &[f64]) -> (Vec<f64>, f64) {
     (scores.iter().map(|s| (s - most).exp() / sum).collect(), most + sum.ln())
 }
 
-/// out and logsumexp of q, k, v: query i of a row sees keys 0 ..= past + i of the same row.
+/// out and logsumexp of q, k, v: query i of a row sees keys 0 ..= past + i of the same row, of these its window.
 fn attended(x: &[Mat], heads: Heads, rows: &Rows) -> (Mat, Mat) {
     let (q, k, v) = (&x[0], &x[1], &x[2]);
     let (d, scale) = (heads.size, (heads.size as f64).sqrt());
@@ -77,7 +78,7 @@ fn attended_grad(x: &[Mat], dout: &Mat, (heads, rows): (Heads, &Rows), size: fn(
 }
 
 const fn heads(query: usize, kv: usize, size: usize) -> Heads {
-    Heads { query, kv, size }
+    Heads::new(query, kv, size)
 }
 
 /// Heads of every kernel size, shared and not shared, and odd sizes between.
@@ -103,7 +104,36 @@ fn sizes(set: Set) -> Vec<((usize, Vec<u32>), Heads)> {
     let long = set.of(&[], &[1024, 4096]).into_iter().map(|t| ((t, vec![0, t as u32]), SMOLLM2));
     let odd = odd.map(|(t, heads)| ((t, bounds(t)), heads));
     let one = set.of(&[650], &[]).into_iter().map(|t| ((t, vec![0, t as u32]), heads(2, 1, 6)));
-    odd.chain(one).chain(model).chain(long).collect()
+    odd.chain(one).chain(model).chain(long).chain(windowed(set)).collect()
+}
+
+/// Tokens, windows and heads: windows of one token, within a block of keys, around its border, over several blocks,
+/// and longer than the row.
+const WINDOWS: [(usize, usize, Heads); 14] = [
+    (0, 3, heads(1, 1, 4)),
+    (1, 1, heads(1, 1, 4)),
+    (3, 2, heads(2, 1, 6)),
+    (17, 1, heads(2, 2, 10)),
+    (70, 5, heads(2, 1, 6)),
+    (70, 200, heads(3, 3, 34)),
+    (70, 31, heads(9, 3, 64)),
+    (97, 33, heads(4, 2, 128)),
+    (97, 12, heads(2, 1, 256)),
+    (200, 32, heads(2, 1, 6)),
+    (200, 64, heads(2, 2, 10)),
+    (200, 95, heads(2, 1, 6)),
+    (200, 97, heads(3, 3, 34)),
+    (200, 130, heads(2, 1, 6)),
+];
+
+/// Packed rows; and rows alone that are longer than what the CPU's gradient computes at a time.
+fn windowed(set: Set) -> Vec<((usize, Vec<u32>), Heads)> {
+    let windowed = |heads: Heads, w: usize| Heads { window: Some(w), ..heads };
+    let packed = set.of(&WINDOWS, &[]).into_iter().map(|(t, w, heads)| ((t, bounds(t)), windowed(heads, w)));
+    let alone = [1, 60, 300, 700].map(|w| (650, w, heads(2, 1, 6)));
+    let alone = set.of(&alone, &[(4096, 512, SMOLLM2)]);
+    let alone = alone.into_iter().map(|(t, w, heads)| ((t, vec![0, t as u32]), windowed(heads, w)));
+    packed.chain(alone).collect()
 }
 
 /// Numbers that a class of 16 bits does not round.
@@ -117,8 +147,13 @@ fn qkv(t: usize, keys: usize, heads: Heads) -> [Mat; 3] {
     [q, in_bf16(keys, heads.kv * heads.size, 2), in_bf16(keys, heads.kv * heads.size, 3)]
 }
 
-fn name((t, bounds): &(usize, Vec<u32>), Heads { query, kv, size }: Heads) -> String {
-    format!("T={t} in {} rows, {query}/{kv}x{size}", bounds.len() - 1)
+fn name((t, bounds): &(usize, Vec<u32>), Heads { query, kv, size, window }: Heads) -> String {
+    let window = window.map_or(String::new(), |w| format!(", window {w}"));
+    format!("T={t} in {} rows, {query}/{kv}x{size}{window}", bounds.len() - 1)
+}
+
+fn feature(heads: Heads) -> Option<Feature> {
+    heads.window.map(|_| Feature::Windows)
 }
 
 /// Multiplications of a pass over q kᵀ.
@@ -143,6 +178,7 @@ pub fn attention<B: Device>(set: Set) -> Cases<B> {
                 vec![out, lse]
             })
             .product(terms)
+            .needs(feature(heads))
             .rounds(Rounds::Terms(Box::new(move |k| {
                 // The output of the magnitudes of v has the terms' magnitudes.
                 let x = [k.i[0].clone(), k.i[1].clone(), k.i[2].map(f64::abs)];
@@ -174,6 +210,7 @@ pub fn attention_grad<B: Device>(set: Set) -> Cases<B> {
             })
             .want(&[3e-5; 3], move |k| attended_grad(&k.i[..3], &k.i[5], (heads, &rows), |x| x))
             .product(terms)
+            .needs(feature(heads))
             .rounds(Rounds::Terms(Box::new(move |k| {
                 attended_grad(&k.i[..3], &k.i[5], (heads, &of_terms), f64::abs)
             })));
@@ -192,7 +229,10 @@ const PAST: [(usize, usize); 11] =
 
 pub fn attention_cached<B: Device>(set: Set) -> Cases<B> {
     let few = [heads(2, 1, 6), heads(3, 3, 64), heads(9, 3, 64)];
-    each(cross(set.of(&PAST, &[(1, 1023)]), &set.of(&few, &[SMOLLM2])), |((t, past), heads)| {
+    let all = cross(set.of(&PAST, &[(1, 1023)]), &set.of(&few, &[SMOLLM2]));
+    let windows = set.of(&[None, Some(1), Some(20), Some(64), Some(250)], &[None, Some(128)]);
+    each(cross(all, &windows), |(((t, past), heads), window)| {
+        let heads = Heads { window, ..heads };
         let rows = Rows { bounds: vec![0, t as u32], past };
         let terms = terms(&rows, heads);
         let name = format!("{} past {past}", name(&(t, rows.bounds.clone()), heads));
@@ -202,5 +242,6 @@ pub fn attention_cached<B: Device>(set: Set) -> Cases<B> {
             })
             .want(&[3e-6], move |k| vec![attended(k.i, heads, &rows).0])
             .product(terms)
+            .needs(feature(heads))
     })
 }

@@ -28,6 +28,8 @@ pub struct Rig<B> {
     pub rounded: Option<f64>,
     /// Cases above this cost are left out.
     pub most: usize,
+    /// Cases that need this are left out.
+    pub lacks: &'static [Feature],
 }
 
 /// The expected numbers of a case, computed once for all devices.
@@ -70,7 +72,7 @@ fn check_op<B: Device>(op: Op, rigs: &[Rig<B>]) -> String {
     let (mut ran, mut worst, mut all) = (vec![0; rigs.len()], vec![0.0f64; rigs.len()], 0);
     for case in cases::<B>(op, Set::Odd) {
         let mut references = [None, None];
-        for (i, rig) in rigs.iter().enumerate().filter(|(_, rig)| case.cost <= rig.most) {
+        for (i, rig) in rigs.iter().enumerate().filter(|(_, rig)| rig.takes(&case)) {
             let rounded = rig.rounded.is_some();
             let reference = &mut references[usize::from(rounded)];
             let reference = reference.get_or_insert_with(|| Reference::of(&case, rounded));
@@ -132,6 +134,10 @@ impl Gradient {
 }
 
 impl<B: Device> Rig<B> {
+    fn takes(&self, case: &Case<B>) -> bool {
+        case.cost <= self.most && !case.feature.is_some_and(|feature| self.lacks.contains(&feature))
+    }
+
     /// The largest error, as a part of its bound.
     fn check(&self, op: Op, case: &Case<B>, reference: &Reference) -> f64 {
         let name = format!("{op:?} {} on {}", case.name, self.name);

@@ -1,7 +1,7 @@
-//! Cases of transport, and of ops on single elements: fill, copy, add, bias, swiglu, dropout.
+//! Cases of transport, and of ops on single elements: fill, copy, add, bias, gated, dropout.
 
 use crate::op_cases::*;
-use finetune::backend::{DropoutKey, ViewMut, view_mut};
+use finetune::backend::{Activation, DropoutKey, ViewMut, view_mut};
 use finetune::numeric::rng;
 
 const SHAPES: [(usize, usize); 7] = [(0, 5), (1, 1), (3, 7), (5, 255), (17, 300), (129, 300), (17, 1536)];
@@ -120,38 +120,63 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-fn gated(i: &[Mat]) -> Mat {
-    let v = i[0].v.iter().zip(&i[1].v).map(|(&g, &u)| g * sigmoid(g) * u).collect();
+const ACTIVATIONS: [Activation; 2] = [Activation::SwiGlu, Activation::GeGlu];
+
+/// The activation and its derivative.
+fn act(activation: Activation, g: f64) -> (f64, f64) {
+    match activation {
+        Activation::SwiGlu => {
+            let s = sigmoid(g);
+            (g * s, s * (1.0 + g * (1.0 - s)))
+        }
+        Activation::GeGlu => {
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            let t = (root * (g + 0.044715 * g.powi(3))).tanh();
+            let inner = root * (1.0 + 3.0 * 0.044715 * g * g);
+            (0.5 * g * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * g * (1.0 - t * t) * inner)
+        }
+    }
+}
+
+fn product(i: &[Mat], activation: Activation) -> Mat {
+    let v = i[0].v.iter().zip(&i[1].v).map(|(&g, &u)| act(activation, g).0 * u).collect();
     Mat { v, ..i[0] }
+}
+
+fn feature(activation: Activation) -> Option<Feature> {
+    (activation == Activation::GeGlu).then_some(Feature::GeGlu)
 }
 
 fn gate_and_up((t, c, size): (usize, usize, f64)) -> [Mat; 2] {
     [Mat::random(t, c, 1).map(|g| g * size), Mat::random(t, c, 2)]
 }
 
-pub fn swiglu<B: Device>(
+pub fn gated<B: Device>(
     set: Set,
-    verb: impl Fn(&mut B, ViewMut<B::Memory>, View<B::Memory>, View<B::Memory>) + Copy + 'static,
+    verb: impl Fn(&mut B, ViewMut<B::Memory>, (View<B::Memory>, View<B::Memory>), Activation) + Copy + 'static,
 ) -> Cases<B> {
-    let sized = move |size: (usize, usize, f64)| {
-        Case::new(name(size.0, size.1), gate_and_up(size), [Out::Poison(size.0, size.1)])
-            .verb(move |b: &mut B, g, o| verb(b, o[0].view_mut(), g.i[0], g.i[1]))
-            .want(&[1e-6], |k| vec![gated(k.i)])
+    let sized = move |(size, activation): ((usize, usize, f64), Activation)| {
+        let name = format!("{} {activation:?}", name(size.0, size.1));
+        Case::new(name, gate_and_up(size), [Out::Poison(size.0, size.1)])
+            .verb(move |b: &mut B, g, o| verb(b, o[0].view_mut(), (g.i[0], g.i[1]), activation))
+            .want(&[1e-6], move |k| vec![product(k.i, activation)])
+            .needs(feature(activation))
     };
-    let extreme = move |()| {
-        let mut case = sized((1, 4, 1.0));
+    let extreme = move |activation| {
+        let mut case = sized(((1, 4, 1.0), activation));
         case.inputs = vec![
             Mat { rows: 1, cols: 4, v: vec![-200.0, 200.0, -88.8, 0.0] },
             Mat { rows: 1, cols: 4, v: vec![1.0; 4] },
         ];
-        case.name = "extremes".into();
+        case.name = format!("extremes {activation:?}");
         case
     };
-    Box::new(each(set.of(&GATES, &GATES_MODEL), sized).chain(each(set.of(&[()], &[]), extreme)))
+    let sizes = cross(set.of(&GATES, &GATES_MODEL), &ACTIVATIONS);
+    Box::new(each(sizes, sized).chain(each(set.of(&ACTIVATIONS, &[]), extreme)))
 }
 
-pub fn swiglu_grad<B: Device>(set: Set) -> Cases<B> {
-    each(set.of(&GATES, &GATES_MODEL), |size| {
+pub fn gated_grad<B: Device>(set: Set) -> Cases<B> {
+    each(cross(set.of(&GATES, &GATES_MODEL), &ACTIVATIONS), |(size, activation)| {
         let (t, c, _) = size;
         let (held, dout) = (gate_and_up(size), Mat::random(t, c, 3));
         let gradient = |which| Gradient {
@@ -160,20 +185,21 @@ pub fn swiglu_grad<B: Device>(set: Set) -> Cases<B> {
             x: held.to_vec(),
             which,
             dy: dout.clone(),
-            formula: Box::new(gated),
+            formula: Box::new(move |x| product(x, activation)),
             bound: 1e-5,
         };
-        Case::new(name(t, c), [dout.clone()], held.clone().map(Out::Holds))
+        Case::new(format!("{} {activation:?}", name(t, c)), [dout.clone()], held.clone().map(Out::Holds))
             .verb(|b: &mut B, g, o| {
                 let [gate, up] = o else { unreachable!() };
-                b.swiglu_grad(gate.view_mut(), up.view_mut(), g.i[0]);
+                b.gated_grad(gate.view_mut(), up.view_mut(), g.i[0], activation);
             })
-            .want(&[1e-5, 1e-5], |k| {
+            .needs(feature(activation))
+            .want(&[1e-5, 1e-5], move |k| {
                 let (mut gate, mut up) = (k.old[0].clone(), k.old[1].clone());
                 for (i, dout) in k.i[0].v.iter().enumerate() {
-                    let (g, u, s) = (gate.v[i], up.v[i], sigmoid(gate.v[i]));
-                    gate.v[i] = dout * u * s * (1.0 + g * (1.0 - s));
-                    up.v[i] = dout * g * s;
+                    let (u, (value, slope)) = (up.v[i], act(activation, gate.v[i]));
+                    gate.v[i] = dout * u * slope;
+                    up.v[i] = dout * value;
                 }
                 vec![gate, up]
             })

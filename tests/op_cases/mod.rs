@@ -60,11 +60,11 @@ pub fn cases<B: Device>(op: Op, set: Set) -> Cases<B> {
         Op::copy => elementwise::copy(set),
         Op::add => elementwise::add(set),
         Op::bias => elementwise::bias(set),
-        Op::swiglu => elementwise::swiglu(set, |b: &mut B, out, gate, up| b.swiglu(out, gate, up)),
-        Op::swiglu_for_linear => {
-            elementwise::swiglu(set, |b: &mut B, out, gate, up| b.swiglu_for_linear(out, gate, up))
+        Op::gated => elementwise::gated(set, |b: &mut B, out, (gate, up), act| b.gated(out, gate, up, act)),
+        Op::gated_for_linear => {
+            elementwise::gated(set, |b: &mut B, out, (gate, up), act| b.gated_for_linear(out, gate, up, act))
         }
-        Op::swiglu_grad => elementwise::swiglu_grad(set),
+        Op::gated_grad => elementwise::gated_grad(set),
         Op::dropout => elementwise::dropout(set),
         Op::embed => rows::embed(set),
         Op::rmsnorm => {
@@ -191,6 +191,17 @@ pub enum Rounds {
     Terms(Outputs),
 }
 
+/// What a backend may not compute yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feature {
+    /// Attention within a window.
+    Windows,
+    /// Gates with GeGLU.
+    GeGlu,
+    /// Embeddings with a scale.
+    ScaledEmbedding,
+}
+
 /// An op at one size.
 pub struct Case<B: Backend> {
     pub name: String,
@@ -211,6 +222,8 @@ pub struct Case<B: Backend> {
     pub rounds: Rounds,
     /// The bounds hold for every backend, whatever its own bound.
     pub strict: bool,
+    /// What only some backends compute.
+    pub feature: Option<Feature>,
     /// About the number of multiplications, by which a slow backend leaves a case out.
     pub cost: usize,
 }
@@ -238,6 +251,7 @@ impl<B: Device> Case<B> {
             same: Vec::new(),
             rounds: Rounds::Nothing,
             strict: false,
+            feature: None,
             cost: 8 * numbers,
         }
     }
@@ -287,6 +301,11 @@ impl<B: Device> Case<B> {
 
     fn rounds(mut self, rounds: Rounds) -> Self {
         self.rounds = rounds;
+        self
+    }
+
+    fn needs(mut self, feature: Option<Feature>) -> Self {
+        self.feature = feature;
         self
     }
 

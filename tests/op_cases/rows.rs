@@ -25,18 +25,21 @@ pub fn embed<B: Device>(set: Set) -> Cases<B> {
     let blocks: Vec<Stored> = Block::ALL.iter().map(|block| Stored::Blocks(*block)).collect();
     all.extend(cross(set.of(&[(7, 512)], &[]), &blocks));
     all.extend(set.of(&[], &[((49_152, 576), Stored::Coarse(Dtype::Bf16))]));
-    each(all, move |((vocab, c), stored)| {
+    each(cross(all, &[1.0f32, 50.5]), move |(((vocab, c), stored), scale)| {
         let t = if set == Set::Odd { 17 } else { 1024 };
         let ids: Vec<u32> = (0..t as u32).map(|i| i * 7 % vocab as u32).collect();
-        let mut case = Case::new(format!("{vocab}x{c} {stored:?}"), [], [Out::Poison(t, c)])
+        let mut case = Case::new(format!("{vocab}x{c} {stored:?} * {scale}"), [], [Out::Poison(t, c)])
             .frozen(Matrix::draw(vocab, c, 1, stored))
-            .verb(|b: &mut B, g, o| b.embed(o[0].view_mut(), &g.w[0], g.tokens()));
+            .needs((scale != 1.0).then_some(Feature::ScaledEmbedding))
+            .verb(move |b: &mut B, g, o| b.embed(o[0].view_mut(), &g.w[0], g.tokens(), scale));
         case.tokens = Some(Tokens { bounds: vec![0, t as u32], ids: ids.clone(), past: 0 });
-        // An embedding of blocks is one product and one sum.
-        let bound = if matches!(stored, Stored::Blocks(_)) { 2e-7 } else { 0.0 };
-        case.rounds = if bound > 0.0 { Rounds::Parts } else { Rounds::Factors };
+        // An embedding of blocks is one product and one sum, a scale another product.
+        let blocks = matches!(stored, Stored::Blocks(_));
+        let bound = if blocks { 2e-7 } else { 0.0 } + if scale == 1.0 { 0.0 } else { 1e-7 };
+        case.rounds = if blocks { Rounds::Parts } else { Rounds::Factors };
         case.strict().want(&[bound], move |k| {
-            let v = ids.iter().flat_map(|&id| k.w[0].v[id as usize * c..][..c].to_vec()).collect();
+            let row = |&id: &u32| &k.w[0].v[id as usize * c..][..c];
+            let v = ids.iter().flat_map(row).map(|v| v * f64::from(scale)).collect();
             vec![Mat { rows: t, cols: c, v }]
         })
     })

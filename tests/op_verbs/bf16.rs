@@ -207,7 +207,7 @@ fn attention_grad(x: [&Mat; 5], lse: &Mat, heads: Heads, settled: bool) -> Vec<V
 #[test]
 fn settled_attention_has_the_gradient_of_rounded_numbers() {
     for (t, (query, kv, size)) in [(1, (1, 1, 4)), (17, (3, 3, 34)), (129, (2, 1, 6)), (200, (2, 2, 10))] {
-        let heads = Heads { query, kv, size };
+        let heads = Heads::new(query, kv, size);
         let random = |heads: usize, key: u64| rounded(&Mat::random(t, heads * size, key));
         let [q, k, v, dout] =
             [(query, 1), (kv, 2), (kv, 3), (query, 4)].map(|(heads, key)| random(heads, key));

@@ -4,7 +4,9 @@
 use crate::bf16::bits;
 use crate::op_cases::{Mat, tokens, weight};
 use finetune::backend::cpu::Memory;
-use finetune::backend::{Backend, Cpu, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut};
+use finetune::backend::{
+    Activation, Backend, Cpu, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut,
+};
 use finetune::numeric::dtype::Dtype;
 
 /// A backend whose activations have 16 bits, or are in f32 memory and are rounded by the host.
@@ -50,7 +52,10 @@ impl Rounded {
 }
 
 /// A feed-forward half of a block, forward and backward: input, gain, gate and up, down, A and B.
-fn feed_forward(mut on: Rounded, [x, gain, w, down, a, b]: [&Mat; 6]) -> Vec<Vec<f32>> {
+fn feed_forward(
+    (mut on, activation): (Rounded, Activation),
+    [x, gain, w, down, a, b]: [&Mat; 6],
+) -> Vec<Vec<f32>> {
     let (t, c, f, r) = (x.rows, x.cols, w.rows, a.rows);
     let [mx, mg, ma, mb] = [x, gain, a, b].map(|m| on.up(m));
     let (wide, narrow) = (weight(&mut on.cpu, w, Dtype::Bf16), weight(&mut on.cpu, down, Dtype::Bf16));
@@ -69,14 +74,14 @@ fn feed_forward(mut on: Rounded, [x, gain, w, down, a, b]: [&Mat; 6]) -> Vec<Vec
     on.note(&h, (t, r));
     on.cpu.lora_down(view_mut(&mut h, t, r), view(&normed, t, c), ab.0);
     on.note(&h, (t, r));
-    on.cpu.swiglu(view_mut(&mut act, t, f), view(&gate, t, f), view(&up, t, f));
+    on.cpu.gated(view_mut(&mut act, t, f), view(&gate, t, f), view(&up, t, f), activation);
     on.settle(&mut act, f);
     let (mut y, mut dx, mut dab) = (on.cpu.memory(t * c), on.cpu.memory(t * c), on.cpu.memory(r * (c + f)));
     on.cpu.linear(view_mut(&mut y, t, c), Write::Set, view(&act, t, f), &narrow);
     on.note(&y, (t, c));
     on.cpu.linear_grad(view_mut(&mut dact, t, f), Write::Set, view(&y, t, c), &narrow);
     on.settle(&mut dact, f);
-    on.cpu.swiglu_grad(view_mut(&mut gate, t, f), view_mut(&mut up, t, f), view(&dact, t, f));
+    on.cpu.gated_grad(view_mut(&mut gate, t, f), view_mut(&mut up, t, f), view(&dact, t, f), activation);
     on.settle(&mut gate, f);
     on.settle(&mut up, f);
     for alone in [false, true] {
@@ -117,12 +122,14 @@ fn sixteen_bit_memory_holds_rounded_f32_values() {
         (301, 900, 34, 5),
         (900, 40, 34, 2),
     ];
-    for (t, c, f, r) in sizes {
-        let name = format!("{t}x{c}x{f}x{r}");
+    let activations = [Activation::SwiGlu, Activation::GeGlu];
+    for (activation, (t, c, f, r)) in activations.into_iter().flat_map(|a| sizes.map(|size| (a, size))) {
+        let name = format!("{t}x{c}x{f}x{r} {activation:?}");
         let all = [(t, c), (1, c), (f, c), (c, f), (r, c), (f, r)];
         let all = all.map(|(rows, cols)| Mat::random(rows, cols, (7 * rows + cols) as u64));
         let go = |cpu: Cpu, short: bool| {
-            feed_forward(Rounded { cpu: cpu.poisoning(), short, t, out: Vec::new() }, all.each_ref())
+            let on = Rounded { cpu: cpu.poisoning(), short, t, out: Vec::new() };
+            feed_forward((on, activation), all.each_ref())
         };
         let got = go(Cpu::bf16(2), true);
         assert!(got.iter().flatten().all(|v| v.is_finite()), "{name}");

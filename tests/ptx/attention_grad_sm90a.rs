@@ -32,7 +32,7 @@ pub struct Problem {
 
 impl Problem {
     pub fn new((query, kv, size): Shared, bounds: &[u32]) -> Problem {
-        let (heads, t) = (Heads { query, kv, size }, *bounds.last().unwrap() as usize);
+        let (heads, t) = (Heads::new(query, kv, size), *bounds.last().unwrap() as usize);
         let random = |heads: usize, key| Mat::random(t, heads * size, key);
         let x = [random(query, 1).map(|x| 3.0 * x), random(kv, 2), random(kv, 3), random(query, 4)];
         let x = x.map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
@@ -78,7 +78,7 @@ pub fn run(
     let mut m = Machine::default();
     m.seed = seed;
     m.load(kernels);
-    let Heads { query, kv, size } = p.heads;
+    let Heads { query, kv, size, .. } = p.heads;
     let (t, word) = (p.x[0].rows, |bits, bytes| Value { bits, bytes });
     let outs = if which == "q" { vec![query * size] } else { vec![kv * size; 2] };
     let mut args = Vec::new();

@@ -93,7 +93,7 @@ impl Case<'_> {
 
     /// dq, dk and dv, from the results of the forward pass.
     pub fn backward(&self, out: &[f32], lse: &[f32]) -> [Vec<Value>; 3] {
-        let Heads { query, kv, size } = self.heads;
+        let Heads { query, kv, size, .. } = self.heads;
         let t = self.x[0].rows;
         let mut grads = [query, kv, kv].map(|heads| vec![Value::default(); t * heads * size]);
         for (start, i, h) in self.queries() {

@@ -56,7 +56,7 @@ pub fn like_its_reference<B: Backend>(
     (heads, bounds): (Heads, &[u32]),
     step: usize,
 ) {
-    let Heads { query, kv, size } = heads;
+    let Heads { query, kv, size, .. } = heads;
     let name = format!("{what} {bounds:?} {query}/{kv}x{size}");
     let x = inputs(*bounds.last().unwrap() as usize, heads);
     let rounded = x.clone().map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
@@ -87,7 +87,7 @@ fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
     }
     for (query, kv, size) in HEADS {
         for bounds in ROWS {
-            let (heads, t) = (Heads { query, kv, size }, *bounds.last().unwrap() as usize);
+            let (heads, t) = (Heads::new(query, kv, size), *bounds.last().unwrap() as usize);
             if t > 100 && size == 72 {
                 continue; // the tiles of 96
             }
@@ -109,7 +109,7 @@ fn heads_that_no_tile_fits_stay_with_the_baseline() {
         return;
     }
     for size in [6, 20, 136] {
-        let heads = Heads { query: 2, kv: 1, size };
+        let heads = Heads::new(2, 1, size);
         let (x, bounds) = (inputs(9, heads), [0, 4, 9]);
         let got = both(&mut device_at((8, 0), 0).bf16().unwrap(), &x, heads, &bounds).unwrap();
         assert!(got == both(&mut device_at((7, 0), 0), &x, heads, &bounds).unwrap(), "{size}: other bits");

@@ -35,7 +35,7 @@ fn attention_by_wgmma_is_that_of_rounded_inputs() {
             if *bounds.last().unwrap() > 200 && query == 3 {
                 continue; // the tiles of one head
             }
-            let heads = Heads { query, kv, size };
+            let heads = Heads::new(query, kv, size);
             like_its_reference("attention by wgmma", |order| device(order).unwrap(), (heads, bounds), 128);
         }
     }
@@ -51,7 +51,7 @@ const FAULTS: [(&str, &str, &str); 2] = [
 fn each_direction_is_taken_for_itself_in_heads_of_64_and_128() {
     let bounds = [0, 4, 90];
     for size in [8, 72, 96, 64, 128] {
-        let heads = Heads { query: 2, kv: 1, size };
+        let heads = Heads::new(2, 1, size);
         for flash in [(false, true), (true, false)].map(|(forward, backward)| Flash { forward, backward }) {
             let with = |device: Cuda<Interpreted>| {
                 let mut device = device.bf16().unwrap().attending(flash);
@@ -74,7 +74,7 @@ fn each_direction_is_taken_for_itself_in_heads_of_64_and_128() {
 /// row's own outputs are not finite either.
 #[test]
 fn what_is_not_finite_in_another_row_is_seen_in_its_own() {
-    let (heads, bounds, t) = (Heads { query: 1, kv: 1, size: 64 }, [0, 5, 38], 38);
+    let (heads, bounds, t) = (Heads::new(1, 1, 64), [0, 5, 38], 38);
     let out = |x: &[Mat; 4]| {
         let mut device = device_of((9, 0), 0).bf16().unwrap().attending(BOTH);
         let outs = [Out::Poison(t, 64), Out::Poison(t, 1)];

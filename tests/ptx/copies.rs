@@ -6,8 +6,8 @@ use crate::op_cases::tokens;
 use crate::step::{Same, packed, qwen};
 use finetune::backend::cuda::Driver;
 use finetune::backend::{
-    AttentionSaved, Backend, Cuda, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart, Norm, Product,
-    Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
+    Activation, AttentionSaved, Backend, Cuda, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart,
+    Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
 };
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -20,7 +20,7 @@ type Weight = <Device as Backend>::Weight;
 
 /// Every matrix is square, so that each fits every op.
 const N: usize = 8;
-const ONE: Heads = Heads { query: 1, kv: 1, size: N };
+const ONE: Heads = Heads::new(1, 1, N);
 
 /// The inputs of ops: matrices, a frozen one, and memory for outputs that are not compared.
 struct Given {
@@ -70,7 +70,7 @@ const WRITERS: &[(&str, Writer)] = &[
     ("add", |d, out, g| d.add(out, of(&g.x))),
     ("embed", |d, out, g| {
         let tokens = d.tokens(TokenRows { ids: &[7, 6, 5, 4, 3, 2, 1, 0], bounds: &[0, N as u32], past: 0 });
-        d.embed(out, &g.frozen, &tokens);
+        d.embed(out, &g.frozen, &tokens, 1.0);
     }),
     ("rmsnorm out", |d, out, g| {
         d.rmsnorm(out, view_mut(&mut g.spare[0], N, 1), of(&g.x), view(&g.y, 1, N), 1e-5);
@@ -111,16 +111,16 @@ const WRITERS: &[(&str, Writer)] = &[
     ("attention_grad dk", |d, out, g| grads(d, out, g, 1)),
     ("attention_grad dv", |d, out, g| grads(d, out, g, 2)),
     ("attention_cached", |d, out, g| d.attention_cached(out, qkv(g), ONE)),
-    ("swiglu", |d, out, g| d.swiglu(out, of(&g.x), of(&g.y))),
-    ("swiglu_grad gate", |d, out, g| {
+    ("gated", |d, out, g| d.gated(out, of(&g.x), of(&g.y), Activation::SwiGlu)),
+    ("gated_grad gate", |d, out, g| {
         let [up, ..] = &mut g.spare;
         d.fill(view_mut(up, N, N), 0.5);
-        d.swiglu_grad(out, view_mut(up, N, N), of(&g.y));
+        d.gated_grad(out, view_mut(up, N, N), of(&g.y), Activation::SwiGlu);
     }),
-    ("swiglu_grad up", |d, out, g| {
+    ("gated_grad up", |d, out, g| {
         let [gate, ..] = &mut g.spare;
         d.fill(view_mut(gate, N, N), 0.5);
-        d.swiglu_grad(view_mut(gate, N, N), out, of(&g.y));
+        d.gated_grad(view_mut(gate, N, N), out, of(&g.y), Activation::SwiGlu);
     }),
     ("dropout", |d, out, g| {
         let tokens = tokens(d, &[0, N as u32]);
@@ -290,7 +290,7 @@ fn attention_and_its_gradient_narrow_q_k_and_v_once() {
 #[test]
 fn copies_take_no_more_than_is_said() {
     // Two query heads of 16 and one key/value head; widths 32 and 48.
-    let config = qwen(3, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
+    let config = qwen(3, 50, (32, 48), Heads::new(2, 1, 16));
     // q, k, v, attention's output, the widest input and its gradient, all in bf16.
     let said = 2 * (32 + 16 + 16 + 32 + 48 + 48);
     let targets = MODULES.map(String::from).to_vec();

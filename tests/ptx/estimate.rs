@@ -15,7 +15,7 @@ use finetune::model::stage::Stage;
 
 /// Two query heads of 16 and one key/value head; widths 32 and 48.
 fn config(vocab: usize) -> Config {
-    qwen(1, vocab, (32, 48), Heads { query: 2, kv: 1, size: 16 })
+    qwen(1, vocab, (32, 48), Heads::new(2, 1, 16))
 }
 
 fn lora() -> LoraSpec {

@@ -6,7 +6,8 @@ use crate::device::{device_at, device_bf16};
 use crate::op_cases::tokens;
 use finetune::backend::cuda::Driver;
 use finetune::backend::{
-    Backend, Cuda, Fault, Fused, Heads, LoraGrad, LoraPart, Qkv, View, ViewMut, Write, view, view_mut,
+    Activation, Backend, Cuda, Fault, Fused, Heads, LoraGrad, LoraPart, Qkv, View, ViewMut, Write, view,
+    view_mut,
 };
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
@@ -115,17 +116,17 @@ pub fn activated<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize
     let (gate, up) = (Mat::random(t, k, 1).map(|x| 4.0 * x), Mat::random(t, k, 2));
     let w = Mat::random(n, k, 3).coarse();
     let outs = [Out::Poison(t, k), Out::Poison(t, n)];
-    run("swiglu_for_linear", &mut device, (&[&gate, &up], &outs), |d, i, o| {
+    run("gated_for_linear", &mut device, (&[&gate, &up], &outs), |d, i, o| {
         let [out, y] = o else { unreachable!() };
         let w = weight(d, &w, Dtype::Bf16);
-        d.swiglu_for_linear(out.view_mut(), i[0], i[1]);
+        d.gated_for_linear(out.view_mut(), i[0], i[1], Activation::SwiGlu);
         d.linear(y.view_mut(), Write::Set, out.view(), &w);
     })
 }
 
 /// q and k, rotated, and the output of attention.
 pub fn rotated<D: Driver>(mut device: Cuda<D>, (t, size): (usize, usize)) -> Made {
-    let heads = Heads { query: 2, kv: 1, size };
+    let heads = Heads::new(2, 1, size);
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
     // Arbitrary values of the table: values above one only make the numbers larger.
     let table = Mat::random(t, size, 4);
@@ -160,7 +161,7 @@ fn a_copy_made_on_the_way_has_the_bits_of_one_made_apart() {
     }
     for sizes in [(1, 3, 5), (5, 9, 32), (9, 130, 40), (66, 17, 300)] {
         like_its_composition(&format!("rmsnorm_for_linear {sizes:?}"), &|device| normed(device, sizes));
-        like_its_composition(&format!("swiglu_for_linear {sizes:?}"), &|device| activated(device, sizes));
+        like_its_composition(&format!("gated_for_linear {sizes:?}"), &|device| activated(device, sizes));
     }
     // Heads of 10 use the baseline.
     for sizes in [(1, 8), (7, 10), (33, 72), (131, 64), (5, 128)] {
@@ -197,7 +198,7 @@ fn what_is_narrowed_on_the_way_is_not_narrowed_again() {
         );
         (0..2).for_each(|_| d.linear(view_mut(&mut y, 8, 8), Write::Set, of(&x), &w));
         count(&d);
-        d.swiglu_for_linear(view_mut(&mut x, 8, 8), of(&a), of(&b));
+        d.gated_for_linear(view_mut(&mut x, 8, 8), of(&a), of(&b), Activation::SwiGlu);
         d.linear(view_mut(&mut y, 8, 8), Write::Set, of(&x), &w);
         count(&d);
         for m in [&mut x, &mut k] {
@@ -205,7 +206,7 @@ fn what_is_narrowed_on_the_way_is_not_narrowed_again() {
         }
         let qkv = Qkv { q: of(&x), k: of(&k), v: of(&a) };
         let lse = ViewMut { memory: &mut roots, offset: 0, rows: 8, cols: 1 };
-        d.attention(view_mut(&mut y, 8, 8), lse, qkv, Heads { query: 1, kv: 1, size: 8 }, &tokens);
+        d.attention(view_mut(&mut y, 8, 8), lse, qkv, Heads::new(1, 1, 8), &tokens);
         count(&d);
         d.read(of(&y), &mut [0.0; 64]).unwrap();
         counts

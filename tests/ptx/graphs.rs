@@ -30,7 +30,7 @@ fn batches(vocab: usize) -> Vec<Microbatch> {
 
 /// Kernels and submissions of each microbatch, or the first fault.
 fn microbatches(dropout: f32, keep: Keep) -> Result<Vec<(u64, u64)>, String> {
-    let config = qwen(2, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
+    let config = qwen(2, 50, (32, 48), Heads::new(2, 1, 16));
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout, targets, seed: 1 };
     let build = Build { keep, ..Build::whole(&config) };

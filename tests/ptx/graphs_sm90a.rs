@@ -12,7 +12,7 @@ use finetune::model::stage::Stage;
 /// Kernels and submissions of microbatches of two lengths. Keys and values are too narrow for tiles of sm_90a and use
 /// the lower tier.
 fn microbatches() -> Result<Vec<[u64; 2]>, String> {
-    let config = qwen(2, 300, (256, 320), Heads { query: 4, kv: 2, size: 64 });
+    let config = qwen(2, 300, (256, 320), Heads::new(4, 2, 64));
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
     let build = Build { keep: Keep::Inputs, ..Build::whole(&config) };

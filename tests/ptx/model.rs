@@ -205,7 +205,7 @@ fn by_wgmma(heads: Heads, flash: Flash, below: (f64, f64), changes: &[Change]) {
 #[test]
 fn a_whole_model_by_wgmma_is_near() {
     let change = ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1");
-    by_wgmma(Heads { query: 4, kv: 4, size: 64 }, Flash::default(), (1e-4, 1e-3), &[change]);
+    by_wgmma(Heads::new(4, 4, 64), Flash::default(), (1e-4, 1e-3), &[change]);
 }
 
 /// Attention by wgmma too, whose probabilities are rounded under the maxima of other tiles.
@@ -216,7 +216,7 @@ fn a_whole_model_with_attention_by_wgmma_is_near() {
         ("attention_grad_sm90a.ptx", "0fBFB8AA3B", "0fBF317218"),
     ];
     let flash = Flash { forward: true, backward: true };
-    by_wgmma(Heads { query: 2, kv: 1, size: 128 }, flash, (1e-3, 1e-2), &changes);
+    by_wgmma(Heads::new(2, 1, 128), flash, (1e-3, 1e-2), &changes);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
 
 fn attention(mut device: Cuda<Interpreted>, (size, t): (usize, usize)) -> Outcome {
     // Two query heads for one key head, and more tokens than two tiles.
-    let heads = Heads { query: 2, kv: 1, size };
+    let heads = Heads::new(2, 1, size);
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
     let dout = Mat::random(t, 2 * size, 4);
     let outs = [2 * size, 2, 2 * size, size, size].map(|c| Out::Poison(t, c));

@@ -18,7 +18,7 @@ const BOUNDS: [u32; 3] = [0, 70, 466];
 
 fn exercise(size: usize, device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
     let mut device = device.bf16().unwrap().attending(Flash { forward: true, backward: false });
-    let (t, heads) = (BOUNDS[2] as usize, Heads { query: 2, kv: 1, size });
+    let (t, heads) = (BOUNDS[2] as usize, Heads::new(2, 1, size));
     let [q, k, v] = [2, 1, 1].map(|n| Mat::random(t, n * size, n as u64));
     let (q, outs) = (q.map(|x| 3.0 * x), [Out::Poison(t, 2 * size), Out::Poison(t, 2)]);
     run("attention", &mut device, (&[&q, &k, &v], &outs), |d, i, o| {

@@ -107,7 +107,7 @@ fn free() -> Option<u64> {
 }
 
 fn smollm2() -> Config {
-    let heads = Heads { query: 9, kv: 3, size: 64 };
+    let heads = Heads::new(9, 3, 64);
     Config { family: &families::LLAMA, eps: 1e-5, ..qwen(30, 49_152, (576, 1536), heads) }
 }
 
@@ -147,7 +147,7 @@ fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (
 
 #[test]
 fn a_small_step_goes_through() {
-    let config = qwen(2, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
+    let config = qwen(2, 50, (32, 48), Heads::new(2, 1, 16));
     let Some(device) = device_bf16() else { return };
     let (_, [launched, _], finite) = time(device, &config, &packed(50, 2, 9));
     assert!(finite && launched > 50, "{launched} launches");
@@ -159,7 +159,7 @@ fn step() {
         println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
         return;
     }
-    let qwen3 = qwen(36, 151_936, (2560, 9728), Heads { query: 32, kv: 8, size: 128 });
+    let qwen3 = qwen(36, 151_936, (2560, 9728), Heads::new(32, 8, 128));
     for (name, config) in [("qwen3-4b", qwen3), ("smollm2-135m", smollm2())] {
         match device_at((8, 0), 0).bf16() {
             Ok(device) => {

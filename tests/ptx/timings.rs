@@ -186,7 +186,7 @@ fn timings() {
         return;
     }
     // Heads of a model with 4 billion parameters, and the same width in smaller heads.
-    let attended = [(32, 8, 128), (64, 16, 64)].map(|(query, kv, size)| (Heads { query, kv, size }, 4096));
+    let attended = [(32, 8, 128), (64, 16, 64)].map(|(query, kv, size)| (Heads::new(query, kv, size), 4096));
     if let Err(why) = all(&PRODUCTS, &attended, (Trial::default(), AttentionTrial::default())) {
         println!("skipped: blocks: {why}");
     }
@@ -198,7 +198,7 @@ fn small_ones_go_through() {
         Trial { timed: (128, 256, 64), faster: 0.0 },
         AttentionTrial { timed: 2, heads: (2, 1), faster: 0.0 },
     );
-    let attended = [8, 64].map(|size| (Heads { query: 2, kv: 1, size }, 7));
+    let attended = [8, 64].map(|size| (Heads::new(2, 1, size), 7));
     all(&[(3, 6, 256), (128, 256, 256)], &attended, trials).unwrap();
 }
 

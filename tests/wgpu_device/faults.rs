@@ -13,7 +13,7 @@ fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
     let mut y = gpu.memory(30);
     gpu.linear(view_mut(&mut y, 10, 3), Write::Set, view(&x, 10, 100), &w);
     let tokens = gpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 4], past: 0 });
-    gpu.embed(view_mut(&mut x, 4, 100), &w, &tokens);
+    gpu.embed(view_mut(&mut x, 4, 100), &w, &tokens, 1.0);
     let mut out = vec![1.0; 30];
     gpu.read(view(&y, 10, 3), &mut out)?;
     [x, y].into_iter().for_each(|m| gpu.recycle(m));
@@ -71,7 +71,7 @@ fn impossible_allocation_is_a_fault_with_its_size() {
 fn matrix_beyond_one_binding_is_a_fault_with_advice() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
         // Attention needs the keys of a row in one binding.
-        let heads = finetune::backend::Heads { query: 1, kv: 1, size: 64 };
+        let heads = finetune::backend::Heads::new(1, 1, 64);
         let [q, k, v] = [0; 3].map(|_| gpu.memory(100 * 64));
         let (mut out, mut lse) = (gpu.memory(100 * 64), gpu.memory(100));
         let tokens = gpu.tokens(TokenRows { ids: &[0; 100], bounds: &[0, 100], past: 0 });

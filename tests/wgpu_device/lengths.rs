@@ -64,7 +64,7 @@ fn number_of_bind_groups_is_bounded() {
     }
 }
 
-const HEADS: Heads = Heads { query: 2, kv: 1, size: 32 };
+const HEADS: Heads = Heads::new(2, 1, 32);
 
 /// Attention over packed rows, and its gradient.
 fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {

@@ -45,7 +45,7 @@ fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
     let ids: Vec<u32> = (0..T as u32).map(|i| i * 7 % N as u32).collect();
     let tokens = gpu.tokens(TokenRows { ids: &ids, bounds: &[0, T as u32], past: 0 });
     let mut embedded = gpu.memory(T * C);
-    gpu.embed(view_mut(&mut embedded, T, C), &w, &tokens);
+    gpu.embed(view_mut(&mut embedded, T, C), &w, &tokens, 1.0);
     let [mut losses, mut dx, mut back, mut square] = [T, T * C, T * C, C * N].map(|len| gpu.memory(len));
     let args = LmHeadLoss { x: view(&x, T, C), head: &w, vocab: N, targets: &ids, chunk: 1000 };
     gpu.lm_head_loss(view_mut(&mut losses, T, 1), Some(view_mut(&mut dx, T, C)), args);

@@ -6,7 +6,8 @@ use super::frozen::{Added, Direction};
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, Weight, at, at_mut, blocks, size};
 use crate::backend::fused::{lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs};
 use crate::backend::{
-    Backend, Checked, Fused, Heads, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view,
+    Activation, Backend, Checked, Fused, Heads, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write,
+    view,
 };
 
 impl<D: Driver> Checked<Cuda<D>> {
@@ -71,9 +72,15 @@ impl<D: Driver> Fused for Cuda<D> {
         self.copied(&out, copy);
     }
 
-    fn swiglu_for_linear(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
-        if !self.fuses() {
-            return self.swiglu(out, gate, up);
+    fn gated_for_linear(
+        &mut self,
+        out: ViewMut<Memory>,
+        gate: View<Memory>,
+        up: View<Memory>,
+        activation: Activation,
+    ) {
+        if !self.fuses() || activation != Activation::SwiGlu {
+            return self.gated(out, gate, up, activation);
         }
         let (rows, cols) = (out.rows, out.cols);
         let (copy, stride) = self.room_for_copy((rows, cols));

@@ -77,7 +77,7 @@ struct Case {
 impl Case {
     /// Columns of q, k, v and dout.
     fn cols(&self) -> [usize; 4] {
-        let Heads { query, kv, size } = self.heads;
+        let Heads { query, kv, size, .. } = self.heads;
         [query * size, kv * size, kv * size, query * size]
     }
 
@@ -243,7 +243,7 @@ impl<D: Driver> Cuda<D> {
     }
 
     fn attention_case(&mut self, bounds: &[u32], ((query, kv), size): ((usize, usize), usize)) -> Case {
-        let (heads, rows) = (Heads { query, kv, size }, *bounds.last().unwrap_or(&0) as usize);
+        let (heads, rows) = (Heads::new(query, kv, size), *bounds.last().unwrap_or(&0) as usize);
         let tokens = self.tokens(TokenRows { ids: &vec![0; rows], bounds, past: 0 });
         let lengths = [query, kv, kv, query].map(|heads| rows * heads * size);
         let inputs = [1, 2, 3, 4].map(|key| {

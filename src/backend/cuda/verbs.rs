@@ -157,7 +157,10 @@ impl<D: Driver> Backend for Cuda<D> {
         self.each("add.ptx", out.len(), &[at_mut(&out), at(&x), size(out.len())]);
     }
 
-    fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
+    fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens, scale: f32) {
+        if scale != 1.0 {
+            return self.refuse("embed: a scaled embedding is not computed".into());
+        }
         if tokens.count > 0 && tokens.largest.0 as usize >= table.rows {
             return self.refuse(format!("token id {} of a table of {}", tokens.largest.0, table.rows));
         }
@@ -262,6 +265,9 @@ impl<D: Driver> Backend for Cuda<D> {
         heads: Heads,
         tokens: &Tokens,
     ) {
+        if self.slides(heads) {
+            return;
+        }
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_sm80((out, logsumexp), qkv, heads, (kernel, tokens)),
             None => self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens)),
@@ -276,6 +282,9 @@ impl<D: Driver> Backend for Cuda<D> {
         heads: Heads,
         tokens: &Tokens,
     ) {
+        if self.slides(heads) {
+            return;
+        }
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_grad_sm80(grad, dout, saved, heads, (kernel, tokens)),
             None => self.attend_grad(grad, dout, saved, heads, attention::walk(tokens)),
@@ -283,14 +292,28 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        self.attend_cached(out, qkv, heads);
+        if !self.slides(heads) {
+            self.attend_cached(out, qkv, heads);
+        }
     }
 
-    fn swiglu(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+    fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
+        if activation != Activation::SwiGlu {
+            return self.refuse("gated: GeGLU is not computed".into());
+        }
         self.each("swiglu.ptx", out.len(), &[at_mut(&out), at(&gate), at(&up), size(out.len())]);
     }
 
-    fn swiglu_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
+    fn gated_grad(
+        &mut self,
+        gate: ViewMut<Memory>,
+        up: ViewMut<Memory>,
+        dout: View<Memory>,
+        activation: Activation,
+    ) {
+        if activation != Activation::SwiGlu {
+            return self.refuse("gated_grad: GeGLU is not computed".into());
+        }
         let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len())];
         self.each("swiglu_grad.ptx", dout.len(), &args);
     }
@@ -357,5 +380,15 @@ impl<D: Driver> Backend for Cuda<D> {
         let grid = [blocks(logits.rows, 1), 1, 1];
         let (file, entry) = ("cross_entropy.ptx", "cross_entropy");
         self.launch(Launch { file, entry, grid, threads: THREADS as u32, args: &args });
+    }
+}
+
+impl<D: Driver> Cuda<D> {
+    /// Refuses heads with a window.
+    fn slides(&mut self, heads: Heads) -> bool {
+        if heads.window.is_some() {
+            self.refuse("attention: a sliding window is not computed".into());
+        }
+        heads.window.is_some()
     }
 }

@@ -103,7 +103,7 @@ impl Backend for Dry {
         fill(ViewMut<Memory>, f32);
         copy(ViewMut<Memory>, View<Memory>);
         add(ViewMut<Memory>, View<Memory>);
-        embed(ViewMut<Memory>, &Weight, &Tokens);
+        embed(ViewMut<Memory>, &Weight, &Tokens, f32);
         rmsnorm(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, View<Memory>, f32);
         rmsnorm_grad(ViewMut<Memory>, Write, View<Memory>, View<Memory>, Norm<Memory>);
         matmul(ViewMut<Memory>, Write, Product<Memory>);
@@ -111,8 +111,8 @@ impl Backend for Dry {
         rope(ViewMut<Memory>, View<Memory>, &Tokens);
         rope_grad(ViewMut<Memory>, View<Memory>, &Tokens);
         attention_cached(ViewMut<Memory>, Qkv<Memory>, Heads);
-        swiglu(ViewMut<Memory>, View<Memory>, View<Memory>);
-        swiglu_grad(ViewMut<Memory>, ViewMut<Memory>, View<Memory>);
+        gated(ViewMut<Memory>, View<Memory>, View<Memory>, Activation);
+        gated_grad(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, Activation);
         gather_rows(ViewMut<Memory>, View<Memory>, &Ids);
         gather_rows_grad(ViewMut<Memory>, View<Memory>, &Ids);
         cross_entropy(ViewMut<Memory>, ViewMut<Memory>, &Ids, Option<View<Memory>>);

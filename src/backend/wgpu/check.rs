@@ -270,7 +270,7 @@ impl Wgpu {
 
     /// Two rows over more than one tile, with grouped heads. Returns every output and gradient.
     fn attention_case(&mut self, size: usize) -> Result<Vec<(&'static str, Vec<f32>)>, String> {
-        let (t, heads) = (45, Heads { query: 2, kv: 1, size });
+        let (t, heads) = (45, Heads::new(2, 1, size));
         let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
         let ids = vec![0; t];
         let tokens = self.tokens(TokenRows { ids: &ids, bounds: &[0, 7, t as u32], past: 0 });

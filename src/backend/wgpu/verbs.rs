@@ -137,7 +137,10 @@ impl Backend for Wgpu {
         self.add_view(out, x);
     }
 
-    fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
+    fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens, scale: f32) {
+        if scale != 1.0 {
+            return self.gpu.faults.raise("a scaled embedding is not computed");
+        }
         self.embed_rows(out, table, tokens);
     }
 
@@ -195,6 +198,9 @@ impl Backend for Wgpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
+        if self.slides(heads) {
+            return;
+        }
         self.attend((out, logsumexp), qkv, heads, tokens);
     }
 
@@ -206,19 +212,37 @@ impl Backend for Wgpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
+        if self.slides(heads) {
+            return;
+        }
         self.attend_grad(grad, dout, saved, heads, tokens);
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+        if self.slides(heads) {
+            return;
+        }
         self.attend_cached(out, qkv, heads);
     }
 
-    fn swiglu(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
-        self.gate(out, gate, up);
+    fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
+        match activation {
+            Activation::SwiGlu => self.gate(out, gate, up),
+            Activation::GeGlu => self.gpu.faults.raise("GeGLU is not computed"),
+        }
     }
 
-    fn swiglu_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
-        self.gate_grad(gate, up, dout);
+    fn gated_grad(
+        &mut self,
+        gate: ViewMut<Memory>,
+        up: ViewMut<Memory>,
+        dout: View<Memory>,
+        activation: Activation,
+    ) {
+        match activation {
+            Activation::SwiGlu => self.gate_grad(gate, up, dout),
+            Activation::GeGlu => self.gpu.faults.raise("GeGLU is not computed"),
+        }
     }
 
     fn dropout(
@@ -248,5 +272,15 @@ impl Backend for Wgpu {
         class_weights: Option<View<Memory>>,
     ) {
         self.loss_rows((losses, logits), targets, class_weights);
+    }
+}
+
+impl Wgpu {
+    /// Refuses heads with a window.
+    fn slides(&self, heads: Heads) -> bool {
+        if heads.window.is_some() {
+            self.gpu.faults.raise("a sliding window is not computed");
+        }
+        heads.window.is_some()
     }
 }

@@ -6,7 +6,6 @@ use super::super::linear::{Batch, LinearGrad};
 use super::saved::{HeadNorms, Output, Saved};
 use super::{Block, DOWN, GATE, Gains, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
-use crate::families::Activation;
 
 /// Whether layers below a block need its input gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,16 +86,14 @@ impl<B: Fused> Block<B> {
         let Some(dact) = dact else { return };
         let dact = if batch.dropout.is_some() { backend.settle(dact, t, f) } else { dact };
         let (gate, up) = (view_mut(&mut saved.gate, t, f), view_mut(&mut saved.up, t, f));
-        match self.activation {
-            Activation::SwiGlu => backend.swiglu_grad(gate, up, view(&dact, t, f)),
-        }
+        backend.gated_grad(gate, up, view(&dact, t, f), self.activation);
         backend.recycle(dact);
         let input = Input { stream: &saved.mid, gains: &self.mlp_gains, inv_rms: &saved.inv_rms[1], below };
         let dys = [(GATE, &saved.gate, &saved.h[GATE]), (UP, &saved.up, &saved.h[UP])];
         self.input_backward(backend, streams, input, &dys, batch);
     }
 
-    /// Allocates the gradient of the swiglu product; with dropout the adapter's part is added to it.
+    /// Allocates the gradient of the gated product; with dropout the adapter's part is added to it.
     fn inner(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         if batch.dropout.is_some() { backend.memory(t * f) } else { backend.short(t, f) }

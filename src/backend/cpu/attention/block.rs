@@ -8,6 +8,7 @@
 
 use super::super::operands::{Strided, Target};
 use super::super::runtime::math::LANES;
+use std::ops::Range;
 
 /// Queries of a block: whole tiles, whether they are its rows or its columns.
 pub const QUERIES: usize = 96;
@@ -30,13 +31,22 @@ pub struct Seen {
     pub first: isize,
     /// How many more every further query sees: 1, or 0 where all stand at one position.
     pub step: isize,
+    /// Of the keys up to its own a query sees only the last ones, this many.
+    pub window: Option<usize>,
 }
 
 impl Seen {
-    /// Keys that a query sees.
+    /// The end of the keys that a query sees.
     #[inline(always)]
     pub fn of(&self, query: usize) -> usize {
         (self.first + query as isize * self.step).clamp(0, self.keys as isize) as usize
+    }
+
+    /// The first key that a query sees.
+    #[inline(always)]
+    pub fn since(&self, query: usize) -> usize {
+        let before = |window| self.first + query as isize * self.step - window as isize;
+        self.window.map_or(0, |window| before(window).clamp(0, self.keys as isize) as usize)
     }
 
     /// The first query that sees a key.
@@ -47,21 +57,27 @@ impl Seen {
 
     /// Whether every query sees every key.
     pub fn all(&self) -> bool {
-        self.of(0) == self.keys
+        self.of(0) == self.keys && self.since(self.queries - 1) == 0
     }
 }
 
-/// What the queries of one vector do not see of a block becomes `hidden`; returns how many keys any of them sees.
-/// Keys beyond those are not looked at.
+/// What the queries of one vector do not see of a block becomes `hidden`; returns the keys from the first to the last
+/// that any of them sees. Keys outside those are not looked at.
 #[inline(always)]
-pub fn hide(block: &mut [[f32; LANES]], seen: Seen, group: usize, hidden: f32) -> usize {
+pub fn hide(block: &mut [[f32; LANES]], seen: Seen, group: usize, hidden: f32) -> Range<usize> {
     let of: [usize; LANES] = std::array::from_fn(|lane| seen.of(group * LANES + lane));
+    let since: [usize; LANES] = std::array::from_fn(|lane| seen.since(group * LANES + lane));
+    for key in since[0]..since[LANES - 1].min(of[LANES - 1]) {
+        for (lane, s) in block[key * GROUPS + group].iter_mut().enumerate() {
+            *s = if key >= since[lane] { *s } else { hidden };
+        }
+    }
     for key in of[0]..of[LANES - 1] {
         for (lane, s) in block[key * GROUPS + group].iter_mut().enumerate() {
             *s = if key < of[lane] { *s } else { hidden };
         }
     }
-    of[LANES - 1]
+    since[0]..of[LANES - 1]
 }
 
 /// Where a product of D columns goes, and what it is multiplied by.

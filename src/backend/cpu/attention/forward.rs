@@ -45,19 +45,22 @@ kernel! {
         for group in 0..seen.queries.div_ceil(LANES) {
             let keys = hide(block, seen, group, f32::NEG_INFINITY);
             let before = running.largest[group];
-            let most = largest(block, (group, keys), before);
+            let most = largest(&block[keys.start * GROUPS..], (group, keys.len()), before);
+            // A query that has seen no key yet: e^(-inf - 0) is 0.
+            let from = most.map(|most| if most == f32::NEG_INFINITY { 0.0 } else { most });
             let mut sum = [0.0; LANES];
-            for key in 0..keys {
+            (0..keys.start).for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
+            for key in keys.clone() {
                 let scores = &mut block[key * GROUPS + group];
                 for lane in 0..LANES {
-                    let e = math::exp_below::<L>(scores[lane] - most[lane]);
+                    let e = math::exp_below::<L>(scores[lane] - from[lane]);
                     scores[lane] = e;
                     sum[lane] += e;
                 }
             }
-            (keys..seen.keys).for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
+            (keys.end..seen.keys).for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
             for lane in 0..LANES {
-                let by = math::exp_below::<L>(before[lane] - most[lane]);
+                let by = math::exp_below::<L>(before[lane] - from[lane]);
                 shrink[group][lane] = by;
                 running.sum[group][lane] = L::fma(running.sum[group][lane], by, sum[lane]);
             }
@@ -148,19 +151,22 @@ fn attend<'a>(
     let mut running = Running { largest: [[f32::NEG_INFINITY; LANES]; GROUPS], sum: Each::default() };
     let first = q.segment.past + q.from + 1;
     let visible = first + (q.count - 1) * q.step.2 as usize;
-    for j in (0..visible).step_by(KEYS) {
+    let window = x.heads.window;
+    let start = window.map_or(0, |window| first.saturating_sub(window) / KEYS * KEYS);
+    for j in (start..visible).step_by(KEYS) {
         let keys = KEYS.min(visible - j);
-        let seen = Seen { queries: q.count, keys, first: first as isize - j as isize, step: q.step.2 };
+        let seen =
+            Seen { queries: q.count, keys, first: first as isize - j as isize, step: q.step.2, window };
         products.keys(x.keys(q.head, (q.segment.keys_from, j), keys));
         products.scores(block, Which::First, seen, x.scale());
         let mut shrink = Each::default();
         soften(cx.isa, block.as_chunks_mut().0, seen, &mut running, &mut shrink);
         let old = shrink.as_flattened().iter().enumerate().take(q.count);
-        for (r, &by) in old.filter(|(_, by)| j > 0 && **by != 1.0) {
+        for (r, &by) in old.filter(|(_, by)| j > start && **by != 1.0) {
             // SAFETY: these columns of out belong to this task.
             math::scale_row(cx.isa, unsafe { out.slice(at + r * stride, size) }, by);
         }
-        let write = if j == 0 { Write::Set } else { Write::Add };
+        let write = if j == start { Write::Set } else { Write::Add };
         let to = Into { target: Target { at, ..Target::rows(out, stride, write) }, scale: 1.0 };
         // SAFETY: as above.
         unsafe { products.to_queries(to, block, Which::Second, seen) };

@@ -43,8 +43,8 @@ kernel! {
     fn probabilities<L>(p: &mut [[f32; LANES]], ds: &mut [[f32; LANES]], seen: Seen, of: &Rows) {
         for group in 0..seen.queries.div_ceil(LANES) {
             let (logsumexp, delta) = (of.logsumexp[group], of.delta[group]);
-            let keys = seen.of(group * LANES + LANES - 1);
-            for key in 0..keys {
+            let keys = seen.since(group * LANES)..seen.of(group * LANES + LANES - 1);
+            for key in keys.clone() {
                 let at = key * GROUPS + group;
                 for lane in 0..LANES {
                     let e = math::exp_below::<L>(p[at][lane] - logsumexp[lane]);
@@ -54,7 +54,8 @@ kernel! {
             }
             for block in [&mut *p, &mut *ds] {
                 hide(block, seen, group, 0.0);
-                (keys..seen.keys).for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
+                let outside = (0..keys.start).chain(keys.end..seen.keys);
+                outside.for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
             }
         }
     }
@@ -100,7 +101,9 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, (x, segments): (Inputs, &[S
     let keys = PairedKeys::new(cx, (&x, segments), Pass::Backward, room);
     let out = (Shared::new(out.dq), Shared::new(out.dk), Shared::new(out.dv));
     let longest = segments.iter().map(|s| s.queries).max().unwrap_or(0);
-    for apart in 0..longest.div_ceil(STRETCH) {
+    // A query sees no key of a stretch that ends before its window.
+    let within = x.heads.window.map_or(usize::MAX, |window| 1 + (window - 1).div_ceil(STRETCH));
+    for apart in 0..longest.div_ceil(STRETCH).min(within) {
         let tasks = wave(segments, x.heads.query, apart);
         cx.threads.each(tasks.len(), |i| {
             with_products(cx, x.heads.size, keys.as_ref(), |products, blocks| {
@@ -123,6 +126,7 @@ fn square<'a>(
 ) {
     let (Task { segment, head, .. }, size, scale) = (task, x.heads.size, x.scale());
     let place = |t: usize| (segment.from + t) * x.wide() + head * size;
+    let window = x.heads.window;
     let to = |out, t: usize, first, scale| {
         let write = if first && task.queries == task.keys { Write::Set } else { Write::Add };
         Into { target: Target { at: place(t), ..Target::rows(out, x.wide(), write) }, scale }
@@ -137,10 +141,11 @@ fn square<'a>(
                 saved.logsumexp[(segment.from + i + r) * x.heads.query + head];
             of.delta.as_flattened_mut()[r] = math::dot_rows(cx.isa, &saved.dout[t.clone()], &saved.out[t]);
         }
-        for j in task.stretch(task.keys).step_by(KEYS).take_while(|&j| j < i + rows) {
+        let since = window.map_or(0, |window| (i + 1).saturating_sub(window) / KEYS * KEYS).max(task.keys);
+        for j in (since..task.stretch(task.keys).end).step_by(KEYS).take_while(|&j| j < i + rows) {
             let keys = KEYS.min(segment.queries - j);
             products.keys(x.keys(head, (segment.keys_from, j), keys));
-            let seen = Seen { queries: rows, keys, first: (i + 1) as isize - j as isize, step: 1 };
+            let seen = Seen { queries: rows, keys, first: (i + 1) as isize - j as isize, step: 1, window };
             products.scores(p, Which::First, seen, scale);
             products.scores(ds, Which::Second, seen, 1.0);
             probabilities(cx.isa, p.as_chunks_mut().0, ds.as_chunks_mut().0, seen, &of);
@@ -148,7 +153,7 @@ fn square<'a>(
             unsafe {
                 products.to_keys(to(dv, j, i == j / QUERIES * QUERIES, 1.0), p, Which::Second, seen);
                 products.to_keys(to(dk, j, i == j / QUERIES * QUERIES, scale), ds, Which::First, seen);
-                products.to_queries(to(dq, i, j == task.keys, scale), ds, Which::First, seen);
+                products.to_queries(to(dq, i, j == since, scale), ds, Which::First, seen);
             }
         }
     }

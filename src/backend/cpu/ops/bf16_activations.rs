@@ -10,7 +10,7 @@ use super::super::runtime::bf16::{apart, together};
 use super::super::runtime::isa::kernel;
 use super::super::runtime::math;
 use super::super::runtime::memory::Memory;
-use crate::backend::{View, ViewMut};
+use crate::backend::{Activation, View, ViewMut};
 
 /// Pairs per task.
 const CHUNK: usize = 16 * 1024;
@@ -61,36 +61,42 @@ kernel! {
     }
 }
 
-kernel! {
-    fn swiglu_apart<L>(out: &mut Apart, gate: &[u32], up: &[u32]) {
-        let one = |g: f32, u: f32| g * math::sigmoid::<L>(g) * u;
-        let numbers = out.even.iter_mut().zip(&mut out.odd);
-        for ((o, &g), &u) in numbers.zip(gate).zip(up) {
-            let ((g0, g1), (u0, u1)) = (apart(g), apart(u));
-            (*o.0, *o.1) = (one(g0, u0), one(g1, u1));
+/// A gate with this activation, and its gradient (d gate, d up) by the activation's slope.
+macro_rules! gate {
+    ($values:ident = $act:ident, $grad:ident = $slope:ident) => {
+        kernel! {
+            fn $values<L>(out: &mut Apart, gate: &[u32], up: &[u32]) {
+                let one = |g: f32, u: f32| math::$act::<L>(g) * u;
+                let numbers = out.even.iter_mut().zip(&mut out.odd);
+                for ((o, &g), &u) in numbers.zip(gate).zip(up) {
+                    let ((g0, g1), (u0, u1)) = (apart(g), apart(u));
+                    (*o.0, *o.1) = (one(g0, u0), one(g1, u1));
+                }
+            }
         }
-    }
+
+        kernel! {
+            fn $grad<L>(out: &mut [Apart; 2], gate: &[u32], up: &[u32], dout: &[u32]) {
+                let one = |g: f32, u: f32, d: f32| {
+                    let (act, slope) = math::$slope::<L>(g);
+                    (d * u * slope, d * act)
+                };
+                let [dgate, dup] = out;
+                let dgate = dgate.even.iter_mut().zip(&mut dgate.odd);
+                let numbers = dgate.zip(dup.even.iter_mut().zip(&mut dup.odd));
+                for (((o, &g), &u), &d) in numbers.zip(gate).zip(up).zip(dout) {
+                    let ((g0, g1), (u0, u1), (d0, d1)) = (apart(g), apart(u), apart(d));
+                    let (even, odd) = (one(g0, u0, d0), one(g1, u1, d1));
+                    let ((g0, g1), (u0, u1)) = o;
+                    (*g0, *g1, *u0, *u1) = (even.0, odd.0, even.1, odd.1);
+                }
+            }
+        }
+    };
 }
 
-kernel! {
-    /// d gate, d up
-    fn swiglu_grad_apart<L>(out: &mut [Apart; 2], gate: &[u32], up: &[u32], dout: &[u32]) {
-        let one = |g: f32, u: f32, d: f32| {
-            let s = math::sigmoid::<L>(g);
-            let silu = g * s;
-            (d * u * L::fma(silu, 1.0 - s, s), d * silu)
-        };
-        let [dgate, dup] = out;
-        let dgate = dgate.even.iter_mut().zip(&mut dgate.odd);
-        let numbers = dgate.zip(dup.even.iter_mut().zip(&mut dup.odd));
-        for (((o, &g), &u), &d) in numbers.zip(gate).zip(up).zip(dout) {
-            let ((g0, g1), (u0, u1), (d0, d1)) = (apart(g), apart(u), apart(d));
-            let (even, odd) = (one(g0, u0, d0), one(g1, u1, d1));
-            let ((g0, g1), (u0, u1)) = o;
-            (*g0, *g1, *u0, *u1) = (even.0, odd.0, even.1, odd.1);
-        }
-    }
-}
+gate!(swiglu_apart = silu, swiglu_grad_apart = silu_slope);
+gate!(geglu_apart = gelu, geglu_grad_apart = gelu_slope);
 
 /// Pairs of x, on this thread.
 pub fn pair(cx: Context, out: &mut [u32], x: &[f32]) {
@@ -107,22 +113,30 @@ pub fn pair_all(cx: Context, out: &mut [u32], x: &[f32]) {
     cx.threads.chunks(out, CHUNK, |i, out| pair(cx, out, &x[2 * i * CHUNK..][..2 * out.len()]));
 }
 
-/// out = silu(gate) * up
-pub fn swiglu(cx: Context, out: &mut [u32], gate: &[u32], up: &[u32]) {
+/// out = act(gate) * up
+pub fn gated(cx: Context, out: &mut [u32], (gate, up): (&[u32], &[u32]), activation: Activation) {
+    let values = match activation {
+        Activation::SwiGlu => swiglu_apart,
+        Activation::GeGlu => geglu_apart,
+    };
     cx.threads.chunks(out, CHUNK, |i, out| {
         let (gate, up) = (&gate[i * CHUNK..][..out.len()], &up[i * CHUNK..][..out.len()]);
         let mut numbers = Apart::ROOM;
         for ((out, gate), up) in out.chunks_mut(AT_ONCE).zip(gate.chunks(AT_ONCE)).zip(up.chunks(AT_ONCE)) {
-            swiglu_apart(cx.isa, &mut numbers, gate, up);
+            values(cx.isa, &mut numbers, gate, up);
             numbers.put(cx, out);
         }
     });
 }
 
 /// gate := d gate, up := d up
-pub fn swiglu_grad(cx: Context, gate: &mut [u32], up: &mut [u32], dout: &[u32]) {
-    let values = (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
-    cx.threads.chunks2(values, (CHUNK, CHUNK), |i, gate, up| {
+pub fn gated_grad(cx: Context, (gate, up): (&mut [u32], &mut [u32]), dout: &[u32], activation: Activation) {
+    let values = match activation {
+        Activation::SwiGlu => swiglu_grad_apart,
+        Activation::GeGlu => geglu_grad_apart,
+    };
+    let words = (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
+    cx.threads.chunks2(words, (CHUNK, CHUNK), |i, gate, up| {
         let (gate, up): (&mut [u32], &mut [u32]) =
             (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
         let dout = &dout[i * CHUNK..][..up.len()];
@@ -130,7 +144,7 @@ pub fn swiglu_grad(cx: Context, gate: &mut [u32], up: &mut [u32], dout: &[u32]) 
         for ((gate, up), dout) in
             gate.chunks_mut(AT_ONCE).zip(up.chunks_mut(AT_ONCE)).zip(dout.chunks(AT_ONCE))
         {
-            swiglu_grad_apart(cx.isa, &mut numbers, gate, up, dout);
+            values(cx.isa, &mut numbers, gate, up, dout);
             numbers[0].put(cx, gate);
             numbers[1].put(cx, up);
         }

@@ -4,7 +4,7 @@ use super::super::operands::Context;
 use super::super::runtime::isa::kernel;
 use super::super::runtime::math;
 use super::super::runtime::threads::Threads;
-use crate::backend::Write;
+use crate::backend::{Activation, Write};
 use crate::numeric::rng;
 
 /// Values per task.
@@ -33,38 +33,53 @@ pub fn bias(cx: Context, y: &mut [f32], bias: &[f32]) {
     });
 }
 
-kernel! {
-    fn swiglu_values<L>(out: &mut [f32], gate: &[f32], up: &[f32]) {
-        for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-            *o = g * math::sigmoid::<L>(g) * u;
+/// A gate with this activation, and its gradient by the activation's slope.
+macro_rules! gate {
+    ($values:ident = $act:ident, $grad:ident = $slope:ident) => {
+        kernel! {
+            fn $values<L>(out: &mut [f32], gate: &[f32], up: &[f32]) {
+                for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+                    *o = math::$act::<L>(g) * u;
+                }
+            }
         }
-    }
+
+        kernel! {
+            fn $grad<L>(gate: &mut [f32], up: &mut [f32], dout: &[f32]) {
+                for ((g, u), &d) in gate.iter_mut().zip(up).zip(dout) {
+                    let (act, slope) = math::$slope::<L>(*g);
+                    *g = d * *u * slope;
+                    *u = d * act;
+                }
+            }
+        }
+    };
 }
 
-kernel! {
-    fn swiglu_grad_values<L>(gate: &mut [f32], up: &mut [f32], dout: &[f32]) {
-        for ((g, u), &d) in gate.iter_mut().zip(up).zip(dout) {
-            let s = math::sigmoid::<L>(*g);
-            let silu = *g * s;
-            *g = d * *u * L::fma(silu, 1.0 - s, s);
-            *u = d * silu;
-        }
-    }
-}
+gate!(swiglu_values = silu, swiglu_grad_values = silu_slope);
+gate!(geglu_values = gelu, geglu_grad_values = gelu_slope);
 
-/// out = silu(gate) * up
-pub fn swiglu(cx: Context, out: &mut [f32], gate: &[f32], up: &[f32]) {
+/// out = act(gate) * up
+pub fn gated(cx: Context, out: &mut [f32], (gate, up): (&[f32], &[f32]), activation: Activation) {
+    let values = match activation {
+        Activation::SwiGlu => swiglu_values,
+        Activation::GeGlu => geglu_values,
+    };
     cx.threads.chunks(out, CHUNK, |i, out| {
         let part = i * CHUNK..i * CHUNK + out.len();
-        swiglu_values(cx.isa, out, &gate[part.clone()], &up[part]);
+        values(cx.isa, out, &gate[part.clone()], &up[part]);
     });
 }
 
 /// gate := d gate, up := d up
-pub fn swiglu_grad(cx: Context, gate: &mut [f32], up: &mut [f32], dout: &[f32]) {
+pub fn gated_grad(cx: Context, (gate, up): (&mut [f32], &mut [f32]), dout: &[f32], activation: Activation) {
+    let values = match activation {
+        Activation::SwiGlu => swiglu_grad_values,
+        Activation::GeGlu => geglu_grad_values,
+    };
     cx.threads.chunks2((gate, up), (CHUNK, CHUNK), |i, gate, up| {
         let dout = &dout[i * CHUNK..][..gate.len()];
-        swiglu_grad_values(cx.isa, gate, up, dout);
+        values(cx.isa, gate, up, dout);
     });
 }
 

@@ -8,6 +8,7 @@ use super::super::attention::inputs::{Inputs, Segment};
 use super::super::device::{Cpu, Ids, Tokens};
 use super::super::gemm::product::product;
 use super::super::operands::{Context, Factors, Precision, Products, Sizes, Strided};
+use super::super::runtime::math;
 use super::super::runtime::memory::Memory;
 use super::super::weights::weight::Weight;
 use super::bf16_activations as short;
@@ -132,9 +133,14 @@ impl Backend for Cpu {
         elementwise::add(self.context(), out.values_mut(), x.values());
     }
 
-    fn embed(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
-        let cols = out.cols;
-        self.threads.chunks(out.values_mut(), cols, |t, out| table.row(out, tokens.ids[t] as usize));
+    fn embed(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens, scale: f32) {
+        let (cols, isa) = (out.cols, self.isa);
+        self.threads.chunks(out.values_mut(), cols, |t, out| {
+            table.row(out, tokens.ids[t] as usize);
+            if scale != 1.0 {
+                math::scale_row(isa, out, scale);
+            }
+        });
     }
 
     fn rmsnorm(
@@ -258,18 +264,32 @@ impl Backend for Cpu {
         attention::forward(cx, (out.values_mut(), None), inputs(qkv, heads), &[segment], &mut []);
     }
 
-    fn swiglu(&mut self, mut out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+    fn gated(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        gate: View<Memory>,
+        up: View<Memory>,
+        activation: Activation,
+    ) {
         if out.memory.is_short() {
-            return short::swiglu(self.context(), out.pairs_mut(), gate.pairs(), up.pairs());
+            return short::gated(self.context(), out.pairs_mut(), (gate.pairs(), up.pairs()), activation);
         }
-        elementwise::swiglu(self.context(), out.values_mut(), gate.values(), up.values());
+        elementwise::gated(self.context(), out.values_mut(), (gate.values(), up.values()), activation);
     }
 
-    fn swiglu_grad(&mut self, mut gate: ViewMut<Memory>, mut up: ViewMut<Memory>, dout: View<Memory>) {
+    fn gated_grad(
+        &mut self,
+        mut gate: ViewMut<Memory>,
+        mut up: ViewMut<Memory>,
+        dout: View<Memory>,
+        activation: Activation,
+    ) {
         if gate.memory.is_short() {
-            return short::swiglu_grad(self.context(), gate.pairs_mut(), up.pairs_mut(), dout.pairs());
+            let gates = (gate.pairs_mut(), up.pairs_mut());
+            return short::gated_grad(self.context(), gates, dout.pairs(), activation);
         }
-        elementwise::swiglu_grad(self.context(), gate.values_mut(), up.values_mut(), dout.values());
+        let gates = (gate.values_mut(), up.values_mut());
+        elementwise::gated_grad(self.context(), gates, dout.values(), activation);
     }
 
     fn dropout(

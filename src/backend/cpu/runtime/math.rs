@@ -57,6 +57,39 @@ pub fn sigmoid<L: Lanes>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<L>(-x))
 }
 
+/// x * sigmoid(x)
+#[inline(always)]
+pub fn silu<L: Lanes>(x: f32) -> f32 {
+    x * sigmoid::<L>(x)
+}
+
+/// [`silu`] and its derivative.
+#[inline(always)]
+pub fn silu_slope<L: Lanes>(x: f32) -> (f32, f32) {
+    let s = sigmoid::<L>(x);
+    let silu = x * s;
+    (silu, L::fma(silu, 1.0 - s, s))
+}
+
+/// 2 sqrt(2/pi), and that times 0.044715.
+const GELU: [f32; 2] = [1.595_769_1, 0.071_354_816];
+
+/// x/2 (1 + tanh(v)) = x * sigmoid(2 v) with 2 v = 2 sqrt(2/pi) (x + 0.044715 x^3)
+#[inline(always)]
+pub fn gelu<L: Lanes>(x: f32) -> f32 {
+    let twice = x * L::fma(GELU[1], x * x, GELU[0]);
+    x * sigmoid::<L>(twice)
+}
+
+/// [`gelu`] and its derivative.
+#[inline(always)]
+pub fn gelu_slope<L: Lanes>(x: f32) -> (f32, f32) {
+    let square = x * x;
+    let s = sigmoid::<L>(x * L::fma(GELU[1], square, GELU[0]));
+    let (gelu, inner) = (x * s, L::fma(3.0 * GELU[1], square, GELU[0]));
+    (gelu, L::fma(gelu * (1.0 - s), inner, s))
+}
+
 /// Partial sums.
 pub const LANES: usize = 16;
 
