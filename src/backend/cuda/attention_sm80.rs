@@ -2,6 +2,7 @@
 //! The kernels read tiles of 128 queries, or of 64 rows in the gradient. Other head sizes stay with the baseline.
 
 use super::attention_sm90a::SIZES as SIZES_SM90A;
+use super::attention::scores;
 use super::memory::Width;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
@@ -19,9 +20,9 @@ fn kernel(heads: Heads) -> Option<usize> {
 }
 
 /// The arguments that all attention launches of a microbatch share.
-pub(super) fn shape(heads: Heads) -> [Arg; 4] {
-    let scale = Arg::F32(1.0 / (heads.size as f32).sqrt());
-    [size(heads.query), size(heads.kv), size(heads.size), scale]
+pub(super) fn shape(heads: Heads) -> [Arg; 5] {
+    let [scale, window] = scores(heads);
+    [size(heads.query), size(heads.kv), size(heads.size), scale, window]
 }
 
 impl<D: Driver> Cuda<D> {
@@ -43,8 +44,8 @@ impl<D: Driver> Cuda<D> {
             return self.attend_sm90a((&out, &logsumexp), [q, k, v], heads, tokens);
         }
         let (list, blocks) = tokens.blocks(Width::Queries);
-        let [hq, hkv, d, scale] = shape(heads);
-        let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale];
+        let [hq, hkv, d, scale, window] = shape(heads);
+        let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale, window];
         let entry = format!("attention_sm80_{kernel}");
         let grid = [blocks as u32, heads.query as u32, 1];
         self.launch(Launch { file: FORWARD, entry: &entry, grid, threads: THREADS, args: &args });
@@ -74,9 +75,9 @@ impl<D: Driver> Cuda<D> {
             return self.attend_grad_sm90a(&grad, [q, k, v, dout], (lse, delta), heads, tokens);
         }
         let (list, blocks) = tokens.blocks(Width::Gradient);
-        let [hq, hkv, d, scale] = shape(heads);
+        let [hq, hkv, d, scale, window] = shape(heads);
         let list = Arg::Address(list);
-        let inputs = [q, k, v, dout, lse, delta, list, hq, hkv, d, scale];
+        let inputs = [q, k, v, dout, lse, delta, list, hq, hkv, d, scale, window];
         let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
         for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {
             let args: Vec<Arg> = outs.iter().chain(&inputs).copied().collect();
