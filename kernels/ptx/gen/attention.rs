@@ -8,18 +8,19 @@ use crate::{File, Text, Uses, window};
 const FORWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 32 }, Tile { d: 256, b: 16 }];
 
 const HEAD: &str = "
-attention: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H] where asked for
+attention: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H] where asked for. Query i sees key j of its row if
+0 <= i - j < window (2^30: no window).
 
   block (x, h): queries of part x % (32 / B) of the block list's entry x / (32 / B) = (first, count, row start, end)
-  q_tile = scale * q;  m = -inf, l = 0, acc = 0 per query
-  for j0 in 0 .. keys seen by the last query, step B:
-      kv_tile = k[j0 ..];   s = q_tile kv_tile^T, -inf where query r sees no key: j >= first - start + past + 1 + r
+  q_tile = scale * q;  m = -2^126, l = 0, acc = 0 per query
+  for j0 in first key that the first query sees, rounded down to B .. keys seen by the last query, step B:
+      kv_tile = k[j0 ..];   s = q_tile kv_tile^T, -inf where query r, at first - start + past + r, does not see j
       m' = max(m, largest of s);  p = 2^((s - m') log2 e);  shrink = 2^((m - m') log2 e)
       l = l shrink + sum of p;  acc = acc shrink;  p_tile = p
       kv_tile = v[j0 ..];   acc += p_tile kv_tile
   out = acc / l;  logsumexp = m + ln l
 
-Never holds T x T. Sums run in the order of d, of keys within a tile, and of tiles. One entry per size of head: 64,
+m is finite, so that a tile of which a query sees nothing leaves it, with p = 0. Never holds T x T. Sums run in the order of d, of keys within a tile, and of tiles. One entry per size of head: 64,
 128, 256; smaller heads are padded with zeros in shared memory.
 launch: grid (blocks * 32 / B, H), 4 B threads; B = 32, 32, 16.
 registers: 2 x D / 8 sums, 2 x B / 8 scores, running m and l of two rows.

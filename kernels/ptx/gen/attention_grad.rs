@@ -7,7 +7,8 @@ use crate::{File, Text, Uses, window};
 const BACKWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 16 }, Tile { d: 256, b: 8 }];
 
 const HEAD: &str = "
-attention_grad: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and out
+attention_grad: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and out. Query i sees key j of its row if
+0 <= i - j < window (2^30: no window).
 
   attention_grad_delta:  a warp per (query, head): delta = dout . out
   attention_grad_q, block (x, h) has B queries:        attention_grad_kv, block (x, g) has B keys:

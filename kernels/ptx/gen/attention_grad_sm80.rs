@@ -11,13 +11,14 @@ use crate::flash::{
 use crate::{File, Text, Uses, window};
 
 const HEAD: &str = "
-attention_grad_sm80: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
+attention_grad_sm80: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta. Query i sees key j of its
+row if 0 <= i - j < window (2^30: no window).
 q, k, v and dout are bf16 rows; D as in attention_sm80.ptx. delta: a warp per (query, head), delta = dout . out of the
 rounded dout, so that what dp and delta have in common goes out.
 
   q: block (x, h) holds 64 queries              kv: block (x, g) holds 64 keys
      q, dout of the warp's 16 rows in registers     k, v of the warp's 16 rows in registers (v in shared memory for D > 96)
-     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries from the first key on:
+     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries that see them:
          s = q k^T;  dp = dout v^T                      s = k q^T;  dp = v dout^T
          p = 2^(s scale log2 e - logsumexp log2 e), 0 where not seen
          ds = p (dp - delta)

@@ -8,14 +8,15 @@ use crate::flash_sm90a::{self as flash, BLOCK, HELD, Ring, SIZES, Tile};
 use crate::{File, Text, Uses, grad_scores_sm90a as scores, grad_sums_sm90a as sums, window};
 
 const HEAD: &str = "
-attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
+attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta. Query i sees key j of its
+row if 0 <= i - j < window (2^30: no window).
 q, k, v and dout are bf16 rows, D is 64 or 128 exactly; delta is attention_grad_sm80.ptx's.
 
   q: block (x, h) holds q, dout of 128 queries   kv: block (x, g) holds k, v of 128 keys
   warpgroup 0, one thread of it:                         24 registers
       what is held, then a tile of the other side into each slot that is empty
   warpgroups 1, 2, 64 of the rows that are held each:    240 registers
-     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries from the first key on:
+     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries that see them:
          s = q k^T;  dp = dout v^T                      s = k q^T;  dp = v dout^T                 wgmma m64nSk16
          p = 2^(s scale log2 e - logsumexp log2 e), 0 where not seen
          ds = p (dp - delta), 0 where not seen

@@ -10,18 +10,19 @@ use crate::{File, Text, Uses, window};
 const QUERIES: usize = 128;
 
 const HEAD: &str = "
-attention_sm80: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H]
+attention_sm80: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H]. Query i sees key j of its row if 0 <= i - j < window
+(2^30: no window).
 q, k and v are bf16 rows (narrow of product_sm80.ptx); D is a multiple of 8, padded with zeros to 64, 96 or 128.
 
   block (x, h): 128 queries of the entry of the list = (first, count, row start, end), the last entry first because
   it has the most keys; a warp has 32 of them
   q tile, first k tile:                               cp.async, 16 bytes each, zero beyond the row and the head
-  m = -inf, l = 0, acc = 0 per query
-  for j0 in 0 .. keys seen by the last query, step S (64; 32 for D > 64):
+  m = -2^126, l = 0, acc = 0 per query;  m is finite, so that a tile of which a query sees nothing leaves it, with p = 0
+  for j0 in first key that the first query sees, rounded down to S .. keys seen by the last, step S (64; 32 for D > 64):
       wait for the k tile; barrier;  v tile = v[j0 ..] is fetched meanwhile
       s = q k^T                                       a warp that sees none of these keys does nothing
       wait for the v tile; barrier;  k tile = k[j0 + S ..] is fetched meanwhile
-      s = -inf where key > query;  m' = max(m, largest of s)
+      s = -inf where not seen;  m' = max(m, largest of s)
       p = 2^((s - m') scale log2 e);  shrink = 2^((m - m') scale log2 e)
       l = l shrink + sum of p;  acc = acc shrink + bf16(p) v
   out = acc / l;  logsumexp = m scale + ln l

@@ -15,11 +15,13 @@ const KEYS: usize = 128;
 const SLOTS: usize = 4;
 
 const HEAD: &str = "
-attention_sm90a: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H]
+attention_sm90a: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H]. Query i sees key j of its row if 0 <= i - j < window
+(2^30: no window).
 q, k and v are bf16 rows (narrow of product_sm80.ptx); D is 64 or 128.
 
   block (x, h): 128 queries of the entry of the list = (first, count, row start, end), the last entry first because
-  it has the most keys; n = tiles of 128 keys seen by the last of them
+  it has the most keys; n = tiles of 128 keys, from that of the first key seen by the first of them to those seen by the
+  last; m begins as -2^126, so that a tile of which a query sees nothing leaves it, with p = 0
   warpgroup 0, one thread of it:                         24 registers
       q tile;  then into four slots in turn: k 0, (k j + 1, v j) for j in 0 .. n - 1, v n - 1
       each slot: wait until it is empty, full[slot] expects a tile, boxes of the tensor maps
@@ -27,7 +29,7 @@ q, k and v are bf16 rows (narrow of product_sm80.ptx); D is 64 or 128.
       s = q k 0^T;  p, m, l of it
       for j in 0 .. n - 1:
           s = q k j + 1^T;  acc += bf16(p) v j           wgmma, one after the other
-          meanwhile, once s is there: its k is released;  s = -inf where key > query
+          meanwhile, once s is there: its k is released;  s = -inf where not seen
               m' = max(m, largest of s);  p = 2^((s - m') scale log2 e);  shrink = 2^((m - m') scale log2 e)
               l = l shrink + sum of p
           once acc is there: its v is released;  acc = acc shrink
