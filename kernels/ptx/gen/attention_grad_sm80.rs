@@ -76,7 +76,7 @@ fn begin(t: &mut Text, head: Head, holds: Holds) {
     let more = if queries && head.d == 64 { " .maxnreg 192" } else { "" };
     t.entry_within(&format!("attention_grad_sm80_{name}_{}", head.d), &params, (THREADS, more));
     let held = if spare(head, holds) { HELD * head.row() } else { 0 };
-    open(t, head, 4 * tile(head) + held);
+    open(t, head, Some(4 * tile(head) + held));
     let (n, of_query) = (columns(head, holds), if queries { 2 } else { columns(head, holds) / 4 });
     t.code(format!(
         ".reg .f32 %sa<{}>, %sb<{}>, %s<{2}>, %e<{2}>, %lse<{of_query}>, %delta<{of_query}>;

@@ -17,6 +17,8 @@ pub struct Head {
 
 /// Sizes that have a kernel; smaller heads are padded with zeros in shared memory.
 pub const HEADS: [Head; 3] = [Head { d: 64 }, Head { d: 96 }, Head { d: 128 }];
+/// The largest size. Its sums leave a warp registers for 16 rows.
+pub const WIDE: Head = Head { d: 256 };
 
 /// The order in which lanes name the rows of a matrix of fragments.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +36,15 @@ impl Head {
     }
     /// Tokens of a streamed tile.
     pub fn step(self) -> usize {
-        if self.d == 64 { 64 } else { 32 }
+        match self.d {
+            64 => 64,
+            256 => 16,
+            _ => 32,
+        }
+    }
+    /// Groups of 16 queries of a warp, in the forward pass.
+    pub fn groups(self) -> usize {
+        if self.d == WIDE.d { 1 } else { 2 }
     }
     /// Steps of 16 along the head.
     pub fn depth(self) -> usize {
@@ -68,16 +78,19 @@ impl Head {
     }
 }
 
-/// Registers, and this thread's part of every copy: row %cr of a pass at %st, pieces from %wide on.
-pub fn open(t: &mut Text, head: Head, shared: usize) {
+/// Registers, and this thread's part of every copy: row %cr of a pass at %st, pieces from %wide on. `shared`: bytes of
+/// shared memory, unless the file leaves them to the launch.
+pub fn open(t: &mut Text, head: Head, shared: Option<usize>) {
     t.code(format!(
         ".reg .u64 %list, %row, %safe, %wide; .reg .b32 %b<4>; .reg .f32 %v, %u, %other, %scale, %c2;
          .reg .u32 %t, %lane, %warp, %g, %pair, %cr, %st, %keep<{}>, %x, %y, %z, %real;
          .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %j0, %next, %wq, %wkv, %r, %window;
-         .reg .s32 %wlast; .reg .pred %p, %q, %skip, %done;
-         .shared .align 128 .b8 tiles[{shared}]",
+         .reg .s32 %wlast; .reg .pred %p, %q, %skip, %done",
         head.pieces()
     ));
+    if let Some(shared) = shared {
+        t.code(format!(".shared .align 128 .b8 tiles[{shared}]"));
+    }
     let (lanes, _) = head.copying();
     t.code(format!(
         "mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5; shr.u32 %g, %lane, 2;
