@@ -201,7 +201,7 @@ static R take(struct node *node, struct function *f, const unsigned *grid, const
     if (grid[0] * block[0] == 0 || grid[1] > 65535 || grid[2] > 65535) return 1;
     node->f = f, node->threads = block[0];
     memcpy(node->grid, grid, sizeof node->grid);
-    if (shared != f->shared || (shared && (shared <= 49152 || block[0] != 384 || (strncmp(f->name, "attention", 9) && grid[0] > 132))))
+    if (shared != f->shared || (shared && (shared <= 49152 || block[0] != (strstr(f->name, "_wide_") ? 128 : 384) || (strncmp(f->name, "attention", 9) && grid[0] > 132))))
         wrong("a launch without its shared memory, threads or grid");
     for (int i = 0, maps = 0; i < f->n; i++) {
         node->values[i] = 0;

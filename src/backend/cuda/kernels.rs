@@ -26,6 +26,7 @@ pub const SOURCES: &[Source] = sources![
     generated "attention_grad.ptx",
     generated "attention_grad_sm80.ptx",
     generated "attention_grad_sm90a.ptx",
+    generated "attention_grad_wide_sm80.ptx",
     generated "attention_sm80.ptx",
     generated "attention_sm90a.ptx",
     by_hand "bias.ptx",
