@@ -189,7 +189,7 @@ pub fn gated_grad<B: Device>(set: Set) -> Cases<B> {
             bound: 1e-5,
         };
         Case::new(format!("{} {activation:?}", name(t, c)), [dout.clone()], held.clone().map(Out::Holds))
-            .verb(|b: &mut B, g, o| {
+            .verb(move |b: &mut B, g, o| {
                 let [gate, up] = o else { unreachable!() };
                 b.gated_grad(gate.view_mut(), up.view_mut(), g.i[0], activation);
             })
