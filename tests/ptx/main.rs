@@ -26,7 +26,6 @@ mod mutations_grad_sm90a;
 mod mutations_sm90a;
 #[path = "../op_cases/mod.rs"]
 mod op_cases;
-mod old_bits;
 mod opcodes;
 mod opcodes_sm70;
 mod opcodes_sm90a;
