@@ -268,13 +268,8 @@ fn damaged_models(b: &Bench) {
         c["rope_scaling"] = json!({ "rope_type": "spiral", "factor": 2.0 });
         c["rope_parameters"] = json!({ "rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0 });
     });
-    b.model_with("yarn", "config.json", |c| {
-        c["rope_scaling"] = json!({ "rope_type": "yarn", "factor": 2.0 })
-    });
-    b.model_with("window", "config.json", |c| {
-        c["architectures"] = json!(["MistralForCausalLM"]);
-        c["model_type"] = json!("mistral");
-        c["sliding_window"] = json!(4);
+    b.model_with("dynamic", "config.json", |c| {
+        c["rope_scaling"] = json!({ "rope_type": "dynamic", "factor": 2.0 })
     });
     b.model_with("small_vocab", "config.json", |c| c["vocab_size"] = json!(100));
     b.model_weights("nan", |h, data| {
@@ -311,8 +306,7 @@ fn unusable_models_are_refused() {
         ("mixtral", 78, "mixtral .. Mixtral .. not supported"),
         ("gptq", 78, "gptq"),
         ("rope", 78, "spiral"),
-        ("yarn", 78, "yarn"),
-        ("window", 1, "nothing is supervised .. sliding window allows rows of 4 tokens"),
+        ("dynamic", 78, "dynamic"),
         ("small_vocab", 78, "small_vocab .. tokenizer .. 100 rows"),
         ("nan", 1, "nan/model.safetensors: tensor model.norm.weight .. not finite"),
         ("short", 1, "short .. model.safetensors"),

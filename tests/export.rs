@@ -3,6 +3,8 @@
 //! vLLM's `peft_helper`. Also the command itself: every form, and the messages for bad input.
 
 mod cli_fixture;
+#[path = "export/families.rs"]
+mod families;
 #[path = "export/refused.rs"]
 mod refused;
 

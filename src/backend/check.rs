@@ -37,7 +37,7 @@ impl<B: Backend> Checked<B> {
     /// The same backend with timed ops, for backends whose ops have finished when they return.
     pub fn timed(self) -> (Self, Notes) {
         let notes = Notes::default();
-        let times = Times { notes: notes.clone(), frozen: (0, 0), pairs: 0.0 };
+        let times = Times { notes: notes.clone(), frozen: (0, 0), rows: Vec::new() };
         (Checked { inner: self.inner, times: Some(times) }, notes)
     }
 
@@ -83,18 +83,28 @@ pub(super) struct Times {
     notes: Notes,
     /// Bytes and numbers of all frozen matrices, whose mean every product is counted with.
     pub frozen: (usize, usize),
-    /// Pairs of query and key of the tokens that came last.
-    pub pairs: f64,
+    /// Lengths of the rows of the tokens that came last.
+    pub rows: Vec<u32>,
 }
 
 impl Times {
+    /// Pairs of a query and a key that it sees.
+    fn pairs(&self, window: Option<usize>) -> f64 {
+        let of_row = |&row: &u32| {
+            let (row, seen) =
+                (f64::from(row), window.map_or(f64::from(row), |w| f64::from(row).min(w as f64)));
+            seen * (seen + 1.0) / 2.0 + (row - seen) * seen
+        };
+        self.rows.iter().map(of_row).sum()
+    }
+
     fn note(&self, op: &'static str, work: Work, seconds: f64, short_bytes: usize) {
         let of_frozen = self.frozen.0 as f64 / self.frozen.1.max(1) as f64;
         let mut notes = self.notes.0.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = notes.entry(op).or_default();
         taken.calls += 1;
         taken.seconds += seconds;
-        taken.flops += work.flops + work.flops_per_pair * self.pairs;
+        taken.flops += work.flops + work.flops_per_pair * self.pairs(work.window);
         taken.bytes += work.bytes + work.frozen * of_frozen + work.short * short_bytes as f64;
     }
 }
@@ -106,6 +116,8 @@ pub(super) struct Work {
     pub flops: f64,
     /// The same for each pair of a query and a key.
     pub flops_per_pair: f64,
+    /// Keys of these pairs that a query sees at most.
+    pub window: Option<usize>,
     /// Bytes that are read and written, but for those of the next two.
     pub bytes: f64,
     /// Numbers of frozen matrices.
@@ -140,7 +152,7 @@ impl Work {
     /// That many products of a query's head with a key's, and f32 numbers.
     pub fn attention(products: f64, heads: Heads, numbers: usize) -> Work {
         let flops_per_pair = 2.0 * products * (heads.query * heads.size) as f64;
-        Work { flops_per_pair, ..Work::moved(numbers) }
+        Work { flops_per_pair, window: heads.window, ..Work::moved(numbers) }
     }
 }
 

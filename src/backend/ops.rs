@@ -76,7 +76,11 @@ impl<B: Backend> Backend for Checked<B> {
         } => Work::attention(5.0, heads, 4 * saved.qkv.q.len() + 4 * saved.qkv.k.len());
         attention_cached(out: Out<B>, qkv: Qkv<B::Memory>, heads: Heads) {
             is_attended((&out, qkv, heads), (qkv.q.rows, qkv.k.rows));
-        } => Work::product(2 * qkv.q.len() * qkv.k.rows, 2 * qkv.q.len() + 2 * qkv.k.len());
+        } => {
+            // A query sees the keys of its window.
+            let (keys, head) = (heads.window.map_or(qkv.k.rows, |w| w.min(qkv.k.rows)), qkv.k.cols);
+            Work::product(2 * qkv.q.len() * keys, 2 * qkv.q.len() + 2 * keys * head)
+        };
         gated(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());
@@ -121,8 +125,7 @@ impl<B: Backend> Backend for Checked<B> {
     fn tokens(&mut self, rows: TokenRows) -> B::Tokens {
         assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         if let Some(times) = &mut self.times {
-            let pairs = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;
-            times.pairs = rows.bounds.windows(2).map(pairs).sum();
+            times.rows = rows.bounds.windows(2).map(|w| w[1] - w[0]).collect();
         }
         self.run(Op::tokens, None, |inner| inner.tokens(rows))
     }

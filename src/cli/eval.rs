@@ -46,7 +46,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let read = data::Options {
         task: if config.labels.is_some() { Task::Classify } else { Task::Sft },
         fields: field_names(s)?,
-        max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.longest_row()),
+        max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
         labels: config.labels.clone().map(|names| LabelMap { names }),
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()

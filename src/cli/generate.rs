@@ -228,7 +228,7 @@ impl Speaker {
 
     /// `sampling`, limited to the model's context; refused where the `tokens` of a prompt fill the context.
     fn within(&self, sampling: &Sampling, tokens: usize) -> Result<Sampling, Refusal> {
-        let most = self.base.config.longest_row();
+        let most = self.base.config.max_positions;
         match most.saturating_sub(tokens) {
             0 => Err(Refusal::failure(format!(
                 "the prompt has {tokens} tokens, the model sees {most}: shorten it"

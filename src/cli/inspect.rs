@@ -220,7 +220,7 @@ fn form_name(form: &Form) -> &'static str {
 
 fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refusal> {
     let classify = s.text("task")? == Some("classify");
-    let longest = base.map_or(usize::MAX, |b| b.config.longest_row());
+    let longest = base.map_or(usize::MAX, |b| b.config.max_positions);
     Ok(data::Options {
         task: if classify { data::Task::Classify } else { data::Task::Sft },
         fields: field_names(s)?,

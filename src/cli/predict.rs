@@ -42,7 +42,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         let why = "is not a classifier: train one with --task classify, or use `finetune generate`";
         return Err(Refusal::configuration(format!("{what}: {why}")));
     };
-    let longest = config.longest_row();
+    let longest = config.max_positions;
     let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
     let chosen = devices::choose(&groups::devices(s)?)?;
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), None, Need::SPEECH)?;

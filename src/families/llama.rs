@@ -1,25 +1,36 @@
 //! Llama 1 to 3, SmolLM2, TinyLlama: the base of the other families' descriptions.
 
-use super::{Activation, Bias, Biases, Family, Gguf, Norms, ScoreScale, Windows};
+use super::{
+    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Gguf, HeadNorms, Norms, ScoreScale, Windows,
+};
 
 /// Llama.
 pub const LLAMA: Family = Family {
     name: "Llama",
+    classifier: Classifier::OfName,
     releases: &["Llama"],
     model_type: "llama",
-    gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true },
+    gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true, complete: false },
     attention_norms: Norms { before: Some("input_layernorm"), after: None },
     mlp_norms: Norms { before: Some("post_attention_layernorm"), after: None },
     gain_offset: 0.0,
-    head_norms: false,
+    head_norms: HeadNorms::None,
     activation: Activation::SwiGlu,
+    activation_key: "hidden_act",
     biases: Biases {
         qkv: Bias::Key("attention_bias"),
         o: Bias::Key("attention_bias"),
         mlp: Bias::Key("mlp_bias"),
     },
     windows: Windows::Typed,
+    rope_theta: 10_000.0,
     local_rope_theta: None,
+    unrotated_layers: false,
     score_scale: ScoreScale::HeadSize,
     soft_cap: None,
+    embedding_scale: EmbeddingScale::One,
+    residual_scale: None,
+    logits_scale: None,
+    tied: false,
+    refused: &[],
 };

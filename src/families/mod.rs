@@ -3,25 +3,37 @@
 //! blocks, and all texts that list families use it; no other module contains a family's name. How to add a family:
 //! docs/develop/add-a-model-family.md.
 
+mod gemma3;
+mod granite;
 mod llama;
 mod mistral;
+mod olmo2;
+mod olmo3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
 pub mod tensors;
 
+pub use gemma3::GEMMA3;
+pub use granite::GRANITE;
 pub use llama::LLAMA;
 pub use mistral::MISTRAL;
+pub use olmo2::OLMO2;
+pub use olmo3::OLMO3;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
+pub use smollm3::SMOLLM3;
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
-pub const ALL: &[&Family] = &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3];
+pub const ALL: &[&Family] = &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3];
 
 /// A model family.
 #[derive(Debug, PartialEq)]
 pub struct Family {
     /// Prefix of its class names: `Llama` of `LlamaForCausalLM`.
     pub name: &'static str,
+    /// Class of its sequence classifiers.
+    pub classifier: Classifier,
     /// The releases that these classes load, as listed in texts.
     pub releases: &'static [&'static str],
     /// `model_type` of config.json.
@@ -34,21 +46,71 @@ pub struct Family {
     pub mlp_norms: Norms,
     /// Offset of every stored gain: 1 where the norm multiplies by (1 + w).
     pub gain_offset: f32,
-    /// Whether each head of q and k has a norm (`self_attn.q_norm`, `self_attn.k_norm`).
-    pub head_norms: bool,
+    /// Norms of q and k (`self_attn.q_norm`, `self_attn.k_norm`).
+    pub head_norms: HeadNorms,
     /// The feed-forward's activation.
     pub activation: Activation,
+    /// Key in config.json for the activation.
+    pub activation_key: &'static str,
     /// Which projections have biases.
     pub biases: Biases,
     /// Layers with sliding attention.
     pub windows: Windows,
+    /// Base of the rotary frequencies where config.json has none.
+    pub rope_theta: f64,
     /// Key in config.json for the base of the rotary frequencies of sliding layers; `None` where all layers share one
     /// base.
     pub local_rope_theta: Option<&'static str>,
+    /// Whether some layers are not rotated: those with 0 in `no_rope_layers`, without it every `no_rope_layer_interval`th
+    /// (4).
+    pub unrotated_layers: bool,
     /// Factor of the scores.
     pub score_scale: ScoreScale,
     /// Key in config.json for the soft cap of the scores.
     pub soft_cap: Option<&'static str>,
+    /// Factor of the embedding.
+    pub embedding_scale: EmbeddingScale,
+    /// Key in config.json for the factor of each half's output, before the addition to the residual stream.
+    pub residual_scale: Option<&'static str>,
+    /// Key in config.json for the divisor of the logits.
+    pub logits_scale: Option<&'static str>,
+    /// Whether the head is the embedding where config.json does not say it.
+    pub tied: bool,
+    /// Keys in config.json for features that are not computed: absent, null or false.
+    pub refused: &'static [&'static str],
+}
+
+/// Class of a family's sequence classifiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Classifier {
+    /// `LlamaForSequenceClassification` for a family named `Llama`.
+    OfName,
+    /// The same for another name.
+    Named(&'static str),
+    /// transformers has no such class.
+    Missing,
+}
+
+/// Norms of q and k between their projection and the rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadNorms {
+    /// No norms.
+    None,
+    /// Each head has its own mean; all heads share a gain of the head's size.
+    Each,
+    /// All heads have one mean, and a gain of the projection's size.
+    Whole,
+}
+
+/// Factor of the embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    /// 1.
+    One,
+    /// The square root of the hidden size in f32. (transformers rounds it to bf16 where it loads the model in bf16.)
+    RootOfHidden,
+    /// The value of this key in config.json, 1 where it is missing.
+    Key(&'static str),
 }
 
 /// A family in GGUF files of llama.cpp. Names of tensors: [`Family::layer_tensors`].
@@ -61,6 +123,8 @@ pub struct Gguf {
     pub adjacent_pairs: bool,
     /// Whether the converter writes `vocab_size` and `rope.dimension_count`.
     pub all_sizes: bool,
+    /// Whether reading and writing support features beyond a Llama's.
+    pub complete: bool,
 }
 
 /// The norms of one half of a block, by the name of their tensors below the layer. Without a norm before it, a half
@@ -125,6 +189,9 @@ pub enum Windows {
     /// Where `use_sliding_window` is true: the layers that `layer_types` marks as sliding, without `layer_types` those
     /// from `max_window_layers` (28) on. A missing `sliding_window` means 4096.
     Switched,
+    /// The layers that `layer_types` marks as sliding; without it all but every `sliding_window_pattern`th, whose default
+    /// this is. A missing `sliding_window` means 4096.
+    Pattern(usize),
 }
 
 /// Factor of the scores.
@@ -134,6 +201,8 @@ pub enum ScoreScale {
     HeadSize,
     /// 1 / sqrt(the value of this key in config.json).
     Key(&'static str),
+    /// The value of this key in config.json, 1 where it is missing.
+    Factor(&'static str),
 }
 
 impl Family {
@@ -144,8 +213,34 @@ impl Family {
             (self.local_rope_theta.is_some(), "a rotary embedding of sliding layers"),
             (self.score_scale != ScoreScale::HeadSize, "a scale of its scores"),
             (self.soft_cap.is_some(), "a soft cap of its scores"),
+            (self.unrotated_layers, "layers without rotation"),
+            (self.embedding_scale != EmbeddingScale::One, "a scale of its embedding"),
+            (self.residual_scale.is_some(), "a scale of its residual branches"),
+            (self.head_norms == HeadNorms::Whole, "norms of whole projections"),
         ];
-        missing.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
+        missing.into_iter().find(|(has, _)| *has && !self.gguf.complete).map(|(_, what)| what)
+    }
+}
+
+impl Family {
+    /// Keys of the scales of scores, embedding, residual branches and logits as (GGUF, config.json), where config.json
+    /// has them.
+    pub fn scales_in_gguf(&self) -> [Option<(&'static str, &'static str)>; 4] {
+        let score = match self.score_scale {
+            ScoreScale::Factor(key) => Some(("attention.scale", key)),
+            _ => None,
+        };
+        let embedding = match self.embedding_scale {
+            EmbeddingScale::Key(key) => Some(("embedding_scale", key)),
+            _ => None,
+        };
+        let residual = self.residual_scale.map(|key| ("residual_scale", key));
+        [score, embedding, residual, self.logits_scale.map(|key| ("logit_scale", key))]
+    }
+
+    /// Offset of a tensor in GGUF files: llama.cpp's converter adds the offset of gains to the stored norms.
+    pub fn offset_in_gguf(&self, tensor: &str) -> f32 {
+        if tensor.ends_with("norm.weight") { self.gain_offset } else { 0.0 }
     }
 }
 
@@ -194,13 +289,14 @@ mod tests {
         assert_eq!(of("llama", Layers::Slide), Some("Mistral"));
         assert_eq!(of("qwen2", Layers::Slide), Some("Qwen2"));
         assert_eq!(of("qwen3", Layers::SeeAll), Some("Qwen3"));
-        assert_eq!(of("gemma3", Layers::SeeAll), None);
+        assert_eq!(of("gemma3", Layers::Slide), Some("Gemma3"));
+        assert_eq!(of("gemma2", Layers::SeeAll), None);
     }
 
     #[test]
     fn present_families_are_in_gguf_under_unique_names() {
         for (i, family) in ALL.iter().enumerate() {
-            assert_eq!(family.not_in_gguf(), None, "{}", family.name);
+            assert_eq!(family.not_in_gguf().is_some(), family.name == "Olmo3", "{}", family.name);
             let same = |f: &&Family| f.name == family.name || f.model_type == family.model_type;
             assert!(!ALL[..i].iter().any(same), "{}", family.name);
         }
@@ -208,8 +304,9 @@ mod tests {
 
     #[test]
     fn texts_list_every_release() {
-        assert_eq!(names("or"), "Llama, Mistral, Qwen2 or Qwen3");
-        assert_eq!(releases("and"), "Llama, Mistral, Qwen2, Qwen2.5 and Qwen3");
+        assert_eq!(names("or"), "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2 or Olmo3");
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2 and OLMo 3";
+        assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();
         for release in ALL.iter().flat_map(|f| f.releases) {

@@ -49,8 +49,10 @@ struct Gains<M> {
 pub struct Block<B: Backend> {
     attention_gains: Gains<B::Memory>,
     mlp_gains: Gains<B::Memory>,
-    /// Gains of q's and k's norms [1, D] each.
-    head_gains: Option<(B::Memory, B::Memory)>,
+    /// Gains of q's and k's norms, of a head [1, D] or of the whole projection.
+    head_gains: Option<[B::Memory; 2]>,
+    /// Their sizes.
+    head_norms: [usize; 2],
     linears: [Linear<B>; 7],
     heads: Heads,
     /// Indices of the rotation tables of q and k.
@@ -59,6 +61,8 @@ pub struct Block<B: Backend> {
     hidden: usize,
     feed_forward: usize,
     eps: f32,
+    /// Of the norms before each half.
+    stream_eps: f32,
 }
 
 /// The residual stream after attention, what the norm of attention's output needs, and gate and up of the feed-forward.
@@ -82,11 +86,12 @@ impl<B: Fused> Block<B> {
             Ok::<_, ModelError>(Gains { before: gain(before)?, after: gain(after)? })
         };
         let heads = config.attention(layer).supported()?;
-        let head_gains = if config.family.head_norms {
-            let q = norm(backend, "self_attn.q_norm", config.heads.size)?;
-            Some((q, norm(backend, "self_attn.k_norm", config.heads.size)?))
-        } else {
-            None
+        let head_gains = match config.head_norms() {
+            Some([q, k]) => {
+                let q = norm(backend, "self_attn.q_norm", q)?;
+                Some([q, norm(backend, "self_attn.k_norm", k)?])
+            }
+            None => None,
         };
         let mut linear = |i: usize| -> Result<Linear<B>, ModelError> {
             let path = module_path(layer, MODULES[i]);
@@ -100,6 +105,7 @@ impl<B: Fused> Block<B> {
             attention_gains: gains(backend, config.family.attention_norms)?,
             mlp_gains: gains(backend, config.family.mlp_norms)?,
             head_gains,
+            head_norms: config.head_norms().unwrap_or_default(),
             linears,
             heads,
             rotations: rotation::of_layer(config, layer),
@@ -107,6 +113,7 @@ impl<B: Fused> Block<B> {
             hidden: config.hidden,
             feed_forward: config.feed_forward,
             eps: config.eps,
+            stream_eps: config.stream_eps(),
         })
     }
 
@@ -114,7 +121,7 @@ impl<B: Fused> Block<B> {
     pub fn unload(self, backend: &mut B) {
         let gains = [self.attention_gains, self.mlp_gains].map(|gains| [gains.before, gains.after]);
         let gains = gains.into_iter().flatten().flatten();
-        let heads = self.head_gains.into_iter().flat_map(|(q, k)| [q, k]);
+        let heads = self.head_gains.into_iter().flatten();
         gains.chain(heads).for_each(|m| backend.recycle(m));
         for linear in self.linears {
             let bias = linear.unload(backend);
@@ -225,8 +232,13 @@ impl<B: Fused> Block<B> {
         let (mut attended, mut logsumexp) = (backend.memory(t * wide), backend.memory(t * heads));
         let qkv = Qkv { q: view(q, t, wide), k: view(k, t, narrow), v: view(v, t, narrow) };
         let lse = view_mut(&mut logsumexp, t, heads);
-        backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads, batch.tokens);
+        backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads_over(t), batch.tokens);
         (attended, logsumexp)
+    }
+
+    /// The heads of an attention over that many keys: without a window that all of them are in.
+    fn heads_over(&self, keys: usize) -> Heads {
+        Heads { window: self.heads.window.filter(|window| *window < keys), ..self.heads }
     }
 
     /// Computes the output projection of attention and the first half of the feed-forward.
@@ -296,7 +308,7 @@ impl<B: Fused> Block<B> {
     ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
         let mut qk = [Q, K].map(|i| self.project(backend, i, normed, h, batch));
         let mut norms = None;
-        if let Some((q_gain, k_gain)) = &self.head_gains {
+        if let Some([q_gain, k_gain]) = &self.head_gains {
             let [q, k] = qk;
             let (q_normed, q_inv) = self.head_norm(backend, (&q, q_gain), Q, batch);
             let (k_normed, k_inv) = self.head_norm(backend, (&k, k_gain), K, batch);
@@ -317,7 +329,7 @@ impl<B: Fused> Block<B> {
         i: usize,
         batch: &Batch<B>,
     ) -> (B::Memory, B::Memory) {
-        let (t, n, d) = (batch.rows, self.linears[i].shape.0, self.heads.size);
+        let (t, n, d) = (batch.rows, self.linears[i].shape.0, self.head_norms[i]);
         let (mut out, mut inv) = (backend.memory(t * n), backend.memory(t * (n / d)));
         let inv_view = view_mut(&mut inv, t, n / d);
         backend.rmsnorm(view_mut(&mut out, t, n), inv_view, view(x, t, n), view(gain, 1, d), self.eps);
@@ -356,8 +368,8 @@ impl<B: Fused> Block<B> {
         let (out, inv_rms) = (view_mut(&mut memory, t, c), view_mut(inv_rms, t, 1));
         let (x, gain) = (view(x, t, c), view(gain, 1, c));
         match reader {
-            Reader::Projections => backend.rmsnorm_for_linear(out, inv_rms, x, gain, self.eps),
-            Reader::Adapters => backend.rmsnorm(out, inv_rms, x, gain, self.eps),
+            Reader::Projections => backend.rmsnorm_for_linear(out, inv_rms, x, gain, self.stream_eps),
+            Reader::Adapters => backend.rmsnorm(out, inv_rms, x, gain, self.stream_eps),
         }
         Some(memory)
     }

@@ -7,10 +7,11 @@
 mod attention;
 mod read;
 mod rope;
+mod traits;
 mod window;
 
 pub use crate::backend::Heads;
-use crate::families::{self, Bias, Family};
+use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, HeadNorms};
 pub use attention::AttentionSpec;
 use read::Fields;
 pub use rope::{Rope, RopeScaling};
@@ -49,6 +50,14 @@ pub struct Config {
     pub mlp_bias: bool,
     /// Tokens that a token sees (itself included) in each layer; `None` for the whole row.
     pub windows: Vec<Option<usize>>,
+    /// Whether q and k of each layer are rotated.
+    pub rotated: Vec<bool>,
+    /// Factor of the embedding.
+    pub embedding_scale: f32,
+    /// Factor of each half's output.
+    pub residual_scale: f32,
+    /// Divisor of the logits.
+    pub logits_scale: f32,
     /// Factor of the scores.
     pub score_scale: f32,
     /// The soft cap of the scores.
@@ -75,17 +84,6 @@ pub enum ConfigError {
         what: String,
         /// The alternative for the user.
         way_out: String,
-    },
-    /// Rows may be longer than the sliding window.
-    #[error(
-        "--max-seq-len {asked} is longer than the model's sliding window of {window} tokens, \
-         which is not computed: use --max-seq-len {window} or less"
-    )]
-    Window {
-        /// Requested tokens.
-        asked: usize,
-        /// Tokens of the window.
-        window: usize,
     },
     /// Token ids without a row in the embedding.
     #[error(
@@ -154,11 +152,19 @@ impl Config {
             })?,
             rope,
             local_rope,
-            tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+            tied: fields.flag("tie_word_embeddings")?.unwrap_or(family.tied),
             qkv_bias: biased(&fields, family.biases.qkv)?,
             o_bias: biased(&fields, family.biases.o)?,
             mlp_bias: biased(&fields, family.biases.mlp)?,
             windows: window::read(&fields, family.windows, layers)?,
+            rotated: rope::rotated(&fields, family, layers)?,
+            embedding_scale: match family.embedding_scale {
+                EmbeddingScale::One => 1.0,
+                EmbeddingScale::RootOfHidden => (hidden as f64).sqrt() as f32,
+                EmbeddingScale::Key(name) => factor(&fields, Some(name))?,
+            },
+            residual_scale: factor(&fields, family.residual_scale)?,
+            logits_scale: factor(&fields, family.logits_scale)?,
             score_scale,
             soft_cap,
             labels: classifier.then(|| labels(&fields)).transpose()?,
@@ -169,13 +175,20 @@ impl Config {
 
     /// Value of `architectures` for this model, such as `LlamaForCausalLM`.
     pub fn architecture(&self) -> String {
-        let task = if self.labels.is_some() { "SequenceClassification" } else { "CausalLM" };
-        format!("{}For{task}", self.family.name)
+        match (&self.labels, self.family.classifier) {
+            (None, _) => format!("{}ForCausalLM", self.family.name),
+            (Some(_), Classifier::Named(name)) => format!("{name}ForSequenceClassification"),
+            (Some(_), _) => format!("{}ForSequenceClassification", self.family.name),
+        }
     }
 
     /// Returns the same base as a sequence classifier over `labels`. A base that is already a classifier keeps its own
     /// names; the number of labels must be equal.
     pub fn into_classifier(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
+        if self.family.classifier == Classifier::Missing {
+            let what = format!("a classifier on {}", self.architecture());
+            return Err(unsupported(what, "transformers has no class for it; use another base"));
+        }
         match &self.labels {
             Some(own) if own.len() != labels.len() => {
                 Err(ConfigError::Labels { model: own.len(), asked: labels.len() })
@@ -191,25 +204,12 @@ impl Config {
         }
     }
 
-    /// Refuses rows of up to `max_seq_len` tokens where a sliding window is shorter.
-    pub fn check_sequence(&self, max_seq_len: usize) -> Result<(), ConfigError> {
-        match self.window() {
-            Some(window) if window < max_seq_len => Err(ConfigError::Window { asked: max_seq_len, window }),
-            _ => Ok(()),
-        }
-    }
-
     /// Refuses a tokenizer (highest id plus one) that is larger than the embedding.
     pub fn check_vocabulary(&self, tokenizer: usize) -> Result<(), ConfigError> {
         if tokenizer > self.vocab {
             return Err(ConfigError::Vocabulary { tokenizer, embedding: self.vocab });
         }
         Ok(())
-    }
-
-    /// Most tokens of one row or one conversation.
-    pub fn longest_row(&self) -> usize {
-        self.window().map_or(self.max_positions, |w| w.min(self.max_positions))
     }
 
     /// The shortest window of any layer.
@@ -225,7 +225,32 @@ impl Config {
 
     /// The rotary embedding of a layer.
     pub fn rope_of(&self, layer: usize) -> Rope {
-        self.attention(layer).window.and(self.local_rope).unwrap_or(self.rope)
+        let rope = self.attention(layer).window.and(self.local_rope).unwrap_or(self.rope);
+        match self.rotated.get(layer) {
+            Some(false) => Rope { scaling: RopeScaling::Off, ..rope },
+            _ => rope,
+        }
+    }
+
+    /// Sizes of the gains of q's and k's norms.
+    pub fn head_norms(&self) -> Option<[usize; 2]> {
+        let Heads { query, kv, size, .. } = self.heads;
+        match self.family.head_norms {
+            HeadNorms::None => None,
+            HeadNorms::Each => Some([size; 2]),
+            HeadNorms::Whole => Some([query * size, kv * size]),
+        }
+    }
+
+    /// The residual stream is kept divided by the factor of the halves' outputs: this is the factor of the embedding
+    /// on that stream. Norms of the stream do not see its scale, but for [`Config::stream_eps`].
+    pub fn stream_scale(&self) -> f32 {
+        self.embedding_scale / self.residual_scale
+    }
+
+    /// Added under the root of the norms of the residual stream.
+    pub fn stream_eps(&self) -> f32 {
+        self.eps / (self.residual_scale * self.residual_scale)
     }
 
     /// Outputs and inputs [N, K] of one of the seven projections; `None` for an unknown name.
@@ -247,10 +272,16 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
     let model_type = fields.text("model_type")?;
     for name in &named {
         for &family in known {
-            match name.strip_prefix(family.name) {
-                Some("ForCausalLM" | "Model") => return Ok((family, false)),
-                Some("ForSequenceClassification") => return Ok((family, true)),
-                _ => {}
+            if let Some("ForCausalLM" | "Model") = name.strip_prefix(family.name) {
+                return Ok((family, false));
+            }
+            let classifier = match family.classifier {
+                Classifier::OfName => family.name,
+                Classifier::Named(name) => name,
+                Classifier::Missing => continue,
+            };
+            if name.strip_prefix(classifier) == Some("ForSequenceClassification") {
+                return Ok((family, true));
             }
         }
     }
@@ -267,7 +298,8 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
     if is_expert_mixture(name) {
         return Err(unsupported(format!("mixture of experts ({name})"), supported()));
     }
-    Err(unsupported(format!("architecture {name}"), supported()))
+    let shown = traits::told(fields).map_or(String::new(), |shown| format!(" ({shown})"));
+    Err(unsupported(format!("architecture {name}{shown}"), supported()))
 }
 
 fn is_expert_mixture(name: &str) -> bool {
@@ -297,14 +329,18 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
             "use the unquantised model, or a .gguf file of it",
         ));
     }
-    match fields.text("hidden_act")? {
+    match fields.text(family.activation_key)? {
         Some(other) if !family.activation.names().contains(&other) => {
+            let computed = family.activation.names()[0];
             return Err(unsupported(
-                format!("hidden_act `{other}`"),
-                "only silu is computed; use another base",
+                format!("{} `{other}`", family.activation_key),
+                format!("only {computed} is computed for this family; use another base"),
             ));
         }
         _ => {}
+    }
+    if let Some(key) = family.refused.iter().find(|key| fields.is_set(key)) {
+        return Err(unsupported(format!("`{key}`"), "use another base"));
     }
     match fields.number("partial_rotary_factor")? {
         None => Ok(()),
@@ -313,6 +349,15 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
             format!("partial_rotary_factor {f}"),
             "only whole heads are rotated; use another base",
         )),
+    }
+}
+
+/// A factor in config.json, 1 where the family or the file has none.
+fn factor(fields: &Fields, name: Option<&str>) -> Result<f32, ConfigError> {
+    match name.map(|name| Ok((name, fields.number(name)?))).transpose()? {
+        Some((name, Some(x))) if x <= 0.0 => Err(key(name, format!("is {x}, not positive"))),
+        Some((_, Some(x))) => Ok(x as f32),
+        _ => Ok(1.0),
     }
 }
 

@@ -237,7 +237,7 @@ impl<B: Fused> Decoder<B> {
         match (input, &self.embedding) {
             (Some(values), _) if values.len() == t * c => self.backend.upload(view_mut(&mut x, t, c), values),
             (None, Some(table)) if self.span.first => {
-                self.backend.embed(view_mut(&mut x, t, c), table, tokens, 1.0);
+                self.backend.embed(view_mut(&mut x, t, c), table, tokens, self.config.stream_scale());
             }
             _ => {
                 self.backend.recycle(x);

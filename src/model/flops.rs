@@ -13,7 +13,9 @@ pub fn training(config: &Config, lora: &LoraSpec, row: f64) -> f64 {
     let outputs = config.labels.as_ref().map_or(config.vocab, |_| 0);
     let head = (outputs * config.hidden) as f64;
     let trained = layout::of(config, lora, 0..config.layers).len() as f64;
-    // Scores and their weighted sum over the previous tokens: half of the row on average.
-    let attention = (config.layers * config.heads.query * config.heads.size) as f64 * row / 2.0;
+    // Scores and their weighted sum over the previous tokens: half of the row on average, or what is in the window.
+    let seen = |window: &Option<usize>| window.map_or(row, |w| row.min(w as f64));
+    let keys: f64 = config.windows.iter().map(seen).map(|w| w * (1.0 - w / (2.0 * row.max(1.0)))).sum();
+    let attention = (config.heads.query * config.heads.size) as f64 * keys;
     4.0 * (frozen + head) + 6.0 * trained + 3.0 * 4.0 * attention
 }

@@ -94,8 +94,13 @@ impl<B: Fused> Head<B> {
         (outputs, top): (usize, Top<B>),
     ) -> Result<Self, ModelError> {
         let name = weights.name("norm.weight");
-        let gain = weights.gain(backend, &name, config.hidden, config.family.gain_offset)?;
-        Ok(Head { gain, eps: config.eps, hidden: config.hidden, outputs, top })
+        let gain = weights.scaled_gain(
+            backend,
+            &name,
+            config.hidden,
+            (config.family.gain_offset, config.logits_scale.recip()),
+        )?;
+        Ok(Head { gain, eps: config.stream_eps(), hidden: config.hidden, outputs, top })
     }
 
     /// Returns the logits [n, outputs] of `rows`; a fault where one is not finite, because a choice among such logits

@@ -307,6 +307,17 @@ impl<'a> Weights<'a> {
         len: usize,
         offset: f32,
     ) -> Result<B::Memory, ModelError> {
+        self.scaled_gain(backend, name, len, (offset, 1.0))
+    }
+
+    /// The same, multiplied by a factor.
+    pub fn scaled_gain<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        len: usize,
+        (offset, scale): (f32, f32),
+    ) -> Result<B::Memory, ModelError> {
         if !backend.has_data() {
             return Ok(backend.memory(len));
         }
@@ -316,6 +327,7 @@ impl<'a> Weights<'a> {
         if offset != 0.0 {
             values.iter_mut().for_each(|x| *x += offset);
         }
+        values.iter_mut().for_each(|x| *x *= scale);
         let mut memory = backend.memory(len);
         backend.upload(view_mut(&mut memory, 1, len), &values);
         Ok(memory)

@@ -11,7 +11,7 @@ use crate::config::{Origin, Settings};
 use crate::data::files;
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, Corpus, DataError, LabelMap, Task};
+use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
 use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
@@ -121,8 +121,7 @@ fn read(
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_paths, eval_paths) = paths(&options.data)?;
     let read = read_options(options, &base.config, max_seq_len);
-    let mut train =
-        data::load(&train_paths, &read, &tokenizer).map_err(|e| no_raise(e, &base.config, max_seq_len))?;
+    let mut train = data::load(&train_paths, &read, &tokenizer)?;
     within(settings, &train.counts)?;
     check_classes(&train)?;
     let chat = 2 * train.counts.chat > train.counts.rows;
@@ -198,22 +197,9 @@ fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<
     }
 }
 
-/// The error does not suggest a larger --max-seq-len where the model's window is the limit.
-fn no_raise(e: DataError, config: &Config, max_seq_len: usize) -> Refusal {
-    match e {
-        DataError::NothingSupervised { files, rows, first } if config.window() == Some(max_seq_len) => {
-            Refusal::failure(format!(
-                "nothing is supervised in {files} (rows: {rows}, the first: {first}): check the fields, or \
-                 shorten the prompts: the model's sliding window allows rows of {max_seq_len} tokens at most"
-            ))
-        }
-        e => e.into(),
-    }
-}
-
 fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> Result<usize, Refusal> {
-    let longest = config.longest_row();
-    let n = match options.data.max_seq_len {
+    let longest = config.max_positions;
+    Ok(match options.data.max_seq_len {
         Some(n) if n > config.max_positions => {
             let why = format!("{n} is longer than the model's {} positions", config.max_positions);
             return Err(settings.refuse("max-seq-len", why));
@@ -224,15 +210,9 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
             let source =
                 Origin::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
             settings.put("max-seq-len", vec![n.to_string()], source);
-            let window = config.window().filter(|w| *w == n && *w < config.max_positions);
-            if let Some(window) = window.filter(|_| !options.output.quiet) {
-                say!("note: rows are cut at the model's sliding window of {window} tokens");
-            }
             n
         }
-    };
-    config.check_sequence(n)?;
-    Ok(n)
+    })
 }
 
 fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data::Options {

@@ -78,7 +78,7 @@ fn sizes(longest: usize) -> Vec<usize> {
 }
 
 fn batch(config: &Config, tokens: usize) -> Microbatch {
-    let row = ROW.min(config.longest_row()).max(1);
+    let row = ROW.min(config.max_positions).max(1);
     let ids: Vec<u32> = (0..tokens).map(|i| ((i * 7919) % config.vocab) as u32).collect();
     let bounds: Vec<u32> = (0..tokens).step_by(row).chain([tokens]).map(|at| at as u32).collect();
     let rows = bounds.len() - 1;

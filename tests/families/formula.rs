@@ -17,8 +17,14 @@ pub struct Formula<'a> {
     pub norms: [[&'static str; 2]; 2],
     pub gain_offset: f64,
     pub score_scale: f64,
-    /// Of each layer.
+    /// Of each layer; infinite where it is not rotated.
     pub thetas: [f64; 3],
+    /// Keys that a query of each layer sees.
+    pub windows: [usize; 3],
+    pub gelu: bool,
+    pub embedding_scale: f64,
+    pub residual_scale: f64,
+    pub logits_scale: f64,
 }
 
 impl Formula<'_> {
@@ -58,7 +64,10 @@ impl Formula<'_> {
     fn rotate(&self, layer: usize, position: usize, mut x: Vec<f64>) -> Vec<f64> {
         for head in x.chunks_mut(SIZE) {
             for i in 0..SIZE / 2 {
-                let frequency = self.thetas[layer].powf(-(2.0 * i as f64) / SIZE as f64);
+                let frequency = match self.thetas[layer] {
+                    f64::INFINITY => 0.0,
+                    theta => theta.powf(-(2.0 * i as f64) / SIZE as f64),
+                };
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 let (a, b) = (head[i], head[i + SIZE / 2]);
                 (head[i], head[i + SIZE / 2]) = (a * cos - b * sin, b * cos + a * sin);
@@ -82,11 +91,12 @@ impl Formula<'_> {
             let head = |h: usize| {
                 // Two query heads share a key/value head.
                 let (own, shared) = (h * SIZE..(h + 1) * SIZE, h / 2 * SIZE..(h / 2 + 1) * SIZE);
+                let first = (t + 1).saturating_sub(self.windows[layer]);
                 let scores =
-                    (0..=t).map(|s| self.score_scale * dot(&q[t][own.clone()], &k[s][shared.clone()]));
+                    (first..=t).map(|s| self.score_scale * dot(&q[t][own.clone()], &k[s][shared.clone()]));
                 let weights: Vec<f64> = scores.map(f64::exp).collect();
                 let total: f64 = weights.iter().sum();
-                let value = |i: usize| (0..=t).map(|s| weights[s] * v[s][i]).sum::<f64>() / total;
+                let value = |i: usize| (first..=t).map(|s| weights[s - first] * v[s][i]).sum::<f64>() / total;
                 shared.clone().map(value).collect::<Vec<_>>()
             };
             (0..HEADS).flat_map(head).collect::<Vec<_>>()
@@ -96,8 +106,12 @@ impl Formula<'_> {
 
     fn feed_forward(&self, flat: &[f64], layer: usize, x: &[f64]) -> Vec<f64> {
         let [gate, up] = ["gate_proj", "up_proj"].map(|module| self.project(flat, (layer, module), x));
-        let silu = |x: f64| x / (1.0 + (-x).exp());
-        let act: Vec<f64> = gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect();
+        let root = (2.0 / std::f64::consts::PI).sqrt();
+        let act = |x: f64| match self.gelu {
+            true => 0.5 * x * (1.0 + (root * (x + 0.044715 * x.powi(3))).tanh()),
+            false => x / (1.0 + (-x).exp()),
+        };
+        let act: Vec<f64> = gate.iter().zip(up).map(|(g, u)| act(*g) * u).collect();
         self.project(flat, (layer, "down_proj"), &act)
     }
 
@@ -106,6 +120,7 @@ impl Formula<'_> {
         let table = self.weight("model.embed_tokens.weight").unwrap();
         let mut x: Vec<Vec<f64>> =
             row.iter().map(|&id| table[id as usize * HIDDEN..][..HIDDEN].to_vec()).collect();
+        x.iter_mut().flatten().for_each(|x| *x *= self.embedding_scale);
         for layer in 0..self.thetas.len() {
             for (half, [before, after]) in self.norms.iter().enumerate() {
                 let name = |norm: &str| format!("model.layers.{layer}.{norm}");
@@ -115,14 +130,15 @@ impl Formula<'_> {
                     _ => read.iter().map(|x| self.feed_forward(flat, layer, x)).collect(),
                 };
                 for (x, y) in x.iter_mut().zip(added) {
-                    x.iter_mut().zip(self.norm(&name(after), &y)).for_each(|(x, y)| *x += y);
+                    let added = self.norm(&name(after), &y);
+                    x.iter_mut().zip(added).for_each(|(x, y)| *x += self.residual_scale * y);
                 }
             }
         }
         let head = self.weight("lm_head.weight").unwrap();
         let logits = |x: &Vec<f64>| {
             let normed = self.norm("model.norm", x);
-            head.chunks(HIDDEN).map(|row| dot(row, &normed)).collect()
+            head.chunks(HIDDEN).map(|row| dot(row, &normed) / self.logits_scale).collect()
         };
         x.iter().map(logits).collect()
     }

@@ -2,12 +2,14 @@
 //! gains, head norms, biases, rotary embedding by layer and the scale of scores, are described here alone, and compute
 //! what formulas in f64 compute: losses, gradients, logits and generated tokens. No other file knows them.
 //!
-//! What a row cannot say yet: another activation than SwiGLU, which needs an operation of the backends.
+//! One of them uses GeGLU, a window, a layer without rotation, norms of whole projections, and every scale.
 
 mod formula;
 
 use finetune::backend::Cpu;
-use finetune::families::{Bias, Biases, Family, LLAMA, Norms, ScoreScale};
+use finetune::families::{
+    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, HeadNorms, LLAMA, Norms, ScoreScale,
+};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::generate::generate;
@@ -29,24 +31,42 @@ const AROUND: Family = Family {
     attention_norms: Norms { before: Some("input_layernorm"), after: Some("post_attention_layernorm") },
     mlp_norms: Norms { before: Some("pre_feedforward_layernorm"), after: Some("post_feedforward_layernorm") },
     gain_offset: 1.0,
-    head_norms: true,
+    head_norms: HeadNorms::Each,
     biases: Biases { qkv: Bias::Always, o: Bias::Never, mlp: Bias::Never },
     local_rope_theta: Some("rope_local_theta"),
     score_scale: ScoreScale::Key("query_scalar"),
     soft_cap: Some("score_cap"),
+    activation: Activation::GeGlu,
+    activation_key: "hidden_activation",
+    embedding_scale: EmbeddingScale::RootOfHidden,
     ..LLAMA
 };
 
-/// Norms after each half alone, as in OLMo 2.
+/// Norms after each half alone and of whole q and k, as in OLMo 2; a layer without rotation, as in SmolLM3.
 const AFTER: Family = Family {
     name: "After",
     model_type: "after",
     attention_norms: Norms { before: None, after: Some("post_attention_layernorm") },
     mlp_norms: Norms { before: None, after: Some("post_feedforward_layernorm") },
+    head_norms: HeadNorms::Whole,
+    unrotated_layers: true,
     ..LLAMA
 };
 
-const KNOWN: &[&Family] = &[&AROUND, &AFTER];
+/// The factors of Granite.
+const SCALED: Family = Family {
+    name: "Scaled",
+    classifier: Classifier::Missing,
+    model_type: "scaled",
+    score_scale: ScoreScale::Factor("score_factor"),
+    embedding_scale: EmbeddingScale::Key("embedding_factor"),
+    residual_scale: Some("residual_factor"),
+    logits_scale: Some("logits_divisor"),
+    ..LLAMA
+};
+
+const KNOWN: &[&Family] = &[&AROUND, &AFTER, &SCALED];
+const NAMES: [&str; 3] = ["Around", "After", "Scaled"];
 const ROWS: [&[u32]; 3] = [&[1, 5, 3, 16, 2, 9, 9], &[4, 11], &[0, 7, 7, 12, 15]];
 
 fn config_json(name: &str) -> Value {
@@ -54,7 +74,8 @@ fn config_json(name: &str) -> Value {
         "architectures": [format!("{name}ForCausalLM")], "vocab_size": 17, "hidden_size": 12,
         "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 4, "rms_norm_eps": 1e-5, "rope_theta": 100.0, "rope_local_theta": 10.0,
-        "query_scalar": 7.0, "sliding_window": 16,
+        "query_scalar": 7.0, "sliding_window": 3, "no_rope_layers": [1, 0, 1], "score_factor": 0.4,
+        "embedding_factor": 3.0, "residual_factor": 0.3, "logits_divisor": 1.7,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     })
 }
@@ -74,8 +95,9 @@ impl Drawn {
             for norm in norms.as_flattened().iter().flatten() {
                 shapes.push((name(&format!("{norm}.weight")), vec![c]));
             }
-            for part in ["q_norm", "k_norm"].iter().filter(|_| family.head_norms) {
-                shapes.push((name(&format!("self_attn.{part}.weight")), vec![config.heads.size]));
+            let sizes = config.head_norms().into_iter().flatten();
+            for (part, size) in ["q_norm", "k_norm"].iter().zip(sizes) {
+                shapes.push((name(&format!("self_attn.{part}.weight")), vec![size]));
             }
             for module in MODULES {
                 let path = format!("model.{}", layout::module_path(layer, module));
@@ -136,7 +158,7 @@ impl Case {
 
     /// What the family says, once more: nothing here reads the configuration.
     fn formula(&self, name: &str) -> Formula<'_> {
-        let around = name == "Around";
+        let (around, after, scaled) = (name == "Around", name == "After", name == "Scaled");
         Formula {
             weights: &self.weights,
             layout: &self.layout,
@@ -145,11 +167,30 @@ impl Case {
                     ["input_layernorm", "post_attention_layernorm"],
                     ["pre_feedforward_layernorm", "post_feedforward_layernorm"],
                 ],
-                false => [["", "post_attention_layernorm"], ["", "post_feedforward_layernorm"]],
+                false if after => [["", "post_attention_layernorm"], ["", "post_feedforward_layernorm"]],
+                false => [["input_layernorm", ""], ["post_attention_layernorm", ""]],
             },
             gain_offset: if around { 1.0 } else { 0.0 },
-            score_scale: if around { 7f64.sqrt().recip() } else { 0.5 },
-            thetas: if around { [10.0, 100.0, 10.0] } else { [100.0; 3] },
+            score_scale: match name {
+                "Around" => 7f64.sqrt().recip(),
+                "After" => 0.5,
+                _ => 0.4,
+            },
+            thetas: match name {
+                "Around" => [10.0, 100.0, 10.0],
+                "After" => [100.0, f64::INFINITY, 100.0],
+                _ => [100.0; 3],
+            },
+            // `layer_types` counts in all three.
+            windows: [3, usize::MAX, 3],
+            gelu: around,
+            embedding_scale: match name {
+                "Around" => 12f64.sqrt(),
+                "After" => 1.0,
+                _ => 3.0,
+            },
+            residual_scale: if scaled { 0.3 } else { 1.0 },
+            logits_scale: if scaled { 1.7 } else { 1.0 },
         }
     }
 
@@ -182,7 +223,7 @@ fn apart(got: &[f32], want: &[f64]) -> f64 {
 
 #[test]
 fn made_up_families_compute_their_formulas() {
-    for name in ["Around", "After"] {
+    for name in NAMES {
         let (case, batch) = (Case::of(name), batch());
         let (formula, flat) = (case.formula(name), case.parameters.iter().map(|&x| f64::from(x)));
         let mut flat: Vec<f64> = flat.collect();
@@ -220,7 +261,7 @@ fn made_up_families_compute_their_formulas() {
 
 #[test]
 fn recomputed_blocks_and_stages_give_the_same_bits() {
-    for name in ["Around", "After"] {
+    for name in NAMES {
         let (case, batch) = (Case::of(name), batch());
         let gradient = |keep| {
             let mut gradient = vec![f32::NAN; case.parameters.len()];
@@ -253,17 +294,16 @@ fn descriptions_that_no_backend_computes_are_refused() {
     };
     let config = read(json!({})).unwrap();
     let windows = (0..3).map(|layer| config.attention(layer).window);
-    assert_eq!(windows.collect::<Vec<_>>(), [Some(16), None, Some(16)]);
-    assert!(config.check_sequence(16).is_ok() && config.check_sequence(17).is_err());
+    assert_eq!(windows.collect::<Vec<_>>(), [Some(3), None, Some(3)]);
     for (changes, said) in [
         (json!({"score_cap": 50.0}), "a soft cap of attention scores (50) is not supported"),
         (json!({"query_scalar": null}), "`query_scalar` is missing"),
         (json!({"query_scalar": -1.0}), "`query_scalar` is -1, not positive"),
-        (json!({"hidden_act": "gelu_pytorch_tanh"}), "hidden_act `gelu_pytorch_tanh` is not supported"),
+        (json!({"hidden_activation": "silu"}), "hidden_activation `silu` is not supported"),
         (json!({"architectures": ["LlamaForCausalLM"]}), "architecture LlamaForCausalLM is not supported"),
     ] {
         let error = read(changes).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
-    assert!(AROUND.not_in_gguf().is_some() && AFTER.not_in_gguf().is_none());
+    assert!(KNOWN.iter().all(|family| family.not_in_gguf().is_some()));
 }

@@ -2,13 +2,15 @@
 rows of token ids, an initial PEFT adapter, and the training results of transformers + PEFT + torch.optim.AdamW.
 
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
-ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls (default: all)
+ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
+      olmo2 olmo3 (default: all)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, MistralConfig,
-                          Qwen2Config, Qwen3Config, get_cosine_schedule_with_warmup)
+from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, Gemma3TextConfig, GraniteConfig,
+                          LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config,
+                          SmolLM3Config, get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
 SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=6,
@@ -23,11 +25,32 @@ CONFIGS = {
         original_max_position_embeddings=64)),
     'mistral': lambda: MistralConfig(**SIZES, head_dim=12, sliding_window=None, tie_word_embeddings=False),
     'qwen2': lambda: Qwen2Config(**SIZES, tie_word_embeddings=True, rope_theta=1000000.0),
-    'qwen3': lambda: Qwen3Config(**SIZES, head_dim=10, tie_word_embeddings=True, rope_theta=1000000.0)}
+    'qwen3': lambda: Qwen3Config(**SIZES, head_dim=10, tie_word_embeddings=True, rope_theta=1000000.0),
+    # windows shorter than the rows
+    'mistralwin': lambda: MistralConfig(**SIZES, head_dim=12, sliding_window=7, tie_word_embeddings=False),
+    'qwen3win': lambda: Qwen3Config(**SIZES, head_dim=10, tie_word_embeddings=True, use_sliding_window=True,
+                                    sliding_window=5, max_window_layers=1),
+    # a sliding layer and a full one with another rotary base and scaled frequencies; scores divided by sqrt(20)
+    'gemma3': lambda: Gemma3TextConfig(**SIZES, head_dim=12, sliding_window=6, query_pre_attn_scalar=20,
+                                       layer_types=['sliding_attention', 'full_attention'], rope_parameters=dict(
+        full_attention=dict(rope_type='linear', rope_theta=1000000.0, factor=8.0),
+        sliding_attention=dict(rope_type='default', rope_theta=10000.0))),
+    'smollm3': lambda: SmolLM3Config(**SIZES, no_rope_layers=[1, 0], tie_word_embeddings=True),
+    'granite': lambda: GraniteConfig(**SIZES, embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22,
+                                     attention_multiplier=0.1, tie_word_embeddings=True),
+    'olmo2': lambda: Olmo2Config(**SIZES, tie_word_embeddings=False),
+    'olmo3': lambda: Olmo3Config(**SIZES, sliding_window=6, layer_types=['sliding_attention', 'full_attention'],
+                                 rope_parameters=dict(
+        full_attention=dict(rope_type='yarn', rope_theta=500000.0, factor=8.0, original_max_position_embeddings=32,
+                            beta_fast=32.0, beta_slow=1.0, attention_factor=1.2),
+        sliding_attention=dict(rope_type='default', rope_theta=500000.0)), tie_word_embeddings=False)}
 LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
-    'llamacls': (4, 8, ['gate_proj', 'down_proj'], False), 'qwen3cls': (4, 8, 'all', False)}
+    'llamacls': (4, 8, ['gate_proj', 'down_proj'], False), 'qwen3cls': (4, 8, 'all', False),
+    'mistralwin': (4, 8, 'all', False), 'qwen3win': (3, 8, ['q_proj', 'k_proj', 'o_proj'], False),
+    'gemma3': (4, 8, 'all', False), 'gemma3cls': (3, 4, 'all', False), 'smollm3': (4, 8, 'all', False),
+    'granite': (4, 8, 'all', False), 'olmo2': (4, 8, 'all', False), 'olmo3': (3, 8, 'all', True)}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 
 
@@ -39,7 +62,7 @@ def make(out, name, seed):
     model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
     for key, w in model.named_parameters():  # biases and norms start trivial in from_config: give them an effect
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
-        elif 'norm' in key: torch.nn.init.normal_(w, mean=1.0, std=0.1)
+        elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if name.startswith('gemma3') else 1.0, std=0.1)
         elif 'embed' not in key: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
@@ -86,5 +109,5 @@ def train(out, peft, rows, expected, classes=False):
 
 
 if __name__ == '__main__':
-    for i, name in enumerate(sys.argv[2:] or list(LORA)):
-        make(f'{sys.argv[1]}/{name}', name, 100 + i)
+    for name in sys.argv[2:] or list(LORA):
+        make(f'{sys.argv[1]}/{name}', name, 100 + list(LORA).index(name))

@@ -1,6 +1,6 @@
 //! A model of one layer with random numbers: its matrices in blocks, each type at least once, the other tensors plain.
 
-use finetune::families::{Family, Windows};
+use finetune::families::{Family, ScoreScale, Windows};
 use finetune::model::config::Config;
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -31,15 +31,18 @@ impl Drawn {
             "model_type": family.model_type, "architectures": [class], "vocab_size": 64, "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-            "hidden_act": "silu", "tie_word_embeddings": false,
+            "tie_word_embeddings": false,
         });
-        if family.windows == Windows::All {
+        if let ScoreScale::Key(key) = family.score_scale {
+            config[key] = json!(40);
+        }
+        if matches!(family.windows, Windows::All | Windows::Pattern(_)) {
             config["sliding_window"] = json!(5);
         }
         let config = Config::from_json(&config).unwrap();
         let mut shapes = BTreeMap::new();
         let mut add = |name: &str, shape: &[usize]| drop(shapes.insert(name.to_owned(), shape.to_vec()));
-        let (v, c, d) = (config.vocab, config.hidden, config.heads.size);
+        let (v, c) = (config.vocab, config.hidden);
         add("model.embed_tokens.weight", &[v, c]);
         add("lm_head.weight", &[v, c]);
         add("model.norm.weight", &[c]);
@@ -54,8 +57,8 @@ impl Drawn {
                 add(&format!("model.{path}.bias"), &[n]);
             }
         }
-        if family.head_norms {
-            ["q", "k"].iter().for_each(|x| add(&format!("model.layers.0.self_attn.{x}_norm.weight"), &[d]));
+        for (x, d) in ["q", "k"].iter().zip(config.head_norms().into_iter().flatten()) {
+            add(&format!("model.layers.0.self_attn.{x}_norm.weight"), &[d]);
         }
         Drawn { config, shapes }
     }

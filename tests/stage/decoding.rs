@@ -51,7 +51,6 @@ fn cached_decoding_equals_full_passes() {
 fn cache_grows_with_the_generated_tokens() {
     let mut case = Case::open(&case::golden()[0]);
     case.config.max_positions = 1 << 40;
-    case.config.windows.fill(None);
     let mut stage = Try::new(&case).stage();
     stage.set_parameters(&case.adapter("adapter_final")).unwrap();
     let mut left = 600;

@@ -10,7 +10,7 @@ use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
 };
 use crate::format::{FormatError, atomic};
-use crate::model::config::RopeScaling;
+use crate::model::config::{Config, RopeScaling};
 use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
@@ -39,8 +39,8 @@ struct Plan {
 enum From {
     /// The base's file, unchanged.
     Stored,
-    /// The merged tensor with that name; with a number of heads its rotary rows are permuted.
-    Merged(String, Option<usize>),
+    /// The merged tensor with that name; with a number of heads its rotary rows are permuted, and the offset is added.
+    Merged(String, Option<usize>, f32),
     /// Computed values.
     Values(Vec<f32>),
 }
@@ -74,6 +74,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
             None => Err(fault(out, t, "was not planned".into())),
         })?;
         let again = base_model::open(&path.display().to_string())?;
+        same_model(base, &again.config)?;
         same(&again, &rounded, out)?;
         same_ids(source, again, out)?;
         let again = base_model::open(&path.display().to_string())?;
@@ -89,15 +90,15 @@ fn fault(out: &Path, tensor: &Planned, what: String) -> FormatError {
 pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
     let c = &base.config;
     if let Some(missing) = c.family.not_in_gguf() {
-        let what = format!("{missing} ({}) is not written to GGUF", c.architecture());
-        return Err(Refusal::configuration(format!("{}: {what}: use --to merged", base.path.display())));
+        return Err(unwritten(base, &format!("{missing} ({})", c.architecture())));
     }
     let scaling = match c.rope.scaling {
-        RopeScaling::Default => Scaling::Plain,
+        RopeScaling::Default | RopeScaling::Off => Scaling::Plain,
         RopeScaling::Linear { factor } => Scaling::Linear(factor),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
             Scaling::Llama3(factor, low_freq_factor, high_freq_factor, original as f64)
         }
+        RopeScaling::Yarn { .. } => return Err(unwritten(base, "rope scaling by YaRN")),
     };
     let id = base.files.base_id.as_deref().and_then(|id| id.rsplit('/').next());
     let folder = || base.path.file_stem().map(|s| s.to_string_lossy().into_owned());
@@ -114,7 +115,26 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         theta: c.rope.theta,
         scaling,
         window: c.window(),
+        scales: [c.score_scale, c.embedding_scale, c.residual_scale, c.logits_scale],
     })
+}
+
+fn unwritten(base: &BaseModel, what: &str) -> Refusal {
+    let path = base.path.display();
+    Refusal::configuration(format!("{path}: {what} is not written to GGUF: use --to merged"))
+}
+
+/// Refuses a model whose file reads back as another one, because llama.cpp takes for granted what no metadata says.
+fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
+    let c = &base.config;
+    let differs = [
+        (c.windows != again.windows, "this order of sliding layers"),
+        ((c.rope, c.local_rope) != (again.rope, again.local_rope), "this rotary embedding"),
+        (c.rotated != again.rotated, "this order of unrotated layers"),
+        (c.score_scale != again.score_scale, "this scale of the scores"),
+    ];
+    let first = differs.into_iter().find(|(differs, _)| *differs);
+    first.map_or(Ok(()), |(_, what)| Err(unwritten(base, what)))
 }
 
 /// llama.cpp would load the file, but it stores only the divisors of the frequencies, so we could not read it back.
@@ -231,8 +251,8 @@ fn plans(
         let from = match info.is_some() && own == kind && !merged.touches(&name) {
             true => From::Stored,
             false => {
-                let heads = heads(&name);
-                From::Merged(name, heads)
+                let (heads, offset) = (heads(&name), base.config.family.offset_in_gguf(&name));
+                From::Merged(name, heads, offset)
             }
         };
         plans.push(Plan { table: Planned { name: as_stored, shape: about.shape, kind }, from });
@@ -258,7 +278,7 @@ fn main_kind(plans: &[Plan]) -> Encoding {
 /// The types of merged tensors by Hugging Face name.
 fn kinds(plans: &[Plan]) -> BTreeMap<String, Encoding> {
     let kind = |plan: &Plan| match &plan.from {
-        From::Merged(name, _) => Some((name.clone(), plan.table.kind)),
+        From::Merged(name, ..) => Some((name.clone(), plan.table.kind)),
         _ => None,
     };
     plans.iter().filter_map(kind).collect()
@@ -273,9 +293,12 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
             Ok(file.bytes(info).to_vec())
         }
         From::Values(values) => encode(table.kind, values),
-        From::Merged(name, heads) => {
+        From::Merged(name, heads, offset) => {
             let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
-            let values = checked(tensor.dtype.widen(&tensor.bytes), table.kind)?;
+            let mut values = checked(tensor.dtype.widen(&tensor.bytes), table.kind)?;
+            if *offset != 0.0 {
+                values.iter_mut().for_each(|x| *x += offset);
+            }
             match heads {
                 // A permuted vector has rows of one element.
                 Some(heads) => encode(table.kind, &pair_rows(&values, tensor.shape[0], *heads)),

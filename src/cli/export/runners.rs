@@ -3,6 +3,7 @@
 
 use super::{Exported, To};
 use crate::config::refusal::Refusal;
+use crate::families::Windows;
 use crate::format::peft::max_lora_rank;
 
 /// Returns sentences for the user; an error where no runner would load the file.
@@ -50,7 +51,11 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
             None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {}", spec.rank)),
         }
     }
-    if gguf && let Some(window) = source.base.config.window() {
+    let implied = matches!(source.base.config.family.windows, Windows::Pattern(_));
+    if gguf
+        && !implied
+        && let Some(window) = source.base.config.window()
+    {
         notes.push(format!(
             "llama.cpp ignores this model's sliding window: rows beyond {window} tokens attend to everything"
         ));

@@ -3,7 +3,7 @@
 
 use super::reader::Gguf;
 use super::value::Value as Meta;
-use crate::families::{self, Bias, Family, Layers};
+use crate::families::{self, Bias, Family, Layers, ScoreScale, Windows};
 use crate::format::error::FormatError;
 use serde_json::{Value, json};
 use std::f64::consts::PI;
@@ -102,6 +102,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         config["sliding_window"] = json!(window);
         config["use_sliding_window"] = json!(true);
     }
+    beyond_llama(&s, family, &mut config)?;
     let paired = family.gguf.adjacent_pairs.then_some((heads, kv_heads));
     Ok(Made { config, family, paired })
 }
@@ -134,7 +135,7 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
         "head_dim": head_dim,
         "max_position_embeddings": s.size("context_length")?,
         "rms_norm_eps": clean(s.number("attention.layer_norm_rms_epsilon", 1e-5)?),
-        "hidden_act": family.activation.names()[0],
+        family.activation_key: family.activation.names()[0],
         "attention_dropout": 0.0,
         "tie_word_embeddings": !s.has("output.weight"),
         "bos_token_id": token("bos"),
@@ -143,6 +144,31 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
         "torch_dtype": "float32",
         "use_cache": true,
     }))
+}
+
+/// What a Llama does not have: what the metadata say, and what llama.cpp takes for granted.
+fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
+    for (stored, key) in family.scales_in_gguf().into_iter().flatten() {
+        config[key] = json!(clean(s.number(stored, 1.0)?));
+    }
+    if let Some(key) = family.local_rope_theta {
+        config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?);
+    }
+    if let ScoreScale::Key(key) = family.score_scale {
+        // Of Gemma 3, the one with 62 layers (27B) divides the scores by the square root of hidden size / heads.
+        let part = |a: &str, b: &str| Some(config[a].as_u64()? / config[b].as_u64()?.max(1));
+        let wide = part("hidden_size", "num_attention_heads");
+        let of_27b = config["num_hidden_layers"] == 62;
+        config[key] = if of_27b { json!(wide) } else { config["head_dim"].clone() };
+    }
+    let slides = s.get("attention.sliding_window").is_some();
+    if s.get("attention.sliding_window_pattern").is_some() || (slides && family.windows == Windows::Typed) {
+        return Err(s.refuse("an order of sliding layers of its own is not supported".into()));
+    }
+    if s.get("final_logit_softcapping").is_some() {
+        return Err(s.refuse("a soft cap of the logits is not supported".into()));
+    }
+    Ok(())
 }
 
 /// f32 metadata as it was written by hand: 9.99999974e-06 is 1e-05.

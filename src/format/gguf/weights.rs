@@ -30,11 +30,16 @@ pub(super) enum Rows {
 pub(super) struct Weights {
     file: Gguf,
     names: BTreeMap<String, (String, Rows)>,
+    family: &'static Family,
 }
 
 impl Weights {
     /// Maps names; `paired` is (heads, key/value heads) where the rows of q and k are paired.
-    pub fn new(file: Gguf, family: &Family, paired: Option<(usize, usize)>) -> Result<Self, FormatError> {
+    pub fn new(
+        file: Gguf,
+        family: &'static Family,
+        paired: Option<(usize, usize)>,
+    ) -> Result<Self, FormatError> {
         let (mut names, of_layer) = (BTreeMap::new(), family.layer_tensors());
         for (stored, info) in file.tensors() {
             if is_not_a_weight(stored) {
@@ -59,7 +64,7 @@ impl Weights {
             }
             names.insert(name, (stored.clone(), rows));
         }
-        Ok(Weights { file, names })
+        Ok(Weights { file, names, family })
     }
 
     /// The kind that most bytes of matrices have.
@@ -105,6 +110,16 @@ impl Tensors for Weights {
         let Some((stored, rows)) = self.names.get(name) else { return Ok(None) };
         let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
         let shape = info.shape.clone();
+        let offset = self.family.offset_in_gguf(name);
+        if offset != 0.0 {
+            let values = Dtype::F32.widen(&widen(self.file.bytes(info), info, *rows));
+            let values: Vec<f32> = values.into_iter().map(|x| x - offset).collect();
+            return Ok(Some(Tensor {
+                shape,
+                dtype: Dtype::F32,
+                bytes: Cow::Owned(Dtype::F32.narrow(&values)),
+            }));
+        }
         if let Encoding::Plain(dtype) = info.kind {
             let (bytes, n) = (self.file.bytes(info), shape[0]);
             let bytes = match rows {

@@ -37,6 +37,9 @@ pub struct Shape {
     pub scaling: Scaling,
     /// Size of the sliding window in tokens.
     pub window: Option<usize>,
+    /// Factors of scores, embedding and residual branches, and the divisor of the logits; written where the family reads
+    /// them from its configuration.
+    pub scales: [f32; 4],
 }
 
 /// Scaling of rotary frequencies.
@@ -85,6 +88,9 @@ impl Shape {
         }
         if let Some(window) = self.window {
             set("attention.sliding_window", number(window));
+        }
+        for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {
+            key.into_iter().for_each(|(key, _)| set(key, Meta::F32(scale)));
         }
         all.set("general.file_type", Meta::U32(file_type_of(file_type)));
         all.set("general.quantization_version", Meta::U32(2));

@@ -218,15 +218,16 @@ impl<B: Fused> Block<B> {
             out: view(&saved.attended, t, wide),
             logsumexp: view(&saved.logsumexp, t, self.heads.query),
         };
-        backend.attention_grad(grad, view(dattended, t, wide), saved_views, self.heads, batch.tokens);
+        let heads = self.heads_over(t);
+        backend.attention_grad(grad, view(dattended, t, wide), saved_views, heads, batch.tokens);
         for (dx, i, n) in [(&mut dq, Q, wide), (&mut dk, K, narrow)] {
             let table = batch.rotations.table(self.rotations[i]);
             backend.rope_grad(view_mut(dx, t, n), table, batch.tokens);
         }
-        if let (Some(norms), Some((q_gain, k_gain))) = (&saved.head_norms, &self.head_gains) {
+        if let (Some(norms), Some([q_gain, k_gain])) = (&saved.head_norms, &self.head_gains) {
             let HeadNorms { q, k, q_inv, k_inv } = norms;
-            dq = self.head_norm_backward(backend, dq, (q, q_gain, q_inv), wide, batch);
-            dk = self.head_norm_backward(backend, dk, (k, k_gain, k_inv), narrow, batch);
+            dq = self.head_norm_backward(backend, dq, (q, q_gain, q_inv), Q, batch);
+            dk = self.head_norm_backward(backend, dk, (k, k_gain, k_inv), K, batch);
         }
         [dq, dk, dv]
     }
@@ -236,10 +237,10 @@ impl<B: Fused> Block<B> {
         backend: &mut B,
         dy: B::Memory,
         (x, gain, inv_rms): (&B::Memory, &B::Memory, &B::Memory),
-        n: usize,
+        i: usize,
         batch: &Batch<B>,
     ) -> B::Memory {
-        let (t, d) = (batch.rows, self.heads.size);
+        let (t, n, d) = (batch.rows, self.linears[i].shape.0, self.head_norms[i]);
         let mut dx = backend.memory(t * n);
         let norm = Norm { gain: view(gain, 1, d), inv_rms: view(inv_rms, t, n / d) };
         backend.rmsnorm_grad(view_mut(&mut dx, t, n), Write::Set, view(&dy, t, n), view(x, t, n), norm);

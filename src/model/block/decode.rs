@@ -82,11 +82,12 @@ impl<B: Fused> Block<B> {
             let mut logsumexp = backend.memory(t * self.heads.query);
             let lse = view_mut(&mut logsumexp, t, self.heads.query);
             let (k, v) = (view(k, t, n), view(v, t, n));
-            backend.attention(out, lse, Qkv { q, k, v }, self.heads, batch.tokens);
+            backend.attention(out, lse, Qkv { q, k, v }, self.heads_over(t), batch.tokens);
             backend.recycle(logsumexp);
         } else {
             let all = |memory| View { memory, offset: 0, rows: cache.len, cols: n };
-            backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, self.heads);
+            let heads = self.heads_over(cache.len);
+            backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, heads);
         }
         attended
     }

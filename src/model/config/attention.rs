@@ -18,16 +18,15 @@ pub struct AttentionSpec {
 }
 
 impl AttentionSpec {
-    /// Returns the heads for a backend. Backends divide scores by sqrt(head size) and let a token see all of its row up
-    /// to itself: another scale is multiplied into the queries ([`AttentionSpec::query_factor`]), rows longer than a
-    /// window are refused by [`Config::check_sequence`](super::Config::check_sequence), a soft cap is refused here.
+    /// Returns the heads for a backend. Backends divide scores by sqrt(head size): another scale is multiplied into the
+    /// queries ([`AttentionSpec::query_factor`]). A soft cap is refused here.
     pub fn supported(&self) -> Result<Heads, ConfigError> {
         match self.soft_cap {
             Some(cap) => Err(unsupported(
                 format!("a soft cap of attention scores ({cap})"),
                 "no backend computes it; use another base",
             )),
-            None => Ok(self.heads),
+            None => Ok(Heads { window: self.window, ..self.heads }),
         }
     }
 
@@ -61,6 +60,7 @@ pub(super) fn read(
     let scale = match family.score_scale {
         ScoreScale::HeadSize => AttentionSpec::usual_scale(heads),
         ScoreScale::Key(name) => root(positive(name)?.ok_or_else(|| key(name, "is missing"))?),
+        ScoreScale::Factor(name) => positive(name)?.unwrap_or(1.0) as f32,
     };
     let soft_cap = family.soft_cap.map(positive).transpose()?.flatten();
     Ok((scale, soft_cap.map(|cap| cap as f32)))

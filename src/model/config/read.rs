@@ -32,6 +32,16 @@ impl<'a> Fields<'a> {
         self.get(name).and_then(Value::as_object)
     }
 
+    /// Whether the key holds anything but null and false.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|v| *v != Value::Bool(false))
+    }
+
+    pub(super) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, ConfigError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        value.as_array().map(Some).ok_or_else(|| key(name, "is not a list"))
+    }
+
     pub(super) fn objects(&self) -> impl Iterator<Item = (&'a String, &'a Map<String, Value>)> {
         self.0.iter().filter_map(|(name, v)| Some((name, v.as_object()?)))
     }

@@ -6,6 +6,9 @@ use super::read::Fields;
 use super::{ConfigError, key, unsupported};
 use crate::families::Family;
 
+/// The base of sliding layers where config.json gives none.
+const LOCAL: f64 = 10_000.0;
+
 /// Mapping of positions to angles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
@@ -20,6 +23,8 @@ pub struct Rope {
 pub enum RopeScaling {
     /// No scaling.
     Default,
+    /// Nothing is rotated: all frequencies are 0.
+    Off,
     /// Every frequency is divided by the factor.
     Linear {
         /// At least 1 in practice.
@@ -36,47 +41,82 @@ pub enum RopeScaling {
         /// Sequence length before scaling.
         original: usize,
     },
+    /// YaRN (Peng et al. 2023, arXiv:2309.00071): frequencies that turn less than `slow` times within the original
+    /// length are divided by the factor, those that turn more than `fast` times are kept, with a ramp between.
+    Yarn {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Turns above which a frequency is kept.
+        fast: f64,
+        /// Turns below which a frequency is divided.
+        slow: f64,
+        /// Sequence length before scaling.
+        original: usize,
+        /// Factor of cosines and sines.
+        amplitude: f64,
+        /// Whether the ends of the ramp are whole indices of frequencies.
+        truncate: bool,
+    },
 }
 
 /// Reads the rotary embedding of all layers, and that of sliding layers where the family has a separate one.
 pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rope>), ConfigError> {
-    let Some(local) = family.local_rope_theta else { return Ok((shared(fields)?, None)) };
+    let default = family.rope_theta;
+    let Some(local) = family.local_rope_theta else { return Ok((shared(fields, default)?, None)) };
     if let Some(sections) = fields.object("rope_parameters").map(Fields::of)
         && let Some(full) = sections.object("full_attention").map(Fields::of)
         && let Some(sliding) = sections.object("sliding_attention").map(Fields::of)
     {
-        return Ok((of(&full, None, fields)?, Some(of(&sliding, None, fields)?)));
+        return Ok((of(&full, default, fields)?, Some(of(&sliding, LOCAL, fields)?)));
     }
-    let local = Rope { theta: theta(fields.number(local)?)?, scaling: RopeScaling::Default };
-    Ok((shared(fields)?, Some(local)))
+    let base = if local == "rope_theta" { default } else { LOCAL };
+    let local = Rope { theta: theta(fields.number(local)?, base)?, scaling: RopeScaling::Default };
+    Ok((shared(fields, default)?, Some(local)))
+}
+
+/// Reads which layers are rotated.
+pub(super) fn rotated(fields: &Fields, family: &Family, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    if !family.unrotated_layers {
+        return Ok(vec![true; layers]);
+    }
+    let name = "no_rope_layers";
+    let Some(list) = fields.list(name)? else {
+        let every = fields.optional_size("no_rope_layer_interval", 1..=1 << 31)?.unwrap_or(4);
+        return Ok((1..=layers).map(|layer| !layer.is_multiple_of(every)).collect());
+    };
+    let bits: Option<Vec<bool>> = list.iter().map(|v| Some(v.as_u64()? != 0)).collect();
+    match bits {
+        Some(bits) if bits.len() >= layers => Ok(bits[..layers].to_vec()),
+        _ => Err(key(name, format!("is not a list of a 0 or 1 for each of {layers} layers"))),
+    }
 }
 
 /// Reads the rotary embedding of all layers.
-fn shared(fields: &Fields) -> Result<Rope, ConfigError> {
-    let own = fields.number("rope_theta")?;
+fn shared(fields: &Fields, default: f64) -> Result<Rope, ConfigError> {
+    let own = fields.number("rope_theta")?.unwrap_or(default);
     let section = match fields.object("rope_parameters") {
         Some(map) => Some(per_layer_type(&Fields::of(map))?.unwrap_or(Fields::of(map))),
         None => fields.object("rope_scaling").map(Fields::of),
     };
     let Some(section) = section else {
-        return Ok(Rope { theta: theta(own)?, scaling: RopeScaling::Default });
+        return Ok(Rope { theta: theta(Some(own), own)?, scaling: RopeScaling::Default });
     };
     let rope = of(&section, own, fields)?;
     // Implementations prefer different ones of the two names, so the values must be equal.
     if let Some(older) = fields.object("rope_scaling").map(Fields::of)
-        && of(&older, Some(rope.theta), fields)? != rope
+        && of(&older, rope.theta, fields)? != rope
     {
         return Err(key("rope_scaling", "contradicts rope_parameters: remove the one that is wrong"));
     }
     Ok(rope)
 }
 
-fn of(section: &Fields, own: Option<f64>, top: &Fields) -> Result<Rope, ConfigError> {
-    Ok(Rope { theta: theta(section.number("rope_theta")?.or(own))?, scaling: scaling(section, top)? })
+fn of(section: &Fields, own: f64, top: &Fields) -> Result<Rope, ConfigError> {
+    Ok(Rope { theta: theta(section.number("rope_theta")?, own)?, scaling: scaling(section, top)? })
 }
 
-fn theta(value: Option<f64>) -> Result<f64, ConfigError> {
-    match value.unwrap_or(10_000.0) {
+fn theta(value: Option<f64>, default: f64) -> Result<f64, ConfigError> {
+    match value.unwrap_or(default) {
         theta if theta > 0.0 => Ok(theta),
         theta => Err(key("rope_theta", format!("is {theta}, not positive"))),
     }
@@ -105,13 +145,9 @@ fn scaling(section: &Fields, top: &Fields) -> Result<RopeScaling, ConfigError> {
     match kind {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: positive("factor")? }),
+        "yarn" => yarn(section, (positive("factor")?, original(section, top)?)),
         "llama3" => {
-            let name = "original_max_position_embeddings";
-            let own = section.optional_size(name, 1..=1 << 31)?.or(top.optional_size(name, 1..=1 << 31)?);
-            let original = match own {
-                Some(n) => n,
-                None => top.size("max_position_embeddings", 1..=1 << 31)?,
-            };
+            let original = original(section, top)?;
             let (low, high) = (positive("low_freq_factor")?, positive("high_freq_factor")?);
             if high <= low {
                 return Err(key("high_freq_factor", format!("is {high}, not above low_freq_factor {low}")));
@@ -121,9 +157,33 @@ fn scaling(section: &Fields, top: &Fields) -> Result<RopeScaling, ConfigError> {
         }
         other => Err(unsupported(
             format!("rope type `{other}`"),
-            "default, linear and llama3 are; choose a model with one of them",
+            "default, linear, llama3 and yarn are; choose a model with one of them",
         )),
     }
+}
+
+/// The sequence length before scaling.
+fn original(section: &Fields, top: &Fields) -> Result<usize, ConfigError> {
+    let name = "original_max_position_embeddings";
+    let own = section.optional_size(name, 1..=1 << 31)?.or(top.optional_size(name, 1..=1 << 31)?);
+    own.map_or_else(|| top.size("max_position_embeddings", 1..=1 << 31), Ok)
+}
+
+fn yarn(section: &Fields, (factor, original): (f64, usize)) -> Result<RopeScaling, ConfigError> {
+    let or = |name: &str, default: f64| Ok(section.number(name)?.filter(|x| *x != 0.0).unwrap_or(default));
+    let magnitude = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    let amplitude =
+        match (section.number("attention_factor")?, or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?) {
+            (Some(own), ..) => own,
+            (None, above, below) if above != 0.0 && below != 0.0 => magnitude(above) / magnitude(below),
+            _ => magnitude(1.0),
+        };
+    let (fast, slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
+    let truncate = section.flag("truncate")?.unwrap_or(true);
+    if !(amplitude > 0.0 && fast > slow && slow > 0.0) {
+        return Err(key("beta_fast", format!("is {fast}, beta_slow {slow}, attention_factor {amplitude}")));
+    }
+    Ok(RopeScaling::Yarn { factor, fast, slow, original, amplitude, truncate })
 }
 
 impl Rope {
@@ -133,7 +193,8 @@ impl Rope {
             let exponent = (2 * i) as f32 / size as f32;
             1.0f32 / libm::pow(self.theta, f64::from(exponent)) as f32
         };
-        (0..size / 2).map(|i| self.scaling.apply(base(i))).collect()
+        let ramp = self.ramp(size);
+        (0..size / 2).map(|i| self.scaling.apply(base(i), ramp(i))).collect()
     }
 
     /// Returns [positions, D]: the cosines of the D/2 angles of each position, then their sines.
@@ -145,14 +206,40 @@ impl Rope {
             table.extend(frequencies.iter().map(|f| libm::cos(angle(f)) as f32));
             table.extend(frequencies.iter().map(|f| libm::sin(angle(f)) as f32));
         }
+        if let RopeScaling::Yarn { amplitude, .. } = self.scaling {
+            table.iter_mut().for_each(|x| *x *= amplitude as f32);
+        }
         table
+    }
+
+    /// The part by which YaRN divides frequency i: 0 at high frequencies, 1 at low ones.
+    fn ramp(&self, size: usize) -> impl Fn(usize) -> f32 {
+        let (mut low, mut high) = (0.0, 0.0);
+        if let RopeScaling::Yarn { fast, slow, original, truncate, .. } = self.scaling {
+            let turns = std::f64::consts::TAU;
+            let index = |n: f64| size as f64 * (original as f64 / (n * turns)).ln() / (2.0 * self.theta.ln());
+            (low, high) = (index(fast), index(slow));
+            if truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            (low, high) = (low.max(0.0), high.min(size as f64 - 1.0));
+            if low == high {
+                high += 0.001;
+            }
+        }
+        move |i| ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0)
     }
 }
 
 impl RopeScaling {
-    fn apply(self, frequency: f32) -> f32 {
+    fn apply(self, frequency: f32, ramp: f32) -> f32 {
         match self {
             RopeScaling::Default => frequency,
+            RopeScaling::Off => 0.0,
+            RopeScaling::Yarn { factor, .. } => {
+                let kept = 1.0 - ramp;
+                frequency / factor as f32 * (1.0 - kept) + frequency * kept
+            }
             RopeScaling::Linear { factor } => frequency / factor as f32,
             RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original } => {
                 let (factor, original) = (factor as f32, original as f32);

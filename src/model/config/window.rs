@@ -34,6 +34,14 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
         // transformers sets the class's default before it reads the layers' types.
         Windows::All if !fields.mentions("sliding_window") => window(&|_| true, or_default),
         Windows::All => window(&|layer| kinds.is_empty() || typed(layer), size),
+        Windows::Pattern(every) => {
+            let every = fields.optional_size("sliding_window_pattern", 1..=1 << 31)?.unwrap_or(every);
+            let slides = |layer: usize| match kinds.is_empty() {
+                true => !(layer + 1).is_multiple_of(every),
+                false => typed(layer),
+            };
+            window(&slides, or_default)
+        }
         Windows::Switched => {
             let on = fields.flag("use_sliding_window")?.unwrap_or(false);
             let first = fields.optional_size("max_window_layers", 0..=1 << 31)?.unwrap_or(28);

@@ -232,7 +232,7 @@ impl<B: Fused> Stage for Decoder<B> {
     }
 
     fn longest_row(&self) -> usize {
-        self.config.longest_row()
+        self.config.max_positions
     }
 
     fn class(&self) -> String {

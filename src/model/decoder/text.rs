@@ -55,7 +55,7 @@ impl<B: Fused> Decoder<B> {
         ids: &[u32],
         input: Option<&[f32]>,
     ) -> Result<Output, Fault> {
-        let (t, c, limit) = (ids.len(), self.config.hidden, self.config.longest_row());
+        let (t, c, limit) = (ids.len(), self.config.hidden, self.config.max_positions);
         if t == 0 || text.len + t > limit {
             return Err(self.fault(format!("{t} tokens after {} of at most {limit}", text.len)));
         }
@@ -98,7 +98,7 @@ impl<B: Fused> Decoder<B> {
         if needed <= text.capacity {
             return;
         }
-        let limit = self.config.longest_row();
+        let limit = self.config.max_positions;
         let first = text.capacity == 0;
         text.capacity = (needed + ROOM.max(text.capacity / 4)).min(limit);
         self.rotations.reach(&mut self.backend, text.capacity);

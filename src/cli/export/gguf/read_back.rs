@@ -33,8 +33,16 @@ impl Tensors for Rounded<'_> {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         let Some(tensor) = self.merged.tensor(name)? else { return Ok(None) };
         let Some(&kind) = self.kinds.get(name) else { return Ok(Some(tensor)) };
-        let packed = encode(kind, &tensor.dtype.widen(&tensor.bytes))?;
-        let bytes = Cow::Owned(Dtype::F32.narrow(&decode(kind, &packed)));
+        let offset = self.merged.config.family.offset_in_gguf(name);
+        let mut values = tensor.dtype.widen(&tensor.bytes);
+        if offset != 0.0 {
+            values.iter_mut().for_each(|x| *x += offset);
+        }
+        let mut values = decode(kind, &encode(kind, &values)?);
+        if offset != 0.0 {
+            values.iter_mut().for_each(|x| *x -= offset);
+        }
+        let bytes = Cow::Owned(Dtype::F32.narrow(&values));
         Ok(Some(Tensor { shape: tensor.shape, dtype: Dtype::F32, bytes }))
     }
 
