@@ -5,7 +5,7 @@
 
 use crate::attention_grad::{INPUTS, Stored, delta};
 use crate::flash::{
-    Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
+    ALIGNING, Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
 use crate::{File, Text, Uses, window};
@@ -121,7 +121,7 @@ pub fn files() -> Vec<File> {
 fn wide() -> File {
     let kernels: [_; 3] = [DQ, (Holds::Keys, &["dk"]), (Holds::Keys, &["dv"])];
     let kernels = kernels.map(|(holds, outs)| Kernel { head: WIDE, holds, outs });
-    let shared = kernels.map(Kernel::shared).into_iter().max().unwrap_or(0);
+    let shared = kernels.map(Kernel::shared).into_iter().max().unwrap_or(0) + ALIGNING;
     let mut t = Text::default();
     t.head(&HEAD_WIDE.replace("{SHARED}", &shared.to_string()), ("7.0", "sm_80"));
     t.line(".extern .shared .align 16 .b8 tiles[];\n");
