@@ -136,6 +136,19 @@ fn windows_on_tensor_cores_are_those_of_rounded_inputs() {
     }
 }
 
+/// Every size of the baseline's kernels, whose op cases with windows are small ones.
+#[test]
+fn windows_of_the_baseline_are_those_of_the_cpu() {
+    for (size, w) in [(64, 1), (64, 33), (100, 16), (128, 45), (130, 1), (256, 9), (256, 20)] {
+        let heads = Heads { window: Some(w), ..Heads::new(2, 1, size) };
+        let (x, bounds) = (inputs(75, heads), [0, 4, 75]);
+        let got = both(&mut device_at((7, 0), 0), &x, heads, &bounds).unwrap();
+        for (got, want) in got.iter().zip(&both(&mut Cpu::new(1), &x, heads, &bounds).unwrap()) {
+            close(&format!("heads of {size}, a window of {w}"), got, want, 1e-4);
+        }
+    }
+}
+
 /// A window that is as long as the row has the bits of none, in every tier.
 #[test]
 fn a_window_of_the_whole_row_changes_no_bit() {
