@@ -9,16 +9,8 @@ use finetune::backend::cuda::{Driver, Flash};
 use finetune::backend::{AttentionSaved, Backend, Cpu, Cuda, Fault, Heads, Qkv, QkvGrad};
 
 /// Every kernel size, exact and padded; shared heads and others.
-const HEADS: [(usize, usize, usize); 8] = [
-    (1, 1, 8),
-    (3, 1, 40),
-    (4, 2, 64),
-    (2, 1, 72),
-    (2, 1, 96),
-    (2, 1, 128),
-    (1, 1, 136),
-    (2, 1, 256),
-];
+const HEADS: [(usize, usize, usize); 8] =
+    [(1, 1, 8), (3, 1, 40), (4, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128), (1, 1, 136), (2, 1, 256)];
 /// Rows of a microbatch: less than a tile, its edges, several packed rows.
 const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
 /// Heads, packed rows, windows: of one token, within a tile, of whole tiles, and over several. Blocks begin beyond their
@@ -153,11 +145,10 @@ fn windows_of_the_baseline_are_those_of_the_cpu() {
 #[test]
 fn a_window_of_the_whole_row_changes_no_bit() {
     let flash = Flash { forward: true, backward: true };
-    let opened: [&dyn Fn() -> Option<Cuda<Box<dyn Driver>>>; 3] = [
-        &|| Some(device_at((7, 0), 0)),
-        &|| device_at((8, 0), 0).bf16().ok(),
-        &|| device_at((9, 0), 0).bf16().ok().map(|d| d.attending(flash)),
-    ];
+    let opened: [&dyn Fn() -> Option<Cuda<Box<dyn Driver>>>; 3] =
+        [&|| Some(device_at((7, 0), 0)), &|| device_at((8, 0), 0).bf16().ok(), &|| {
+            device_at((9, 0), 0).bf16().ok().map(|d| d.attending(flash))
+        }];
     let bounds = [0, 3, 80];
     for (size, open) in [64, 128, 256].into_iter().flat_map(|size| opened.iter().map(move |o| (size, o))) {
         let on = |window| {

@@ -106,11 +106,7 @@ fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
     })
 }
 
-fn attention(
-    mut device: Cuda<Interpreted>,
-    (size, t): (usize, usize),
-    window: Option<usize>,
-) -> Outcome {
+fn attention(mut device: Cuda<Interpreted>, (size, t): (usize, usize), window: Option<usize>) -> Outcome {
     // Two query heads for one key head, and more tokens than two tiles.
     let heads = Heads { window, ..Heads::new(2, 1, size) };
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
@@ -188,7 +184,11 @@ const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ),
     (
         "attention_grad_wide_sm80.ptx",
-        &["attention_grad_wide_sm80_q_256", "attention_grad_wide_sm80_k_256", "attention_grad_wide_sm80_v_256"],
+        &[
+            "attention_grad_wide_sm80_q_256",
+            "attention_grad_wide_sm80_k_256",
+            "attention_grad_wide_sm80_v_256",
+        ],
         TensorAttention(136),
     ),
 ];
@@ -214,7 +214,13 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ),
     ("matmul.ptx", "matmul_nn", "and.pred %q, %r, %col0", "and.pred %q, %r, %r", Matmul(Transpose::Neither)),
     ("attention.ptx", "attention_64", "sub.u32 %c, %r, 8", "sub.u32 %c, %r, 9", Attention(20)),
-    ("attention.ptx", "attention_64", "setp.ge.u32 %p, %c, %window", "setp.gt.u32 %p, %c, %window", Windowed(20)),
+    (
+        "attention.ptx",
+        "attention_64",
+        "setp.ge.u32 %p, %c, %window",
+        "setp.gt.u32 %p, %c, %window",
+        Windowed(20),
+    ),
     ("attention.ptx", "attention_64", "add.u32 %x, %seen, 1", "add.u32 %x, %seen, 33", Windowed(20)),
     ("attention.ptx", "attention_64", "mov.f32 %m1, 0fFE800000", "mov.f32 %m1, 0fFF800000", Windowed(20)),
     (
@@ -224,7 +230,13 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         "setp.gt.u32 %p, %c, %window",
         Windowed(20),
     ),
-    ("attention_grad.ptx", "attention_grad_q_64", "add.u32 %x, %seen, 1", "add.u32 %x, %seen, 33", Windowed(20)),
+    (
+        "attention_grad.ptx",
+        "attention_grad_q_64",
+        "add.u32 %x, %seen, 1",
+        "add.u32 %x, %seen, 33",
+        Windowed(20),
+    ),
     (
         "attention_grad.ptx",
         "attention_grad_kv_64",
@@ -344,22 +356,118 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         "",
         TensorAttention(72),
     ),
-    ("attention_sm80.ptx", "attention_sm80_64", "setp.le.u32 %p, %x, %wfirst;\n    or.pred", "setp.ge.u32 %p, %x, %wfirst;\n    or.pred", TensorWindowed(16)),
-    ("attention_sm80.ptx", "attention_sm80_64", "setp.gt.u32 %q, %x, %r", "setp.ge.u32 %q, %x, %r", TensorWindowed(16)),
-    ("attention_sm80.ptx", "attention_sm80_64", "setp.ge.u32 %p, %x, %window", "setp.gt.u32 %p, %x, %window", TensorWindowed(16)),
-    ("attention_sm80.ptx", "attention_sm80_64", "mov.f32 %m3, 0fFE800000", "mov.f32 %m3, 0fFF800000", TensorWindowed(16)),
-    ("attention_sm80.ptx", "attention_sm80_64", "add.u32 %x, %next, 1", "add.u32 %x, %next, 65", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_q_64", "setp.le.u32 %p, %x, %held;\n    or.pred", "setp.ge.u32 %p, %x, %held;\n    or.pred", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_q_64", "setp.gt.u32 %q, %x, %y", "setp.ge.u32 %q, %x, %y", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_q_64", "setp.ge.u32 %p, %x, %window", "setp.gt.u32 %p, %x, %window", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_q_64", "add.u32 %x, %next, 1", "add.u32 %x, %next, 65", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_kv_64", "setp.ge.u32 %p, %j0, %x;\n    or.pred", "setp.le.u32 %p, %j0, %x;\n    or.pred", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_kv_64", "setp.lt.u32 %q, %x, %y", "setp.le.u32 %q, %x, %y", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_kv_64", "setp.ge.u32 %p, %x, %window", "setp.gt.u32 %p, %x, %window", TensorWindowed(16)),
-    ("attention_grad_sm80.ptx", "attention_grad_sm80_kv_64", "add.u32 %end, %end, %window", "mov.u32 %end, %end", TensorWindowed(16)),
-    ("attention_grad_wide_sm80.ptx", "attention_grad_wide_sm80_q_256", "+65536]", "+32768]", TensorAttention(136)),
-    ("attention_grad_wide_sm80.ptx", "attention_grad_wide_sm80_k_256", "sub.f32 %e0, %e0, %delta0", "", TensorAttention(136)),
-    ("attention_grad_wide_sm80.ptx", "attention_grad_wide_sm80_v_256", "{%fs0, %fs1, %fs2, %fs3}", "{%fs0, %fs2, %fs1, %fs3}", TensorAttention(136)),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.le.u32 %p, %x, %wfirst;\n    or.pred",
+        "setp.ge.u32 %p, %x, %wfirst;\n    or.pred",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.gt.u32 %q, %x, %r",
+        "setp.ge.u32 %q, %x, %r",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "mov.f32 %m3, 0fFE800000",
+        "mov.f32 %m3, 0fFF800000",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "add.u32 %x, %next, 1",
+        "add.u32 %x, %next, 65",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "setp.le.u32 %p, %x, %held;\n    or.pred",
+        "setp.ge.u32 %p, %x, %held;\n    or.pred",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "setp.gt.u32 %q, %x, %y",
+        "setp.ge.u32 %q, %x, %y",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "add.u32 %x, %next, 1",
+        "add.u32 %x, %next, 65",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.ge.u32 %p, %j0, %x;\n    or.pred",
+        "setp.le.u32 %p, %j0, %x;\n    or.pred",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.lt.u32 %q, %x, %y",
+        "setp.le.u32 %q, %x, %y",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "add.u32 %end, %end, %window",
+        "mov.u32 %end, %end",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        "attention_grad_wide_sm80_q_256",
+        "+65536]",
+        "+32768]",
+        TensorAttention(136),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        "attention_grad_wide_sm80_k_256",
+        "sub.f32 %e0, %e0, %delta0",
+        "",
+        TensorAttention(136),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        "attention_grad_wide_sm80_v_256",
+        "{%fs0, %fs1, %fs2, %fs3}",
+        "{%fs0, %fs2, %fs1, %fs3}",
+        TensorAttention(136),
+    ),
     ("rmsnorm_sm80.ptx", "rmsnorm_sm80", "add.u64 %copy, %copy, 64", "add.u64 %copy, %copy, 128", NormAhead),
     ("rmsnorm_sm80.ptx", "rmsnorm_sm80", "%group, %stride", "%group, %size", NormAhead),
     (

@@ -104,7 +104,8 @@ const WINDOWED: &[(&str, &str, &str)] = &[
 
 /// Makes the changes for one head size; each must be detected.
 fn all(size: usize) {
-    let missed = [undetected_in((size, None), CHANGES), undetected_in((size, Some(WINDOW)), WINDOWED)].concat();
+    let missed =
+        [undetected_in((size, None), CHANGES), undetected_in((size, Some(WINDOW)), WINDOWED)].concat();
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 

@@ -5,8 +5,8 @@
 
 use crate::attention_grad::{INPUTS, Stored, delta};
 use crate::flash::{
-    ALIGNING, Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
-    open, pack, write,
+    ALIGNING, Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments,
+    lanes, multiply, open, pack, write,
 };
 use crate::{File, Text, Uses, window};
 
@@ -186,7 +186,11 @@ fn hold(t: &mut Text, k: Kernel, (names, which): ([&str; 2], &str), apart: &str)
         if let Some(to) = k.held_at(i) {
             at_head(t, "%pb", (name, which));
             let rows = HELD;
-            copy(t, k.head, &Copy { pointer: "%pb", from: "%first", count: "%count", apart, rows, to: (None, to) });
+            copy(
+                t,
+                k.head,
+                &Copy { pointer: "%pb", from: "%first", count: "%count", apart, rows, to: (None, to) },
+            );
             continue;
         }
         for high in 0..2 {
@@ -344,8 +348,14 @@ fn advance(t: &mut Text, head: Head, holds: Holds) {
 
 /// %skip: all of the tiles at %j0 is masked for the warp.
 fn unseen(t: &mut Text, head: Head, holds: Holds) {
-    let t = &mut t
-        .part("unseen", &Uses { reads: ".u32 %j0, %held, %window; .s32 %wlast", changes: ".pred %skip", scratch: ".u32 %x; .pred %p" });
+    let t = &mut t.part(
+        "unseen",
+        &Uses {
+            reads: ".u32 %j0, %held, %window; .s32 %wlast",
+            changes: ".pred %skip",
+            scratch: ".u32 %x; .pred %p",
+        },
+    );
     match holds {
         Holds::Queries => t.code(format!(
             "setp.gt.s32 %skip, %j0, %wlast; add.u32 %x, %j0, {}; add.u32 %x, %x, %window; setp.le.u32 %p, %x, %held",
@@ -365,7 +375,8 @@ fn part(t: &mut Text, k: Kernel, first: usize) {
     let (head, n) = (k.head, k.columns());
     let both = [("%s", "%ha"), ("%e", "%hb")];
     let both = if k.of_ds() { &both[..] } else { &both[..1] };
-    (0..n / 2).for_each(|i| both.iter().for_each(|(sums, _)| t.code(format!("mov.f32 {sums}{i}, 0f00000000"))));
+    (0..n / 2)
+        .for_each(|i| both.iter().for_each(|(sums, _)| t.code(format!("mov.f32 {sums}{i}, 0f00000000"))));
     for (step, pair) in (0..head.depth() * n / 16).map(|x| (x / (n / 16), x % (n / 16))) {
         for (which, (sums, held)) in both.iter().enumerate() {
             let to = (Some("%use"), which * tile(head));
@@ -414,7 +425,8 @@ fn weigh(t: &mut Text, k: Kernel, first: usize) {
         }
     }
     for pair in 0..n / 16 {
-        for (to, from, _) in [("%fe", "%e", k.of_ds()), ("%fs", "%s", k.of_p())].iter().filter(|some| some.2) {
+        for (to, from, _) in [("%fe", "%e", k.of_ds()), ("%fs", "%s", k.of_p())].iter().filter(|some| some.2)
+        {
             pack(t, (to, 4 * pair), (from, 8 * pair));
         }
     }
@@ -452,9 +464,7 @@ fn mask(t: &mut Text, holds: Holds, (n, first): (usize, usize)) {
                 Holds::Queries => format!("sub.u32 %x, %r, {column}"),
                 Holds::Keys => format!("sub.u32 %x, {column}, %r"),
             };
-            t.code(format!(
-                "{distance}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p"
-            ));
+            t.code(format!("{distance}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p"));
         }
     }
     t.label(&format!("SEEN{first}"));

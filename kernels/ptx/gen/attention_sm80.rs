@@ -2,8 +2,8 @@
 //! for heads of 256.
 
 use crate::flash::{
-    Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
-    open, pack, write,
+    Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments, lanes,
+    multiply, open, pack, write,
 };
 use crate::{File, Text, Uses, window};
 
@@ -116,14 +116,21 @@ fn keys(t: &mut Text, head: Head, pointer: &str, to: usize) {
 fn forward(t: &mut Text, head: Head) {
     begin(t, head);
     let (k_tile, v_tile) = tiles(head);
-    let q =
-        Copy { pointer: "%qp", from: "%first", count: "%count", apart: "%wq", rows: queries(head).1, to: (None, 0) };
+    let q = Copy {
+        pointer: "%qp",
+        from: "%first",
+        count: "%count",
+        apart: "%wq",
+        rows: queries(head).1,
+        to: (None, 0),
+    };
     copy(t, head, &q);
     t.code("mov.u32 %tok, %j0");
     keys(t, head, "%kp", k_tile);
     t.code("cp.async.commit_group");
     (0..head.groups() * head.d / 2).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
-    (0..2 * head.groups()).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFE800000; mov.f32 %l{i}, 0f00000000")));
+    (0..2 * head.groups())
+        .for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFE800000; mov.f32 %l{i}, 0f00000000")));
     t.label("KEYS");
     t.code("cp.async.wait_group 0; bar.sync 0; mov.u32 %tok, %j0");
     keys(t, head, "%vp", v_tile);

@@ -95,7 +95,9 @@ pub fn open(t: &mut Text, head: Head, shared: Option<usize>) {
         Some(shared) => t.code(format!(".shared .align 128 .b8 tiles[{shared}]; mov.u32 %base, tiles")),
         None => {
             t.say("tiles begin at multiples of 128 bytes, because pieces are exchanged in addresses");
-            t.code(format!("mov.u32 %base, tiles; add.u32 %base, %base, {ALIGNING}; and.b32 %base, %base, -128"));
+            t.code(format!(
+                "mov.u32 %base, tiles; add.u32 %base, %base, {ALIGNING}; and.b32 %base, %base, -128"
+            ));
         }
     }
     let (lanes, _) = head.copying();

@@ -2,8 +2,8 @@
 //! The kernels read tiles of 128 queries, or of 64 rows in heads above 128 and in the gradient. Heads above 256, and those
 //! that are no multiple of 8, stay with the baseline.
 
-use super::attention_sm90a::SIZES as SIZES_SM90A;
 use super::attention::scores;
+use super::attention_sm90a::SIZES as SIZES_SM90A;
 use super::memory::Width;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
