@@ -12,8 +12,6 @@ fn rig<B: Device>(name: &str, variants: Vec<Lend<B>>, least: f64) -> Rig<B> {
     Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX, lacks: &[] }
 }
 
-/// What CUDA does not compute yet.
-const CUDA_LACKS: &[Feature] = &[Feature::Windows, Feature::GeGlu, Feature::ScaledEmbedding];
 
 /// The f32 and the bf16 class, each by its kernels and by the loops that they replace.
 pub fn cpu() -> Vec<Rig<Cpu>> {
@@ -68,8 +66,7 @@ pub fn cuda() -> Result<Vec<Rig<Cuda<Libcuda>>>, String> {
     }
     let cuda = Cuda::open(0).map_err(|fault| fault.to_string())?;
     let bound = relative(include_str!("../../contracts/F-CUDA-001.yaml"));
-    let rig = twice(cuda.class(), &Arc::new(Mutex::new(cuda)), bound);
-    Ok(vec![Rig { lacks: CUDA_LACKS, ..rig }])
+    Ok(vec![twice(cuda.class(), &Arc::new(Mutex::new(cuda)), bound)])
 }
 
 /// The installed software adapters.

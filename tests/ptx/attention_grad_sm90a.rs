@@ -31,8 +31,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub fn new((query, kv, size): Shared, bounds: &[u32]) -> Problem {
-        let (heads, t) = (Heads::new(query, kv, size), *bounds.last().unwrap() as usize);
+    pub fn new(shared: Shared, bounds: &[u32]) -> Problem {
+        Problem::within(shared, bounds, None)
+    }
+
+    /// With a window.
+    pub fn within((query, kv, size): Shared, bounds: &[u32], window: Option<usize>) -> Problem {
+        let heads = Heads { window, ..Heads::new(query, kv, size) };
+        let t = *bounds.last().unwrap() as usize;
         let random = |heads: usize, key| Mat::random(t, heads * size, key);
         let x = [random(query, 1).map(|x| 3.0 * x), random(kv, 2), random(kv, 3), random(query, 4)];
         let x = x.map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
@@ -78,7 +84,7 @@ pub fn run(
     let mut m = Machine::default();
     m.seed = seed;
     m.load(kernels);
-    let Heads { query, kv, size, .. } = p.heads;
+    let Heads { query, kv, size, window } = p.heads;
     let (t, word) = (p.x[0].rows, |bits, bytes| Value { bits, bytes });
     let outs = if which == "q" { vec![query * size] } else { vec![kv * size; 2] };
     let mut args = Vec::new();
@@ -99,7 +105,8 @@ pub fn run(
     args.extend([&p.lse, &p.delta].map(|x| upload(&mut m, x, f32::to_le_bytes)));
     args.push(upload(&mut m, &blocks, u32::to_le_bytes));
     let scale = (1.0 / (size as f32).sqrt()).to_bits();
-    args.extend([query as u64, kv as u64, u64::from(scale)].map(|x| word(x, 4)));
+    let window = window.unwrap_or(1 << 30) as u64;
+    args.extend([query as u64, kv as u64, u64::from(scale), window].map(|x| word(x, 4)));
     let per = if which == "q" { query } else { kv };
     let shape = Shape {
         grid: [blocks.len() as u32 / 4, per as u32, 1],
@@ -131,26 +138,33 @@ fn within(name: &str, got: &[f32], want: &[Wanted]) {
 }
 
 /// Less than a tile, edges of tiles, several packed rows, and more tiles than slots.
-const CASES: [(Shared, &[u32]); 8] = [
-    ((1, 1, 64), &[0, 1]),
-    ((3, 1, 64), &[0, 5, 38]),
-    ((4, 2, 64), &[0, 64, 65]),
-    ((2, 1, 64), &[0, 3, 150, 343]),
-    ((1, 1, 64), &[0, 7, 657]),
-    ((1, 1, 128), &[0, 2, 67]),
-    ((4, 2, 128), &[0, 128, 130]),
-    ((2, 1, 128), &[0, 3, 150, 477]),
+const CASES: [(Shared, &[u32], Option<usize>); 14] = [
+    ((1, 1, 64), &[0, 1], None),
+    ((3, 1, 64), &[0, 5, 38], None),
+    ((4, 2, 64), &[0, 64, 65], None),
+    ((2, 1, 64), &[0, 3, 150, 343], None),
+    ((1, 1, 64), &[0, 7, 657], None),
+    ((1, 1, 128), &[0, 2, 67], None),
+    ((4, 2, 128), &[0, 128, 130], None),
+    ((2, 1, 128), &[0, 3, 150, 477], None),
+    // Windows of one token, within a tile, of tiles, over several; a warpgroup skips tiles of each of the heads that share.
+    ((2, 1, 64), &[0, 3, 343], Some(1)),
+    ((2, 1, 64), &[0, 7, 657], Some(128)),
+    ((3, 1, 64), &[0, 7, 357], Some(150)),
+    ((2, 1, 128), &[0, 3, 343], Some(1)),
+    ((3, 1, 128), &[0, 3, 343], Some(64)),
+    ((2, 1, 128), &[0, 3, 477], Some(100)),
 ];
 
 #[test]
 fn gradient_by_wgmma_equals_its_reference() {
     let kernels = kernels(&files::read(FILE).text);
-    for (i, (heads, bounds)) in CASES.into_iter().enumerate() {
-        let p = Problem::new(heads, bounds);
+    for (i, (heads, bounds, window)) in CASES.into_iter().enumerate() {
+        let p = Problem::within(heads, bounds, window);
         let [dq, dk, dv] = p.wanted();
         for (which, want) in [("q", vec![("dq", dq)]), ("kv", vec![("dk", dk), ("dv", dv)])] {
             // Outputs at multiples of 8 bytes are stored in pairs, others not.
-            let name = format!("{heads:?} {bounds:?}");
+            let name = format!("{heads:?} {bounds:?}, window {window:?}");
             let on = |order| {
                 let got = run(&kernels, which, (&p, GUARD + i % 2, order));
                 got.unwrap_or_else(|e| panic!("{name}, order {order}: {e}"))

@@ -57,6 +57,11 @@ impl Case<'_> {
         head / (self.heads.query / self.heads.kv)
     }
 
+    /// The keys that query `i` of the row from `start` on sees.
+    fn seen(&self, start: usize, i: usize) -> std::ops::RangeInclusive<usize> {
+        self.heads.window.map_or(start, |w| start.max((i + 1).saturating_sub(w)))..=i
+    }
+
     /// The start of the row, for every query and head.
     fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
         let tokens =
@@ -70,8 +75,9 @@ impl Case<'_> {
         for (start, i, h) in self.queries() {
             let (mut m, mut l) = (f64::NEG_INFINITY, 0.0);
             let mut acc = vec![Value::default(); self.heads.size];
-            let seen: Vec<usize> = (start..=i).collect();
-            for keys in seen.chunks(self.step) {
+            let seen: Vec<usize> = self.seen(start, i).collect();
+            let tile = |j: &usize| (j - start) / self.step;
+            for keys in seen.chunk_by(|a, b| tile(a) == tile(b)) {
                 let s = |j: &usize| dot(self.row(0, i, h), self.row(1, *j, self.kv(h))) * self.scale();
                 let scores: Vec<f64> = keys.iter().map(s).collect();
                 let big = scores.iter().fold(m, |m, s| m.max(*s));
@@ -100,7 +106,7 @@ impl Case<'_> {
             let (q, dout, g) = (self.row(0, i, h), self.row(3, i, h), self.kv(h));
             let out = &out[(i * query + h) * size..][..size];
             let (delta, delta_terms) = (dot(dout, out), dot_terms(dout, out));
-            for j in start..=i {
+            for j in self.seen(start, i) {
                 let (k, v) = (self.row(1, j, g), self.row(2, j, g));
                 let p = (dot(q, k) * self.scale() - f64::from(lse[i * query + h])).exp();
                 let ds = p * (dot(dout, v) - delta);

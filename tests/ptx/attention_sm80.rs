@@ -5,13 +5,22 @@ use crate::attention_reference::{Case, Value};
 use crate::bench::{Mat, Out, close, run};
 use crate::device::device_at;
 use crate::op_cases::tokens;
-use finetune::backend::{AttentionSaved, Backend, Cpu, Fault, Heads, Qkv, QkvGrad};
+use finetune::backend::cuda::{Driver, Flash};
+use finetune::backend::{AttentionSaved, Backend, Cpu, Cuda, Fault, Heads, Qkv, QkvGrad};
 
 /// Every kernel size, exact and padded; shared heads and others.
-const HEADS: [(usize, usize, usize); 6] =
-    [(1, 1, 8), (3, 1, 40), (4, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128)];
+const HEADS: [(usize, usize, usize); 8] =
+    [(1, 1, 8), (3, 1, 40), (4, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128), (1, 1, 136), (2, 1, 256)];
 /// Rows of a microbatch: less than a tile, its edges, several packed rows.
 const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
+/// Heads, packed rows, windows: of one token, within a tile, of whole tiles, and over several. Blocks begin beyond their
+/// first tiles, and warps skip some of a block's.
+pub const WINDOWS: [((usize, usize, usize), &[u32], &[usize]); 4] = [
+    ((2, 1, 64), &[0, 3, 213], &[1, 33, 64, 65]),
+    ((1, 1, 72), &[0, 2, 170], &[20, 32]),
+    ((2, 1, 128), &[0, 3, 170], &[1, 31, 64]),
+    ((2, 1, 256), &[0, 3, 90], &[1, 16, 40]),
+];
 
 pub fn inputs(t: usize, heads: Heads) -> [Mat; 4] {
     let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
@@ -56,8 +65,8 @@ pub fn like_its_reference<B: Backend>(
     (heads, bounds): (Heads, &[u32]),
     step: usize,
 ) {
-    let Heads { query, kv, size, .. } = heads;
-    let name = format!("{what} {bounds:?} {query}/{kv}x{size}");
+    let Heads { query, kv, size, window } = heads;
+    let name = format!("{what} {bounds:?} {query}/{kv}x{size}, window {window:?}");
     let x = inputs(*bounds.last().unwrap() as usize, heads);
     let rounded = x.clone().map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
     let on = |x: &[Mat; 4], order| both(&mut device(order), x, heads, bounds);
@@ -88,17 +97,69 @@ fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
     for (query, kv, size) in HEADS {
         for bounds in ROWS {
             let (heads, t) = (Heads::new(query, kv, size), *bounds.last().unwrap() as usize);
-            if t > 100 && size == 72 {
-                continue; // the tiles of 96
+            if t > 100 && [72, 136].contains(&size) {
+                continue; // the tiles of 96 and 256
             }
-            let step = if size <= 64 { 64 } else { 32 };
-            like_its_reference(
-                "attention",
-                |order| device_at((8, 0), order).bf16().unwrap(),
-                (heads, bounds),
-                step,
-            );
+            on_sm80((heads, bounds));
         }
+    }
+}
+
+fn on_sm80((heads, bounds): (Heads, &[u32])) {
+    let step = match heads.size {
+        ..=64 => 64,
+        ..=128 => 32,
+        _ => 16,
+    };
+    let device = |order| device_at((8, 0), order).bf16().unwrap();
+    like_its_reference("attention", device, (heads, bounds), step);
+}
+
+#[test]
+fn windows_on_tensor_cores_are_those_of_rounded_inputs() {
+    if device_at((8, 0), 0).bf16().is_err() {
+        println!("skipped: no tensor cores for bf16");
+        return;
+    }
+    for ((query, kv, size), bounds, windows) in WINDOWS {
+        for w in windows {
+            on_sm80((Heads { window: Some(*w), ..Heads::new(query, kv, size) }, bounds));
+        }
+    }
+}
+
+/// Every size of the baseline's kernels, whose op cases with windows are small ones.
+#[test]
+fn windows_of_the_baseline_are_those_of_the_cpu() {
+    for (size, w) in [(64, 1), (64, 33), (100, 16), (128, 45), (130, 1), (256, 9), (256, 20)] {
+        let heads = Heads { window: Some(w), ..Heads::new(2, 1, size) };
+        let (x, bounds) = (inputs(75, heads), [0, 4, 75]);
+        let got = both(&mut device_at((7, 0), 0), &x, heads, &bounds).unwrap();
+        for (got, want) in got.iter().zip(&both(&mut Cpu::new(1), &x, heads, &bounds).unwrap()) {
+            close(&format!("heads of {size}, a window of {w}"), got, want, 1e-4);
+        }
+    }
+}
+
+/// A window that is as long as the row has the bits of none, in every tier.
+#[test]
+fn a_window_of_the_whole_row_changes_no_bit() {
+    let flash = Flash { forward: true, backward: true };
+    let opened: [&dyn Fn() -> Option<Cuda<Box<dyn Driver>>>; 3] =
+        [&|| Some(device_at((7, 0), 0)), &|| device_at((8, 0), 0).bf16().ok(), &|| {
+            device_at((9, 0), 0).bf16().ok().map(|d| d.attending(flash))
+        }];
+    let bounds = [0, 3, 80];
+    for (size, open) in [64, 128, 256].into_iter().flat_map(|size| opened.iter().map(move |o| (size, o))) {
+        let on = |window| {
+            let heads = Heads { window, ..Heads::new(2, 1, size) };
+            open().map(|mut device| both(&mut device, &inputs(80, heads), heads, &bounds).unwrap())
+        };
+        let without = on(None);
+        for w in [77, usize::MAX] {
+            assert!(on(Some(w)) == without, "heads of {size}, a window of {w}");
+        }
+        assert!(without.is_none() || on(Some(76)) != without, "heads of {size}: the window has no effect");
     }
 }
 
@@ -108,7 +169,7 @@ fn heads_that_no_tile_fits_stay_with_the_baseline() {
         println!("skipped: no tensor cores for bf16");
         return;
     }
-    for size in [6, 20, 136] {
+    for size in [6, 20, 130] {
         let heads = Heads::new(2, 1, size);
         let (x, bounds) = (inputs(9, heads), [0, 4, 9]);
         let got = both(&mut device_at((8, 0), 0).bf16().unwrap(), &x, heads, &bounds).unwrap();

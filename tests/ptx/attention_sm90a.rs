@@ -41,6 +41,18 @@ fn attention_by_wgmma_is_that_of_rounded_inputs() {
     }
 }
 
+/// Windows of one token, within a tile, of a tile, and over several, in rows of more tiles than slots.
+#[test]
+fn windows_by_wgmma_are_those_of_rounded_inputs() {
+    if device(0).is_none() {
+        return;
+    }
+    for (size, window) in [(64, 1), (64, 128), (64, 200), (128, 60), (128, 129)] {
+        let heads = Heads { window: Some(window), ..Heads::new(2, 1, size) };
+        like_its_reference("attention by wgmma", |order| device(order).unwrap(), (heads, &[0, 2, 395]), 128);
+    }
+}
+
 /// A fault in each direction's kernels, so that their use is visible in the results.
 const FAULTS: [(&str, &str, &str); 2] = [
     ("attention_sm90a.ptx", "add.f32 %l1, %l1, %sum", "mov.f32 %l1, %l1"),

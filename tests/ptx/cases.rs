@@ -3,15 +3,12 @@
 
 use crate::bench::{Mat, Out, weight};
 use crate::device::{device, device_at};
-use crate::op_cases::{Feature, Lend, ROUNDED, Rig, check};
+use crate::op_cases::{Lend, ROUNDED, Rig, check};
 use finetune::backend::cuda::Driver;
 use finetune::backend::{Backend, Cuda, TokenRows, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 type Device = Cuda<Box<dyn Driver>>;
-
-/// What PTX does not compute yet.
-const LACKS: &[Feature] = &[Feature::Windows, Feature::GeGlu, Feature::ScaledEmbedding];
 
 /// Several orders of warps and blocks, which give the same bits.
 fn rig(name: &str, rounded: Option<f64>, open: fn(u64) -> Device) -> Rig<Device> {
@@ -20,7 +17,7 @@ fn rig(name: &str, rounded: Option<f64>, open: fn(u64) -> Device) -> Rig<Device>
     let interpreted = std::env::var_os("FINETUNE_PTX_DEVICE").is_none();
     let most = if interpreted { 180_000 } else { usize::MAX };
     let variants = [0, 1, 7].map(lend).into();
-    Rig { name: name.into(), variants, least: 1e-4, rounded, most, lacks: LACKS }
+    Rig { name: name.into(), variants, least: 1e-4, rounded, most, lacks: &[] }
 }
 
 #[test]

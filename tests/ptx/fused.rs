@@ -111,15 +111,19 @@ pub fn normed<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize)) 
     })
 }
 
-/// The swiglu product [T, K], and a projection of it [T, N].
-pub fn activated<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize)) -> Made {
+/// The gated product [T, K], and a projection of it [T, N].
+pub fn activated<D: Driver>(
+    mut device: Cuda<D>,
+    (t, n, k): (usize, usize, usize),
+    activation: Activation,
+) -> Made {
     let (gate, up) = (Mat::random(t, k, 1).map(|x| 4.0 * x), Mat::random(t, k, 2));
     let w = Mat::random(n, k, 3).coarse();
     let outs = [Out::Poison(t, k), Out::Poison(t, n)];
     run("gated_for_linear", &mut device, (&[&gate, &up], &outs), |d, i, o| {
         let [out, y] = o else { unreachable!() };
         let w = weight(d, &w, Dtype::Bf16);
-        d.gated_for_linear(out.view_mut(), i[0], i[1], Activation::SwiGlu);
+        d.gated_for_linear(out.view_mut(), i[0], i[1], activation);
         d.linear(y.view_mut(), Write::Set, out.view(), &w);
     })
 }
@@ -161,7 +165,10 @@ fn a_copy_made_on_the_way_has_the_bits_of_one_made_apart() {
     }
     for sizes in [(1, 3, 5), (5, 9, 32), (9, 130, 40), (66, 17, 300)] {
         like_its_composition(&format!("rmsnorm_for_linear {sizes:?}"), &|device| normed(device, sizes));
-        like_its_composition(&format!("gated_for_linear {sizes:?}"), &|device| activated(device, sizes));
+        for act in [Activation::SwiGlu, Activation::GeGlu] {
+            let name = format!("gated_for_linear {act:?} {sizes:?}");
+            like_its_composition(&name, &|device| activated(device, sizes, act));
+        }
     }
     // Heads of 10 use the baseline.
     for sizes in [(1, 8), (7, 10), (33, 72), (131, 64), (5, 128)] {

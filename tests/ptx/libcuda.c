@@ -90,7 +90,7 @@ static void inside(P address, size_t n) {
 
 R cuInit(unsigned f) {
     if (!listening++) atexit(at_exit);
-    return is("no-device") ? 100 : is("mismatch") ? 803 : 0;
+    return is("no-device") ? 100 : is("mismatch") ? 803 : is("stub") ? 34 : 0;
 }
 R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : is("graphs-old") || is("hopper-old") ? 11080 : 12080, 0; }
 R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") || is("two") ? 2 : 1, 0; }
@@ -138,7 +138,10 @@ R cuStreamSynchronize(void *s) {
     if (is("gone")) dead = 1;
     return is("illegal-address") || fallen ? 700 : is("lost") || dead ? 719 : 0;
 }
-R cuEventCreate(void **e, unsigned f) { return needs_context("cuEventCreate"), *e = have(calloc(1, 8), EVENT), 0; }
+R cuEventCreate(void **e, unsigned f) {
+    if (needs_context("cuEventCreate"), f != 3) wrong("an event whose wait spins, or that takes times");
+    return *e = have(calloc(1, 8), EVENT), 0;
+}
 R cuEventRecord(void *e, void *s) { return needs_context("cuEventRecord"), find(e, EVENT), find(s, STREAM), 0; }
 R cuEventSynchronize(void *e) { return needs_context("cuEventSynchronize"), find(e, EVENT), 0; }
 R cuEventDestroy_v2(void *e) { return gone(e, EVENT, "cuEventDestroy"); }
@@ -201,7 +204,7 @@ static R take(struct node *node, struct function *f, const unsigned *grid, const
     if (grid[0] * block[0] == 0 || grid[1] > 65535 || grid[2] > 65535) return 1;
     node->f = f, node->threads = block[0];
     memcpy(node->grid, grid, sizeof node->grid);
-    if (shared != f->shared || (shared && (shared <= 49152 || block[0] != 384 || (strncmp(f->name, "attention", 9) && grid[0] > 132))))
+    if (shared != f->shared || (shared && (shared <= 49152 || block[0] != (strstr(f->name, "_wide_") ? 128 : 384) || (strncmp(f->name, "attention", 9) && grid[0] > 132))))
         wrong("a launch without its shared memory, threads or grid");
     for (int i = 0, maps = 0; i < f->n; i++) {
         node->values[i] = 0;

@@ -93,8 +93,8 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
-    // Biases; norms of heads; a classifier with class weights.
-    for name in ["llama", "qwen2", "qwen3", "llamacls"] {
+    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings.
+    for name in ["llama", "qwen2", "qwen3", "llamacls", "mistralwin", "gemma3", "gemma3cls", "granite"] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
         let mut stage = load(device(0), &case, Keep::Everything);
@@ -112,8 +112,8 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
 #[test]
 fn a_whole_model_on_tensor_cores_is_near() {
     // Heads of 10 use attention in f32, and dropout uses adapters in f32 in the backward pass. Heads of 8 (six query
-    // heads, two key heads) without dropout use every kernel for tensor cores.
-    for (name, dropout) in [("qwen3", 0.3), ("llama", 0.3), ("llama", 0.0)] {
+    // heads, two key heads) without dropout use every kernel for tensor cores, within a window in olmo3.
+    for (name, dropout) in [("qwen3", 0.3), ("llama", 0.3), ("llama", 0.0), ("olmo3", 0.0), ("gemma3", 0.0)] {
         let case = open(name, dropout);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
         let (Some(device), Some(other)) = (bf16(0), bf16(7)) else { return };
@@ -153,6 +153,35 @@ fn a_whole_model_in_f16_is_near() {
     }
 }
 
+/// Loss and gradient of a microbatch, with an adapter of rank 4 on all projections.
+fn of<B: Fused>(backend: B, config: &Config, same: &Same, batch: &Microbatch) -> (LossSums, Vec<f32>) {
+    let targets = MODULES.map(String::from).to_vec();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
+    let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
+    let mut stage = Decoder::load(backend, config, same, &lora, build).unwrap();
+    let mut numbers = Stream::new(&[4]);
+    let parameters: Vec<f32> = (0..stage.layout().len()).map(|_| 0.1 * (numbers.unit() - 0.5)).collect();
+    stage.set_parameters(&parameters).unwrap();
+    let mut gradient = vec![f32::NAN; parameters.len()];
+    let sums = stage.gradient(batch, &mut gradient).unwrap();
+    (sums, gradient)
+}
+
+/// Attention of Gemma's heads on tensor cores, in a layer with a window and in one without.
+#[test]
+fn a_whole_model_with_heads_of_256_is_near() {
+    let config = Config { windows: vec![Some(9), None], ..qwen(2, 60, (32, 48), Heads::new(2, 1, 256)) };
+    let (same, batch) = (Same::new(config.clone()), packed(config.vocab, 2, 23));
+    let (Some(device), Some(other)) = (bf16(0), bf16(7)) else { return };
+    let want = of(Cpu::new(1), &config, &same, &batch);
+    let got = of(device, &config, &same, &batch);
+    near("heads of 256", &got, &want, (1e-2, 5e-2));
+    assert!(of(other, &config, &same, &batch) == got, "bits depend on the order of warps");
+    let whole = Config { windows: vec![None; 2], ..config };
+    let without = of(Cpu::new(1), &whole, &same, &batch);
+    assert!(off(&without.1, &want.1) > 0.2, "the window has an effect");
+}
+
 /// A change of a file: the old text and the new text.
 type Change = (&'static str, &'static str, &'static str);
 
@@ -160,24 +189,7 @@ type Change = (&'static str, &'static str, &'static str);
 /// CPU's, and within `below` of mma's; each of the changes must be detected.
 fn by_wgmma(heads: Heads, flash: Flash, below: (f64, f64), changes: &[Change]) {
     let config = qwen(1, 260, (256, 264), heads);
-    let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
     let (same, batch) = (Same::new(config.clone()), packed(config.vocab, 2, 66));
-    fn of<B: Fused>(
-        backend: B,
-        (config, lora): (&Config, &LoraSpec),
-        same: &Same,
-        batch: &Microbatch,
-    ) -> (LossSums, Vec<f32>) {
-        let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
-        let mut stage = Decoder::load(backend, config, same, lora, build).unwrap();
-        let mut numbers = Stream::new(&[4]);
-        let parameters: Vec<f32> = (0..stage.layout().len()).map(|_| 0.1 * (numbers.unit() - 0.5)).collect();
-        stage.set_parameters(&parameters).unwrap();
-        let mut gradient = vec![f32::NAN; parameters.len()];
-        let sums = stage.gradient(batch, &mut gradient).unwrap();
-        (sums, gradient)
-    }
     let on = |order| {
         let device = device_at((9, 0), order).bf16().ok()?.untried().attending(flash);
         Some(device).filter(|d| d.class().contains("wgmma"))
@@ -185,19 +197,19 @@ fn by_wgmma(heads: Heads, flash: Flash, below: (f64, f64), changes: &[Change]) {
     let (Some(device), Some(other), Some(mma)) = (on(0), on(7), bf16(0)) else {
         return println!("skipped: no sm_90a");
     };
-    let (spec, name) = ((&config, &lora), device.class());
-    let want = of(Cpu::new(1), spec, &same, &batch);
-    let got = of(device, spec, &same, &batch);
+    let name = device.class();
+    let want = of(Cpu::new(1), &config, &same, &batch);
+    let got = of(device, &config, &same, &batch);
     near(&name, &got, &want, (1e-2, 5e-2));
-    let mma = of(mma, spec, &same, &batch);
+    let mma = of(mma, &config, &same, &batch);
     near(&format!("{name}, for mma"), &got, &mma, below);
     for &(file, from, to) in changes {
         let text = files::read(file).text.replace(from, to);
         let changed = device_with_at((9, 0), (file, &text), 0).bf16().unwrap().untried().attending(flash);
-        let changed = of(changed, spec, &same, &batch);
+        let changed = of(changed, &config, &same, &batch);
         assert!(off(&changed.1, &got.1) > 1e-3, "{file}: what is computed by wgmma is seen");
     }
-    assert!(of(other, spec, &same, &batch) == got, "bits depend on the order of warps");
+    assert!(of(other, &config, &same, &batch) == got, "bits depend on the order of warps");
 }
 
 /// Large products by wgmma, whose sums equal those of mma up to rounding in f32, and the rest unchanged. The injected
@@ -222,7 +234,7 @@ fn a_whole_model_with_attention_by_wgmma_is_near() {
 #[test]
 fn training_gives_what_peft_gives() {
     // Four steps each.
-    for name in ["llama", "qwen3", "llamacls"] {
+    for name in ["llama", "qwen3", "llamacls", "mistralwin", "gemma3"] {
         let case = open(name, 0.0);
         let build = Build::whole(&case.config);
         let mut stage = Decoder::load(device(0), &case.config, &case.tensors, &case.lora, build).unwrap();

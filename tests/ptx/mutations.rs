@@ -9,7 +9,7 @@ use crate::fused;
 use crate::marks;
 use crate::op_cases::tokens;
 use finetune::backend::{
-    AttentionSaved, Backend, Cuda, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write,
+    Activation, AttentionSaved, Backend, Cuda, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write,
 };
 use finetune::numeric::dtype::Dtype;
 
@@ -21,6 +21,8 @@ enum Exercise {
     Linear(Dtype),
     /// Forward and backward, with heads of this size.
     Attention(usize),
+    /// The same within a window, with heads of this size.
+    Windowed(usize),
     CrossEntropy,
     Norm,
     /// Forward and backward on tensor cores.
@@ -31,17 +33,19 @@ enum Exercise {
     Adapter,
     /// Attention and its gradient on tensor cores, with heads of this size.
     TensorAttention(usize),
+    /// The same within a window, with heads of this size.
+    TensorWindowed(usize),
     /// A norm whose copy in bf16 is read by a product.
     NormAhead,
-    /// A swiglu whose copy in bf16 is read by a product.
-    SwigluAhead,
+    /// A gate whose copy in bf16 is read by a product.
+    GateAhead(Activation),
     /// A rotation whose copy in bf16 is read by attention on tensor cores.
     RopeAhead,
 }
 
 use Exercise::{
-    Adapter, Attention, CrossEntropy, Linear, Matmul, Norm, NormAhead, RopeAhead, SwigluAhead, Tensor,
-    TensorAttention, TensorF16,
+    Adapter, Attention, CrossEntropy, GateAhead, Linear, Matmul, Norm, NormAhead, RopeAhead, Tensor,
+    TensorAttention, TensorF16, TensorWindowed, Windowed,
 };
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
@@ -56,11 +60,17 @@ impl Exercise {
         match self {
             Matmul(transpose) => matmul(device, transpose),
             Linear(dtype) => linear(device, dtype),
-            Attention(size) => attention(device, (size, 70)),
+            Attention(size) => attention(device, (size, 70), None),
+            Windowed(size) => attention(device, (size, 70), Some(20)),
             Adapter => fused::projection(device.bf16().unwrap(), (65, 137, 200, 40), Write::Set),
-            TensorAttention(size) => attention(device.bf16().unwrap(), (size, 135)),
+            // Blocks of heads above 128 hold 64 queries, in tiles of 16 keys.
+            TensorAttention(size) => {
+                attention(device.bf16().unwrap(), (size, if size > 128 { 70 } else { 135 }), None)
+            }
+            // A warp's last query of some tile misses its first key alone.
+            TensorWindowed(size) => attention(device.bf16().unwrap(), (size, 200), Some(95)),
             NormAhead => fused::normed(device.bf16().unwrap(), (9, 17, 300)),
-            SwigluAhead => fused::activated(device.bf16().unwrap(), (9, 17, 300)),
+            GateAhead(activation) => fused::activated(device.bf16().unwrap(), (9, 17, 300), activation),
             RopeAhead => fused::rotated(device.bf16().unwrap(), (33, 72)),
             CrossEntropy => cross_entropy(device),
             Norm => norm(device),
@@ -96,9 +106,9 @@ fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
     })
 }
 
-fn attention(mut device: Cuda<Interpreted>, (size, t): (usize, usize)) -> Outcome {
+fn attention(mut device: Cuda<Interpreted>, (size, t): (usize, usize), window: Option<usize>) -> Outcome {
     // Two query heads for one key head, and more tokens than two tiles.
-    let heads = Heads::new(2, 1, size);
+    let heads = Heads { window, ..Heads::new(2, 1, size) };
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
     let dout = Mat::random(t, 2 * size, 4);
     let outs = [2 * size, 2, 2 * size, size, size].map(|c| Out::Poison(t, c));
@@ -156,6 +166,7 @@ const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ("attention_sm80.ptx", &["attention_sm80_64"], TensorAttention(16)),
     ("attention_sm80.ptx", &["attention_sm80_96"], TensorAttention(72)),
     ("attention_sm80.ptx", &["attention_sm80_128"], TensorAttention(104)),
+    ("attention_sm80.ptx", &["attention_sm80_256"], TensorAttention(136)),
     (
         "attention_grad_sm80.ptx",
         &["attention_grad_sm80_q_64", "attention_grad_sm80_kv_64"],
@@ -170,6 +181,15 @@ const ORDERED: &[(&str, &[&str], Exercise)] = &[
         "attention_grad_sm80.ptx",
         &["attention_grad_sm80_q_128", "attention_grad_sm80_kv_128"],
         TensorAttention(104),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        &[
+            "attention_grad_wide_sm80_q_256",
+            "attention_grad_wide_sm80_k_256",
+            "attention_grad_wide_sm80_v_256",
+        ],
+        TensorAttention(136),
     ),
 ];
 
@@ -193,7 +213,44 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         Matmul(Transpose::Neither),
     ),
     ("matmul.ptx", "matmul_nn", "and.pred %q, %r, %col0", "and.pred %q, %r, %r", Matmul(Transpose::Neither)),
-    ("attention.ptx", "attention_64", "setp.ge.u32 %p, %c, %r", "setp.gt.u32 %p, %c, %r", Attention(20)),
+    ("attention.ptx", "attention_64", "sub.u32 %c, %r, 8", "sub.u32 %c, %r, 9", Attention(20)),
+    (
+        "attention.ptx",
+        "attention_64",
+        "setp.ge.u32 %p, %c, %window",
+        "setp.gt.u32 %p, %c, %window",
+        Windowed(20),
+    ),
+    ("attention.ptx", "attention_64", "add.u32 %x, %seen, 1", "add.u32 %x, %seen, 33", Windowed(20)),
+    ("attention.ptx", "attention_64", "mov.f32 %m1, 0fFE800000", "mov.f32 %m1, 0fFF800000", Windowed(20)),
+    (
+        "attention_grad.ptx",
+        "attention_grad_q_64",
+        "setp.ge.u32 %p, %c, %window",
+        "setp.gt.u32 %p, %c, %window",
+        Windowed(20),
+    ),
+    (
+        "attention_grad.ptx",
+        "attention_grad_q_64",
+        "add.u32 %x, %seen, 1",
+        "add.u32 %x, %seen, 33",
+        Windowed(20),
+    ),
+    (
+        "attention_grad.ptx",
+        "attention_grad_kv_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        Windowed(20),
+    ),
+    (
+        "attention_grad.ptx",
+        "attention_grad_kv_64",
+        "add.u32 %end, %end, %window",
+        "mov.u32 %end, %end",
+        Windowed(20),
+    ),
     (
         "attention.ptx",
         "attention_64",
@@ -258,8 +315,8 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     (
         "attention_sm80.ptx",
         "attention_sm80_64",
-        "setp.lt.s32 %p, %r, 1;",
-        "setp.le.s32 %p, %r, 1;",
+        "sub.u32 %x, %r, 1;",
+        "sub.u32 %x, %r, 2;",
         TensorAttention(16),
     ),
     ("attention_sm80.ptx", "attention_sm80_64", "mul.f32 %acc0, %acc0, %shrink", "", TensorAttention(16)),
@@ -274,8 +331,8 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     (
         "attention_grad_sm80.ptx",
         "attention_grad_sm80_kv_64",
-        "setp.gt.s32 %p, %r, 1;",
-        "setp.ge.s32 %p, %r, 1;",
+        "sub.u32 %x, 1, %r;",
+        "sub.u32 %x, 2, %r;",
         TensorAttention(16),
     ),
     (
@@ -299,6 +356,118 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         "",
         TensorAttention(72),
     ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.le.u32 %p, %x, %wfirst;\n    or.pred",
+        "setp.ge.u32 %p, %x, %wfirst;\n    or.pred",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.gt.u32 %q, %x, %r",
+        "setp.ge.u32 %q, %x, %r",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "mov.f32 %m3, 0fFE800000",
+        "mov.f32 %m3, 0fFF800000",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "add.u32 %x, %next, 1",
+        "add.u32 %x, %next, 65",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "setp.le.u32 %p, %x, %held;\n    or.pred",
+        "setp.ge.u32 %p, %x, %held;\n    or.pred",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "setp.gt.u32 %q, %x, %y",
+        "setp.ge.u32 %q, %x, %y",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_64",
+        "add.u32 %x, %next, 1",
+        "add.u32 %x, %next, 65",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.ge.u32 %p, %j0, %x;\n    or.pred",
+        "setp.le.u32 %p, %j0, %x;\n    or.pred",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.lt.u32 %q, %x, %y",
+        "setp.le.u32 %q, %x, %y",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.ge.u32 %p, %x, %window",
+        "setp.gt.u32 %p, %x, %window",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "add.u32 %end, %end, %window",
+        "mov.u32 %end, %end",
+        TensorWindowed(16),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        "attention_grad_wide_sm80_q_256",
+        "+65536]",
+        "+32768]",
+        TensorAttention(136),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        "attention_grad_wide_sm80_k_256",
+        "sub.f32 %e0, %e0, %delta0",
+        "",
+        TensorAttention(136),
+    ),
+    (
+        "attention_grad_wide_sm80.ptx",
+        "attention_grad_wide_sm80_v_256",
+        "{%fs0, %fs1, %fs2, %fs3}",
+        "{%fs0, %fs2, %fs1, %fs3}",
+        TensorAttention(136),
+    ),
     ("rmsnorm_sm80.ptx", "rmsnorm_sm80", "add.u64 %copy, %copy, 64", "add.u64 %copy, %copy, 128", NormAhead),
     ("rmsnorm_sm80.ptx", "rmsnorm_sm80", "%group, %stride", "%group, %size", NormAhead),
     (
@@ -309,9 +478,22 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         NormAhead,
     ),
     ("rmsnorm_sm80.ptx", "rmsnorm_sm80", ", 4, 31", ", 2, 31", NormAhead),
-    ("swiglu_sm80.ptx", "swiglu_sm80", "%r, %stride", "%r, %cols", SwigluAhead),
-    ("swiglu_sm80.ptx", "swiglu_sm80", "setp.ge.u32 %beyond", "setp.gt.u32 %beyond", SwigluAhead),
-    ("swiglu_sm80.ptx", "swiglu_sm80", "st.global.b16 [%copy], %h", "", SwigluAhead),
+    ("gated_sm80.ptx", "gated_sm80", "%r, %stride", "%r, %cols", GateAhead(Activation::SwiGlu)),
+    (
+        "gated_sm80.ptx",
+        "gated_sm80",
+        "setp.ge.u32 %beyond",
+        "setp.gt.u32 %beyond",
+        GateAhead(Activation::SwiGlu),
+    ),
+    ("gated_sm80.ptx", "gated_sm80", "st.global.b16 [%copy], %h", "", GateAhead(Activation::SwiGlu)),
+    (
+        "gated_sm80.ptx",
+        "gated_sm80",
+        "fma.rn.f32 %s, %cube, %s, %line",
+        "mov.f32 %s, %line",
+        GateAhead(Activation::GeGlu),
+    ),
     ("rope_sm80.ptx", "rope_sm80", "%apart, %half, 2", "%apart, %half, 4", RopeAhead),
     ("rope_sm80.ptx", "rope_sm80", "%both, 0f00000000, %v", "%both, 0f00000000, %u", RopeAhead),
     ("rope_sm80.ptx", "rope_sm80", "%t, %stride", "%t, %size", RopeAhead),

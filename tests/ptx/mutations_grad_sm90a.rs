@@ -78,11 +78,20 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("", "setp.lt.u32 %in1, %x, %rows", "setp.ne.u32 %in1, %x, %rows"),
     ("q_64", "add.u32 %x, %j0, 127", "add.u32 %x, %j0, 63"),
     ("q_128", "add.u32 %x, %j0, 63", "add.u32 %x, %j0, 0"),
-    ("q_64", "setp.lt.s32 %p, %r, 1;", "setp.le.s32 %p, %r, 1;"),
-    ("q_128", "setp.lt.s32 %p, %r, -7;", "setp.lt.s32 %p, %r, 1;"),
-    ("kv_64", "add.u32 %x, %held, 63", "add.u32 %x, %held, 0"),
-    ("kv_128", "setp.le.u32 %p, %x, %stop", "setp.ge.u32 %p, %x, %stop"),
-    ("kv_64", "setp.gt.s32 %p, %r, 1;", "setp.ge.s32 %p, %r, 1;"),
+    ("q_64", "sub.u32 %x, %r, 1;", "sub.u32 %x, %r, 2;"),
+    ("q_128", "sub.u32 %x, %r, -7;", "sub.u32 %x, %r, 1;"),
+    ("kv_64", "add.u32 %x, %held, 63; setp.ge.u32 %whole", "add.u32 %x, %held, 0; setp.ge.u32 %whole"),
+    ("kv_128", "setp.le.u32 %p, %x, %y", "setp.ge.u32 %p, %x, %y"),
+    ("kv_64", "sub.u32 %x, 1, %r;", "sub.u32 %x, 2, %r;"),
+    // windows
+    ("q_64", "add.u32 %x, %r, 1;", "add.u32 %x, %r, 129;"),
+    ("q_128", "add.u32 %x, %r, 1;", "add.u32 %x, %r, 65;"),
+    ("q_", "setp.le.u32 %p, %x, %held; or.pred", "setp.ge.u32 %p, %x, %held; or.pred"),
+    ("q_", "setp.gt.u32 %p, %x, %y", "setp.ge.u32 %p, %x, %y"),
+    ("", "setp.ge.u32 %p, %x, %window", "setp.gt.u32 %p, %x, %window"),
+    ("kv_", "add.u32 %end, %end, %window", "mov.u32 %end, %end"),
+    ("kv_", "setp.ge.u32 %p, %j0, %x; or.pred", "setp.le.u32 %p, %j0, %x; or.pred"),
+    ("kv_", "min.u32 %y, %y, %stop", "mov.u32 %y, %stop"),
     ("kv_128", "setp.le.s32 %q, %limit, 1;", "setp.lt.s32 %q, %limit, 1;"),
     ("", "selp.f32 %s1, 0fFF800000, %s1, %p", "selp.f32 %s1, 0f00000000, %s1, %p"),
     ("q_64", "selp.f32 %e44, 0f00000000, %e44, %p", "mov.f32 %e44, %e44"),
@@ -105,8 +114,9 @@ const ONCE: &[(&str, &str, &str)] = &[
 ];
 
 /// A row beside non-finite values, which affect ds only: small, so that most changes are detected early. And packed
-/// rows with a short last block; `laps`: every slot is filled twice.
-fn problems((which, size): (&str, usize), laps: bool) -> [Problem; 2] {
+/// rows with a short last block; `laps`: every slot is filled twice. And a window in which a warpgroup's last query of some
+/// tile misses its first key alone.
+fn problems((which, size): (&str, usize), laps: bool) -> [Problem; 3] {
     let large = match (which, size, laps) {
         ("q", 64, true) => Problem::new((1, 1, 64), &[0, 5, 930]),
         ("q", 64, false) => Problem::new((1, 1, 64), &[0, 5, 560]),
@@ -114,7 +124,8 @@ fn problems((which, size): (&str, usize), laps: bool) -> [Problem; 2] {
         ("kv", 64, _) => Problem::new((4, 2, 64), &[0, 5, 290]),
         _ => Problem::new((2, 1, 128), &[0, 5, 290]),
     };
-    [beside(size, (if which == "q" { 2 } else { 3 }, f32::INFINITY)), large]
+    let windowed = Problem::within((2, 1, size), &[0, 5, 400], Some(191));
+    [beside(size, (if which == "q" { 2 } else { 3 }, f32::INFINITY)), large, windowed]
 }
 
 fn bits(x: &[Vec<f32>]) -> Vec<u32> {

@@ -22,6 +22,7 @@ const CASES: &[(&str, &str)] = &[
     ("gone", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
     ("no-device", "the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)"),
     ("hidden", "the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)"),
+    ("stub", "put the folder of the driver's libcuda.so.1 first in LD_LIBRARY_PATH"),
     ("mismatch", "the NVIDIA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
     ("old", "the NVIDIA driver is too old: CUDA 10.2, which reads PTX 6.5, and the kernels are PTX 7.0"),
     ("busy", "cuda:0 (Stand-in): CUDA_ERROR_DEVICE_UNAVAILABLE"),

@@ -3,23 +3,24 @@
 use crate::attention_tile::{
     Load, Tile, accumulate, begin, load, of_row, put, registers, scores, write_rows,
 };
-use crate::{File, Text, Uses};
+use crate::{File, Text, Uses, window};
 
 const FORWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 32 }, Tile { d: 256, b: 16 }];
 
 const HEAD: &str = "
-attention: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H] where asked for
+attention: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H] where asked for. Query i sees key j of its row if
+0 <= i - j < window (2^30: no window).
 
   block (x, h): queries of part x % (32 / B) of the block list's entry x / (32 / B) = (first, count, row start, end)
-  q_tile = scale * q;  m = -inf, l = 0, acc = 0 per query
-  for j0 in 0 .. keys seen by the last query, step B:
-      kv_tile = k[j0 ..];   s = q_tile kv_tile^T, -inf where query r sees no key: j >= first - start + past + 1 + r
+  q_tile = scale * q;  m = -2^126, l = 0, acc = 0 per query
+  for j0 in first key that the first query sees, rounded down to B .. keys seen by the last query, step B:
+      kv_tile = k[j0 ..];   s = q_tile kv_tile^T, -inf where query r, at first - start + past + r, does not see j
       m' = max(m, largest of s);  p = 2^((s - m') log2 e);  shrink = 2^((m - m') log2 e)
       l = l shrink + sum of p;  acc = acc shrink;  p_tile = p
       kv_tile = v[j0 ..];   acc += p_tile kv_tile
   out = acc / l;  logsumexp = m + ln l
 
-Never holds T x T. Sums run in the order of d, of keys within a tile, and of tiles. One entry per size of head: 64,
+m is finite, so that a tile of which a query sees nothing leaves it, with p = 0. Never holds T x T. Sums run in the order of d, of keys within a tile, and of tiles. One entry per size of head: 64,
 128, 256; smaller heads are padded with zeros in shared memory.
 launch: grid (blocks * 32 / B, H), 4 B threads; B = 32, 32, 16.
 registers: 2 x D / 8 sums, 2 x B / 8 scores, running m and l of two rows.
@@ -48,6 +49,7 @@ fn open_forward(t: &mut Text, tile: Tile) {
         ("u32", "d"),
         ("u32", "past"),
         ("f32", "scale"),
+        window::PARAM,
     ];
     t.entry(&format!("attention_{}", tile.d), &params, tile.threads());
     registers(t, tile);
@@ -69,9 +71,9 @@ fn open_forward(t: &mut Text, tile: Tile) {
          ld.param.u64 %vp, [v]; ld.param.u32 %past, [past];
          div.u32 %x, %hq, %hkv; div.u32 %group, %head, %x;
          mul.lo.u32 %offq, %head, %d; mul.lo.u32 %offkv, %group, %d;
-         sub.u32 %seen, %first, %start; add.u32 %seen, %seen, %past; add.u32 %seen, %seen, 1;
-         add.u32 %total, %seen, %count; sub.u32 %total, %total, 1",
+         sub.u32 %seen, %first, %start; add.u32 %seen, %seen, %past; add.u32 %total, %seen, %count",
     );
+    window::first_tile(t, "%seen", tile.b);
 }
 
 fn forward(t: &mut Text, tile: Tile) {
@@ -90,9 +92,8 @@ fn forward(t: &mut Text, tile: Tile) {
     load(t, tile, &q);
     (0..2 * columns).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
     t.code(
-        "mov.f32 %m0, 0fFF800000; mov.f32 %m1, 0fFF800000; mov.f32 %l0, 0f00000000; mov.f32 %l1, 0f00000000",
+        "mov.f32 %m0, 0fFE800000; mov.f32 %m1, 0fFE800000; mov.f32 %l0, 0f00000000; mov.f32 %l1, 0f00000000",
     );
-    t.code("mov.u32 %j0, 0");
     t.label("KEYS");
     t.code(format!(
         "bar.sync 0; sub.u32 %keys, %total, %j0; min.u32 %keys, %keys, {}; add.u32 %tok, %start, %j0",
@@ -149,10 +150,13 @@ fn logsumexp(t: &mut Text) {
 fn soften(t: &mut Text, tile: Tile, i: usize) {
     let (n, columns) = (tile.scores(), tile.columns());
     t.say(&format!("row {i}: what it does not see, its largest, exponentials and their sum"));
-    t.code(format!("shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; add.u32 %r, %r, %seen; mov.f32 %big, %m{i}"));
+    t.code(format!(
+        "shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; add.u32 %r, %r, %seen; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %cx;
+         mov.f32 %big, %m{i}"
+    ));
     for s in (0..n).map(|j| format!("%s{}", i * n + j)).enumerate().map(|(j, s)| (8 * j, s)) {
         t.code(format!(
-            "add.u32 %c, %j0, %cx; add.u32 %c, %c, {}; setp.ge.u32 %p, %c, %r; selp.f32 {1}, 0fFF800000, {1}, %p;
+            "sub.u32 %c, %r, {}; setp.ge.u32 %p, %c, %window; selp.f32 {1}, 0fFF800000, {1}, %p;
              max.f32 %big, %big, {1}",
             s.0, s.1
         ));

@@ -2,12 +2,13 @@
 //! and dv by blocks of keys, over the query heads that share them, in order, so that nothing is added atomically.
 
 use crate::attention_tile::{Load, Tile, accumulate, begin, load, put, registers, scores, write_rows};
-use crate::{File, Text, Uses};
+use crate::{File, Text, Uses, window};
 
 const BACKWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 16 }, Tile { d: 256, b: 8 }];
 
 const HEAD: &str = "
-attention_grad: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and out
+attention_grad: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and out. Query i sees key j of its row if
+0 <= i - j < window (2^30: no window).
 
   attention_grad_delta:  a warp per (query, head): delta = dout . out
   attention_grad_q, block (x, h) has B queries:        attention_grad_kv, block (x, g) has B keys:
@@ -83,7 +84,7 @@ pub fn delta(t: &mut Text, name: &str, stored: Stored) {
     t.end();
 }
 
-pub(super) const INPUTS: [(&str, &str); 11] = [
+pub(super) const INPUTS: [(&str, &str); 12] = [
     ("u64", "q"),
     ("u64", "k"),
     ("u64", "v"),
@@ -95,6 +96,7 @@ pub(super) const INPUTS: [(&str, &str); 11] = [
     ("u32", "hkv"),
     ("u32", "d"),
     ("f32", "scale"),
+    window::PARAM,
 ];
 
 fn declare(t: &mut Text, tile: Tile, tiles: &[&str], scores: &[&str]) {
@@ -165,9 +167,9 @@ fn open_q(t: &mut Text, tile: Tile) {
     t.code(
         "ld.param.u64 %dq, [dq]; div.u32 %x, %hq, %hkv; div.u32 %group, %head, %x;
          mul.lo.u32 %offq, %head, %d; mul.lo.u32 %offkv, %group, %d;
-         sub.u32 %seen, %first, %start; add.u32 %seen, %seen, 1; add.u32 %total, %seen, %count;
-         sub.u32 %total, %total, 1",
+         sub.u32 %seen, %first, %start; add.u32 %total, %seen, %count",
     );
+    window::first_tile(t, "%seen", tile.b);
 }
 
 fn grad_q(t: &mut Text, tile: Tile) {
@@ -192,7 +194,6 @@ fn grad_q(t: &mut Text, tile: Tile) {
         of_query(t, i);
     }
     (0..2 * columns).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
-    t.code("mov.u32 %j0, 0");
     t.label("KEYS");
     t.code(format!(
         "bar.sync 0; sub.u32 %keys, %total, %j0; min.u32 %keys, %keys, {}; add.u32 %tok, %start, %j0",
@@ -217,7 +218,7 @@ fn grad_q(t: &mut Text, tile: Tile) {
     for (i, j) in (0..2 * n).map(|x| (x / n, x % n)) {
         t.code(format!(
             "shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; add.u32 %r, %r, %seen;
-             add.u32 %c, %j0, %cx; add.u32 %c, %c, {}; setp.ge.u32 %p, %c, %r",
+             add.u32 %c, %j0, %cx; add.u32 %c, %c, {}; sub.u32 %c, %r, %c; setp.ge.u32 %p, %c, %window",
             8 * j
         ));
         soften(t, i * n + j, i);
@@ -236,7 +237,7 @@ fn grad_kv(t: &mut Text, tile: Tile) {
     t.entry(&format!("attention_grad_kv_{}", tile.d), &params, tile.threads());
     declare(t, tile, &["k_tile", "v_tile", "q_tile", "do_tile"], &["p_tile", "ds_tile"]);
     t.code(format!(
-        ".reg .f32 %ka<{0}>, %va<{0}>; .reg .u64 %dk, %dv; .reg .u32 %shared, %last",
+        ".reg .f32 %ka<{0}>, %va<{0}>; .reg .u64 %dk, %dv; .reg .u32 %shared, %last, %end",
         2 * columns
     ));
     begin(t, tile, "%group");
@@ -245,6 +246,7 @@ fn grad_kv(t: &mut Text, tile: Tile) {
         "ld.param.u64 %dk, [dk]; ld.param.u64 %dv, [dv]; div.u32 %shared, %hq, %hkv;
          mul.lo.u32 %offkv, %group, %d; mul.lo.u32 %head, %group, %shared; add.u32 %last, %head, %shared",
     );
+    window::last_query(t);
     let (queries, keys) = (("%wq", "%offq"), ("%wkv", "%offkv"));
     let k = Load {
         label: "LOAD_K",
@@ -284,14 +286,15 @@ fn grad_kv(t: &mut Text, tile: Tile) {
     t.code("bar.sync 0");
     accumulate(t, tile, "SUM_K", ("ka", "ds_tile", "q_tile"));
     accumulate(t, tile, "SUM_V", ("va", "p_tile", "do_tile"));
-    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %stop; @%p bra QUERIES", tile.b));
+    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end; @%p bra QUERIES", tile.b));
     t.code("add.u32 %head, %head, 1; setp.lt.u32 %p, %head, %last; @%p bra HEADS");
     write_rows(t, tile, ("ka", "%dk"), keys, &[]);
     write_rows(t, tile, ("va", "%dv"), keys, &[]);
     t.end();
 }
 
-/// Columns are queries here: token %j0 + cx + 8 j attends to the key %first + 2 g + i unless it precedes that key.
+/// Columns are queries here: token %j0 + cx + 8 j sees the key %first + 2 g + i if it is in the same row and the key is
+/// in its window.
 fn soften_queries(t: &mut Text, tile: Tile) {
     let n = tile.scores();
     for j in 0..n {
@@ -301,8 +304,8 @@ fn soften_queries(t: &mut Text, tile: Tile) {
     for (i, j) in (0..2 * n).map(|x| (x / n, x % n)) {
         t.code(format!(
             "shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; add.u32 %r, %r, %first;
-             add.u32 %x, %j0, %cx; add.u32 %x, %x, {}; setp.lt.u32 %p, %x, %r; setp.ge.u32 %q, %x, %stop;
-             or.pred %p, %p, %q",
+             add.u32 %x, %j0, %cx; add.u32 %x, %x, {}; setp.ge.u32 %q, %x, %stop; sub.u32 %x, %x, %r;
+             setp.ge.u32 %p, %x, %window; or.pred %p, %p, %q",
             8 * j
         ));
         soften(t, i * n + j, j);

@@ -5,17 +5,18 @@
 
 use crate::flash::entry_of_list;
 use crate::flash_sm90a::{self as flash, BLOCK, HELD, Ring, SIZES, Tile};
-use crate::{File, Text, Uses, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
+use crate::{File, Text, Uses, grad_scores_sm90a as scores, grad_sums_sm90a as sums, window};
 
 const HEAD: &str = "
-attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
+attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta. Query i sees key j of its
+row if 0 <= i - j < window (2^30: no window).
 q, k, v and dout are bf16 rows, D is 64 or 128 exactly; delta is attention_grad_sm80.ptx's.
 
   q: block (x, h) holds q, dout of 128 queries   kv: block (x, g) holds k, v of 128 keys
   warpgroup 0, one thread of it:                         24 registers
       what is held, then a tile of the other side into each slot that is empty
   warpgroups 1, 2, 64 of the rows that are held each:    240 registers
-     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries from the first key on:
+     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries that see them:
          s = q k^T;  dp = dout v^T                      s = k q^T;  dp = v dout^T                 wgmma m64nSk16
          p = 2^(s scale log2 e - logsumexp log2 e), 0 where not seen
          ds = p (dp - delta), 0 where not seen
@@ -120,6 +121,7 @@ fn begin(t: &mut Text, k: Kernel) {
         ("u32", "hq"),
         ("u32", "hkv"),
         ("f32", "scale"),
+        window::PARAM,
     ];
     let params: Vec<_> = outs.iter().copied().chain(maps).chain(rest).collect();
     t.entry_within(&format!("attention_grad_sm90a_{name}_{}", k.d), &params, BLOCK);
@@ -143,13 +145,19 @@ fn begin(t: &mut Text, k: Kernel) {
     entry_of_list(t);
     t.code("div.u32 %z, %hq, %hkv; mov.u32 %x, %ctaid.y");
     match k.holds {
-        Holds::Queries => t.code(
-            "mov.u32 %head, %x; div.u32 %group, %head, %z; mov.u32 %j0, %start; add.u32 %end, %first, %count",
-        ),
-        Holds::Keys => t.code(
-            "mov.u32 %group, %x; mul.lo.u32 %head, %group, %z; add.u32 %lasthead, %head, %z;
-             mov.u32 %j0, %first; mov.u32 %end, %stop",
-        ),
+        Holds::Queries => {
+            t.code(
+                "mov.u32 %head, %x; div.u32 %group, %head, %z; add.u32 %end, %first, %count; sub.u32 %r, %first, %start",
+            );
+            window::first_tile(t, "%r", k.step());
+            t.code("add.u32 %j0, %start, %j0");
+        }
+        Holds::Keys => {
+            t.code(
+                "mov.u32 %group, %x; mul.lo.u32 %head, %group, %z; add.u32 %lasthead, %head, %z; mov.u32 %j0, %first",
+            );
+            window::last_query(t);
+        }
     }
 }
 

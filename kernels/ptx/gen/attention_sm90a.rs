@@ -7,7 +7,7 @@ use crate::flash_sm90a::{
     hold, multiplies, multiply, open, release, take, wait,
 };
 use crate::operand::Layout;
-use crate::{File, Text, Uses};
+use crate::{File, Text, Uses, window};
 
 /// Keys of a tile.
 const KEYS: usize = 128;
@@ -15,11 +15,13 @@ const KEYS: usize = 128;
 const SLOTS: usize = 4;
 
 const HEAD: &str = "
-attention_sm90a: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H]
+attention_sm90a: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H]. Query i sees key j of its row if 0 <= i - j < window
+(2^30: no window).
 q, k and v are bf16 rows (narrow of product_sm80.ptx); D is 64 or 128.
 
   block (x, h): 128 queries of the entry of the list = (first, count, row start, end), the last entry first because
-  it has the most keys; n = tiles of 128 keys seen by the last of them
+  it has the most keys; n = tiles of 128 keys, from that of the first key seen by the first of them to those seen by the
+  last; m begins as -2^126, so that a tile of which a query sees nothing leaves it, with p = 0
   warpgroup 0, one thread of it:                         24 registers
       q tile;  then into four slots in turn: k 0, (k j + 1, v j) for j in 0 .. n - 1, v n - 1
       each slot: wait until it is empty, full[slot] expects a tile, boxes of the tensor maps
@@ -27,7 +29,7 @@ q, k and v are bf16 rows (narrow of product_sm80.ptx); D is 64 or 128.
       s = q k 0^T;  p, m, l of it
       for j in 0 .. n - 1:
           s = q k j + 1^T;  acc += bf16(p) v j           wgmma, one after the other
-          meanwhile, once s is there: its k is released;  s = -inf where key > query
+          meanwhile, once s is there: its k is released;  s = -inf where not seen
               m' = max(m, largest of s);  p = 2^((s - m') scale log2 e);  shrink = 2^((m - m') scale log2 e)
               l = l shrink + sum of p
           once acc is there: its v is released;  acc = acc shrink
@@ -49,7 +51,7 @@ budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG USETMAXREG
 ";
 
-const PARAMS: [(&str, &str); 9] = [
+const PARAMS: [(&str, &str); 10] = [
     ("u64", "out"),
     ("u64", "lse"),
     ("align 64 .b8", "map_q[128]"),
@@ -59,6 +61,7 @@ const PARAMS: [(&str, &str); 9] = [
     ("u32", "hq"),
     ("u32", "hkv"),
     ("f32", "scale"),
+    window::PARAM,
 ];
 
 fn tile(d: usize) -> Tile {
@@ -91,8 +94,9 @@ fn forward(t: &mut Text, d: usize) {
     entry_of_list(t);
     t.code(format!(
         "mov.u32 %head, %ctaid.y; div.u32 %x, %hq, %hkv; div.u32 %group, %head, %x; mov.u32 %d, {d};
-         add.u32 %end, %first, %count; sub.u32 %total, %end, %start"
+         add.u32 %end, %first, %count; sub.u32 %total, %end, %start; sub.u32 %tok, %first, %start"
     ));
+    window::first_tile(t, "%tok", KEYS);
     fills(t);
     fill(t, d);
     multiplies(t);
@@ -107,7 +111,7 @@ fn fill(t: &mut Text, d: usize) {
     let t = &mut t.part(
         "fill",
         &Uses {
-            reads: ".u32 %head, %group, %first, %start, %end, %bars, %base; .u64 %map_q, %map_k, %map_v",
+            reads: ".u32 %head, %group, %first, %start, %j0, %end, %bars, %base; .u64 %map_q, %map_k, %map_v",
             changes: ".u32 %slot",
             scratch: ".u32 %parity, %column, %tok, %next, %bar, %to, %x, %y; .pred %p",
         },
@@ -117,7 +121,7 @@ fn fill(t: &mut Text, d: usize) {
     hold(t, ring);
     t.code(format!("mul.lo.u32 %column, %head, {d}"));
     copy(t, "%map_q", ("%column", "%first"), (Tile { d, rows: HELD }, HELD));
-    t.code(format!("mul.lo.u32 %column, %group, {d}; mov.u32 %tok, %start"));
+    t.code(format!("mul.lo.u32 %column, %group, {d}; add.u32 %tok, %start, %j0"));
     give(t, ring, "EMPTY");
     copy(t, "%map_k", ("%column", "%tok"), all);
     t.label("FILL");
@@ -146,8 +150,7 @@ fn attend(t: &mut Text, d: usize) {
     describe(t, "%dk", "%y", (tile, Layout::AlongK));
     describe(t, "%dv", "%y", (tile, Layout::AcrossK));
     (0..d / 2).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
-    (0..2).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFF800000; mov.f32 %l{i}, 0f00000000")));
-    t.code("mov.u32 %j0, 0");
+    (0..2).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFE800000; mov.f32 %l{i}, 0f00000000")));
     held(t, ring);
     take(t, ring, "FIRST", ("%kbar", "%at"));
     fence(t);
@@ -209,14 +212,18 @@ fn soften(t: &mut Text, label: &str) {
     let t = &mut t.part(
         "soften",
         &Uses {
-            reads: ".u32 %j0, %wfirst, %g, %pair; .f32 %c2",
+            reads: ".u32 %j0, %wfirst, %g, %pair, %window; .f32 %c2",
             changes: ".f32 %s<64>, %m<2>, %l<2>, %shrink<2>",
-            scratch: ".u32 %x, %r; .f32 %big, %v, %other, %low, %sum; .pred %p",
+            scratch: ".u32 %x, %r; .f32 %big, %v, %other, %low, %sum; .pred %p, %q",
         },
     );
     let n = KEYS / 4;
-    t.say("-inf where a query does not see a key; only the last tile needs it");
-    t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; @%p bra SEEN_{label}", KEYS - 1));
+    t.say("-inf where a query does not see a key: in the last tile, and in those where windows begin");
+    t.code(format!(
+        "add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; add.u32 %x, %j0, %window; add.u32 %r, %wfirst, 15;
+         setp.gt.u32 %q, %x, %r; and.pred %p, %p, %q; @%p bra SEEN_{label}",
+        KEYS - 1
+    ));
     for row in 0..2 {
         t.code(format!(
             "add.u32 %r, %wfirst, %g; add.u32 %r, %r, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair",
@@ -224,7 +231,10 @@ fn soften(t: &mut Text, label: &str) {
         ));
         for j in 0..n {
             let s = format!("%s{}", place(row, j));
-            t.code(format!("setp.lt.s32 %p, %r, {}; selp.f32 {s}, 0fFF800000, {s}, %p", 8 * (j / 2) + j % 2));
+            t.code(format!(
+                "sub.u32 %x, %r, {}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p",
+                8 * (j / 2) + j % 2
+            ));
         }
     }
     t.label(&format!("SEEN_{label}"));

@@ -37,7 +37,7 @@ pub fn registers(t: &mut Text, tile: Tile) {
     t.code(format!(
         ".reg .u64 %list, %base, %row, %wide;
          .reg .u32 %t, %g, %cx, %head, %group, %hq, %hkv, %d, %d4, %first, %count, %start, %stop, %x, %y;
-         .reg .u32 %idx, %r, %c, %to, %lx, %rx, %i, %j0, %keys, %wq, %wkv, %offq, %offkv, %part;
+         .reg .u32 %idx, %r, %c, %to, %lx, %rx, %i, %j0, %keys, %wq, %wkv, %offq, %offkv, %part, %window;
          .reg .f32 %scale, %v, %l<2>, %a<2>, %b<{}>, %other;
          .reg .pred %p, %q, %z",
         tile.scores().max(1)
@@ -46,11 +46,11 @@ pub fn registers(t: &mut Text, tile: Tile) {
 
 /// The head and tokens of this block; ends blocks that have none. `owner` counts heads along the grid.
 pub fn begin(t: &mut Text, tile: Tile, owner: &str) {
-    let t = &mut t.part("begin", &Uses { changes: &format!(".u64 %list; .u32 %hq, %hkv, %d, %t, %g, %cx, {owner}, %part, %first, %count, %start, %stop, %wq, %wkv, %d4; .f32 %scale"), scratch: ".u32 %x, %y; .pred %p", ..Uses::default() });
+    let t = &mut t.part("begin", &Uses { changes: &format!(".u64 %list; .u32 %window, %hq, %hkv, %d, %t, %g, %cx, {owner}, %part, %first, %count, %start, %stop, %wq, %wkv, %d4; .f32 %scale"), scratch: ".u32 %x, %y; .pred %p", ..Uses::default() });
     let parts = 32 / tile.b;
     t.code(format!(
         "ld.param.u64 %list, [blocks]; ld.param.u32 %hq, [hq]; ld.param.u32 %hkv, [hkv];
-         ld.param.u32 %d, [d]; ld.param.f32 %scale, [scale];
+         ld.param.u32 %d, [d]; ld.param.f32 %scale, [scale]; ld.param.u32 %window, [window];
          mov.u32 %t, %tid.x; shr.u32 %g, %t, 3; and.b32 %cx, %t, 7; mov.u32 {owner}, %ctaid.y;
          mov.u32 %x, %ctaid.x; div.u32 %y, %x, {parts}; mul.lo.u32 %part, %y, {parts};
          sub.u32 %part, %x, %part; mul.lo.u32 %part, %part, {};

@@ -9,6 +9,9 @@ use crate::{Text, Uses};
 /// Threads of each of these kernels: four warps.
 pub const THREADS: usize = 128;
 
+/// Bytes of a launch's shared memory that may precede its tiles.
+pub const ALIGNING: usize = 127;
+
 /// One size of a kernel: heads of up to `d` numbers.
 #[derive(Clone, Copy)]
 pub struct Head {
@@ -17,6 +20,8 @@ pub struct Head {
 
 /// Sizes that have a kernel; smaller heads are padded with zeros in shared memory.
 pub const HEADS: [Head; 3] = [Head { d: 64 }, Head { d: 96 }, Head { d: 128 }];
+/// The largest size. Its sums leave a warp registers for 16 rows.
+pub const WIDE: Head = Head { d: 256 };
 
 /// The order in which lanes name the rows of a matrix of fragments.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +39,15 @@ impl Head {
     }
     /// Tokens of a streamed tile.
     pub fn step(self) -> usize {
-        if self.d == 64 { 64 } else { 32 }
+        match self.d {
+            64 => 64,
+            256 => 16,
+            _ => 32,
+        }
+    }
+    /// Groups of 16 queries of a warp, in the forward pass.
+    pub fn groups(self) -> usize {
+        if self.d == WIDE.d { 1 } else { 2 }
     }
     /// Steps of 16 along the head.
     pub fn depth(self) -> usize {
@@ -68,23 +81,32 @@ impl Head {
     }
 }
 
-/// Registers, and this thread's part of every copy: row %cr of a pass at %st, pieces from %wide on.
-pub fn open(t: &mut Text, head: Head, shared: usize) {
+/// Registers, and this thread's part of every copy: row %cr of a pass at %st, pieces from %wide on. `shared`: bytes of
+/// shared memory, unless the file leaves them to the launch.
+pub fn open(t: &mut Text, head: Head, shared: Option<usize>) {
     t.code(format!(
         ".reg .u64 %list, %row, %safe, %wide; .reg .b32 %b<4>; .reg .f32 %v, %u, %other, %scale, %c2;
          .reg .u32 %t, %lane, %warp, %g, %pair, %cr, %st, %keep<{}>, %x, %y, %z, %real;
-         .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %j0, %next, %wq, %wkv, %r;
-         .reg .s32 %wlast; .reg .pred %p, %q, %skip, %done;
-         .shared .align 128 .b8 tiles[{shared}]",
+         .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %j0, %next, %wq, %wkv, %r, %window, %base;
+         .reg .s32 %wlast; .reg .pred %p, %q, %skip, %done",
         head.pieces()
     ));
+    match shared {
+        Some(shared) => t.code(format!(".shared .align 128 .b8 tiles[{shared}]; mov.u32 %base, tiles")),
+        None => {
+            t.say("tiles begin at multiples of 128 bytes, because pieces are exchanged in addresses");
+            t.code(format!(
+                "mov.u32 %base, tiles; add.u32 %base, %base, {ALIGNING}; and.b32 %base, %base, -128"
+            ));
+        }
+    }
     let (lanes, _) = head.copying();
     t.code(format!(
         "mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5; shr.u32 %g, %lane, 2;
          and.b32 %pair, %lane, 3; shl.b32 %pair, %pair, 1; ld.param.u64 %list, [blocks]; ld.param.u32 %hq, [hq];
          ld.param.u32 %hkv, [hkv]; ld.param.u32 %d, [d]; ld.param.f32 %scale, [scale];
-         mul.f32 %c2, %scale, 0f3FB8AA3B; shr.u32 %cr, %t, {}; and.b32 %y, %t, {}; {};
-         xor.b32 %x, %x, %y; shl.b32 %x, %x, 4; mad.lo.u32 %st, %cr, {}, %x; mov.u32 %x, tiles; add.u32 %st, %st, %x",
+         ld.param.u32 %window, [window]; mul.f32 %c2, %scale, 0f3FB8AA3B; shr.u32 %cr, %t, {}; and.b32 %y, %t, {}; {};
+         xor.b32 %x, %x, %y; shl.b32 %x, %x, 4; mad.lo.u32 %st, %cr, {}, %x; add.u32 %st, %st, %base",
         lanes.trailing_zeros(),
         lanes - 1,
         head.exchange("%x", "%cr"),
@@ -188,13 +210,13 @@ pub fn copy(t: &mut Text, head: Head, c: &Copy) {
 pub fn lanes(t: &mut Text, head: Head, to: &str, walk: Walk) {
     let t = &mut t.part(
         "lanes",
-        &Uses { reads: ".u32 %lane", changes: &format!(".u32 {to}"), scratch: ".u32 %x, %y, %z" },
+        &Uses { reads: ".u32 %lane, %base", changes: &format!(".u32 {to}"), scratch: ".u32 %x, %y, %z" },
     );
     let (row, piece) = if walk == Walk::RowsFirst { (3, 4) } else { (4, 3) };
     t.code(format!(
         "and.b32 %x, %lane, 7; shr.u32 %y, %lane, {row}; and.b32 %y, %y, 1; shl.b32 %y, %y, 3; add.u32 %x, %x, %y;
          shr.u32 %z, %lane, {piece}; and.b32 %z, %z, 1; {}; xor.b32 %y, %y, %z; shl.b32 %y, %y, 4;
-         mad.lo.u32 {to}, %x, {}, %y; mov.u32 %x, tiles; add.u32 {to}, {to}, %x",
+         mad.lo.u32 {to}, %x, {}, %y; add.u32 {to}, {to}, %base",
         head.exchange("%y", "%x"),
         head.row()
     ));

@@ -58,7 +58,7 @@ pub fn open(t: &mut Text, ring: Ring, maps: &[&str]) {
     t.code(
         ".reg .u64 %list, %row, %safe, %wide, %sa, %sb; .reg .f32 %v, %u, %other, %scale, %c2;
          .reg .u32 %t, %lane, %warp, %wg, %g, %pair, %base, %bars, %slot, %parity, %bar, %to, %x, %y, %z;
-         .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %wq, %wkv;
+         .reg .u32 %head, %group, %hq, %hkv, %d, %first, %count, %start, %stop, %wq, %wkv, %window;
          .reg .pred %p, %q, %one, %all, %none",
     );
     for map in maps {
@@ -66,7 +66,7 @@ pub fn open(t: &mut Text, ring: Ring, maps: &[&str]) {
     }
     t.code(
         "ld.param.u64 %list, [blocks]; ld.param.u32 %hq, [hq]; ld.param.u32 %hkv, [hkv]; ld.param.f32 %scale, [scale];
-         mul.f32 %c2, %scale, 0f3FB8AA3B; mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %g, %lane, 2;
+         ld.param.u32 %window, [window]; mul.f32 %c2, %scale, 0f3FB8AA3B; mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %g, %lane, 2;
          and.b32 %pair, %lane, 3; shl.b32 %pair, %pair, 1",
     );
     t.say("one value for the warp, which the compiler then knows");

@@ -74,28 +74,33 @@ pub fn whole(t: &mut Text, k: Kernel) {
     let t = &mut t.part(
         "whole",
         &Uses {
-            reads: ".u32 %j0, %held, %stop, %mine, %pair",
+            reads: ".u32 %j0, %held, %stop, %mine, %pair, %window",
             changes: ".u32 %r, %limit; .pred %whole",
-            scratch: ".u32 %x; .pred %p",
+            scratch: ".u32 %x, %y; .pred %p",
         },
     );
     match k.holds {
-        Holds::Queries => t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %whole, %x, %held", k.step() - 1)),
+        Holds::Queries => t.code(format!(
+            "add.u32 %x, %j0, {}; setp.le.u32 %whole, %x, %held; add.u32 %x, %j0, %window; add.u32 %y, %held, 63;
+             setp.gt.u32 %p, %x, %y",
+            k.step() - 1
+        )),
         Holds::Keys => t.code(format!(
-            "add.u32 %x, %held, 63; setp.ge.u32 %whole, %j0, %x; add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %stop;
-             and.pred %whole, %whole, %p; sub.u32 %limit, %stop, %j0; sub.u32 %limit, %limit, %pair",
+            "add.u32 %x, %held, 63; setp.ge.u32 %whole, %j0, %x; add.u32 %x, %j0, {}; add.u32 %y, %held, %window;
+             min.u32 %y, %y, %stop; setp.le.u32 %p, %x, %y; sub.u32 %limit, %stop, %j0; sub.u32 %limit, %limit, %pair",
             k.step()
         )),
     }
+    t.code("and.pred %whole, %whole, %p");
     t.code("sub.u32 %r, %mine, %j0; sub.u32 %r, %r, %pair");
 }
 
 /// Replaces `what` by `by` at masked places.
 pub fn hide(t: &mut Text, k: Kernel, (what, by): (&str, &str)) {
     let uses = Uses {
-        reads: ".u32 %r, %limit",
+        reads: ".u32 %r, %limit, %window",
         changes: &format!(".f32 {what}<{}>", k.step() / 2),
-        scratch: ".pred %p, %q",
+        scratch: ".u32 %x; .pred %p, %q",
     };
     let t = &mut t.part("hide", &uses);
     for i in 0..k.step() / 2 {
@@ -103,9 +108,10 @@ pub fn hide(t: &mut Text, k: Kernel, (what, by): (&str, &str)) {
         // Rows 8 below attend to 8 more columns of keys, and to 8 fewer of queries.
         let from = column as i64 - below as i64;
         match k.holds {
-            Holds::Queries => t.code(format!("setp.lt.s32 %p, %r, {from}")),
+            Holds::Queries => t.code(format!("sub.u32 %x, %r, {from}; setp.ge.u32 %p, %x, %window")),
             Holds::Keys => t.code(format!(
-                "setp.gt.s32 %p, %r, {from}; setp.le.s32 %q, %limit, {column}; or.pred %p, %p, %q"
+                "sub.u32 %x, {from}, %r; setp.ge.u32 %p, %x, %window; setp.le.s32 %q, %limit, {column};
+                 or.pred %p, %p, %q"
             )),
         }
         t.code(format!("selp.f32 {what}{i}, {by}, {what}{i}, %p"));

@@ -14,8 +14,17 @@ pub fn tiles(t: &mut Text, k: Kernel) {
     flash::held(t, ring);
     t.label("TILE");
     flash::take(t, ring, "FULL", ("%now", "%at"));
-    let unseen = if keys { "lt" } else { "gt" };
-    t.code(format!("setp.{unseen}.s32 %skip, %j0, %seen; @%skip bra SKIP"));
+    if keys {
+        t.code(
+            "setp.lt.s32 %skip, %j0, %seen; add.u32 %x, %held, 63; add.u32 %x, %x, %window; setp.ge.u32 %p, %j0, %x",
+        );
+    } else {
+        t.code(format!(
+            "setp.gt.s32 %skip, %j0, %seen; add.u32 %x, %j0, %window; add.u32 %x, %x, {}; setp.le.u32 %p, %x, %held",
+            k.step() - 1
+        ));
+    }
+    t.code("or.pred %skip, %skip, %p; @%skip bra SKIP");
     multiply(t, k);
     weigh(t, k);
     add(t, k);

@@ -30,6 +30,7 @@ mod statement;
 mod tensor;
 mod text;
 mod widen;
+mod window;
 
 pub use order::{Mark, Order};
 use std::path::Path;

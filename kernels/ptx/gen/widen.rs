@@ -13,7 +13,7 @@ where ids are given those of row ids[r], else of row first + r:
       block = row + bytes * ((from + c) / elements);  place = (from + c) % elements
       d, m  = the scale of these four, and what is added or taken away then
       w     = their codes, a byte each
-      out[r, c .. c + 4] = levels(w) * d (+|- m)         each rounded once, nothing fused
+      out[r, c .. c + 4] = levels(w) * d (+|- m)         each rounded once, nothing fused{SCALED}
 
 Blocks begin at multiples of two bytes, so they are read in halves of a word.
 launch: grid (rows, ceil(cols / 4 / 128)), 128 threads.
@@ -29,6 +29,9 @@ const PARAMS: [(&str, &str); 7] = [
     ("u32", "from"),
     ("u32", "cols"),
 ];
+
+/// The factor of f32 rows, which embed sets.
+const SCALE: (&str, &str) = ("f32", "scale");
 
 /// The use of %m.
 #[derive(Clone, Copy)]
@@ -111,19 +114,23 @@ pub fn files() -> Vec<File> {
     let mut plain = Text::default();
     let title =
         "widen: rows of blocks become rows of f32: embed of such a table, and tiles of products in f32.";
-    plain.head(&format!("{title}\n{HEAD}budget: 32 registers, 0 bytes of shared memory"), ("7.0", "sm_70"));
+    let head = HEAD.replace("{SCALED}", "; times scale");
+    plain.head(&format!("{title}\n{head}budget: 32 registers, 0 bytes of shared memory"), ("7.0", "sm_70"));
     let mut tensor = Text::default();
     let title = "widen_sm80: rows of blocks become rows of bf16, for products on tensor cores.";
-    tensor.head(&format!("{title}\n{HEAD}budget: 32 registers, 0 bytes of shared memory"), ("7.0", "sm_80"));
+    let head = HEAD.replace("{SCALED}", "");
+    tensor.head(&format!("{title}\n{head}budget: 32 registers, 0 bytes of shared memory"), ("7.0", "sm_80"));
     for kind in TYPES {
-        entry(&mut plain, "widen", kind, (2, store));
-        entry(&mut tensor, "widen_sm80", kind, (1, store_bf16));
+        entry(&mut plain, ("widen", &[SCALE]), kind, (2, store));
+        entry(&mut tensor, ("widen_sm80", &[]), kind, (1, store_bf16));
     }
     vec![plain.finish("widen.ptx"), tensor.finish("widen_sm80.ptx")]
 }
 
-fn entry(t: &mut Text, stem: &str, kind: &Type, (size, store): (u32, fn(&mut Text))) {
-    t.entry(&format!("{stem}_{}", kind.name), &PARAMS, 128);
+type Params<'a> = &'a [(&'a str, &'a str)];
+
+fn entry(t: &mut Text, (stem, more): (&str, Params), kind: &Type, (size, store): (u32, fn(&mut Text))) {
+    t.entry(&format!("{stem}_{}", kind.name), &[&PARAMS, more].concat(), 128);
     t.code(
         ".reg .u64 %out, %at, %ids, %wide;
          .reg .u32 %r, %c, %cols, %first, %bytes, %from, %x, %y, %s, %h, %w, %run, %i, %a<2>, %b<2>;
@@ -170,6 +177,8 @@ fn entry(t: &mut Text, stem: &str, kind: &Type, (size, store): (u32, fn(&mut Tex
 }
 
 fn store(t: &mut Text) {
+    t.code(".reg .f32 %scale; ld.param.f32 %scale, [scale]");
+    (0..4).for_each(|j| t.code(format!("mul.rn.f32 %v{j}, %v{j}, %scale")));
     t.say("an output of embed may begin anywhere");
     t.code(
         "cvt.u32.u64 %x, %out; and.b32 %x, %x, 15; setp.eq.u32 %p, %x, 0;

@@ -9,6 +9,15 @@ use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
 const FORWARD: [(usize, u32); 3] = [(64, 32), (128, 32), (256, 16)];
 const BACKWARD: [(usize, u32); 3] = [(64, 32), (128, 16), (256, 8)];
 
+/// The window of heads without one, in the kernels: no row is as long, and sums with places stay below 2^32.
+const UNBOUNDED: usize = 1 << 30;
+
+/// The scale of scores, and the window.
+pub(super) fn scores(heads: Heads) -> [Arg; 2] {
+    let window = heads.window.unwrap_or(UNBOUNDED).min(UNBOUNDED);
+    [Arg::F32(1.0 / (heads.size as f32).sqrt()), size(window)]
+}
+
 /// The address of the token blocks, and the number of keys before the first query.
 pub(super) struct Walk {
     pub list: u64,
@@ -40,6 +49,7 @@ impl<D: Driver> Cuda<D> {
         walk: Walk,
     ) {
         let Some((d, tile)) = self.tile(FORWARD, heads) else { return };
+        let [scale, window] = scores(heads);
         let args = [
             at_mut(&out),
             logsumexp.map_or(Arg::Address(0), |l| at_mut(&l)),
@@ -51,7 +61,8 @@ impl<D: Driver> Cuda<D> {
             size(heads.kv),
             size(heads.size),
             size(walk.past),
-            Arg::F32(1.0 / (heads.size as f32).sqrt()),
+            scale,
+            window,
         ];
         let parts = BLOCK as u32 / tile;
         let grid = [walk.blocks as u32 * parts, heads.query as u32, 1];
@@ -84,6 +95,7 @@ impl<D: Driver> Cuda<D> {
         let file = "attention_grad.ptx";
         self.launch(Launch { file, entry: "attention_grad_delta", grid, threads: 128, args: &args });
         let Qkv { q, k, v } = saved.qkv;
+        let [scale, window] = scores(heads);
         let rest = [
             at(&q),
             at(&k),
@@ -95,7 +107,8 @@ impl<D: Driver> Cuda<D> {
             size(heads.query),
             size(heads.kv),
             size(heads.size),
-            Arg::F32(1.0 / (heads.size as f32).sqrt()),
+            scale,
+            window,
         ];
         let parts = BLOCK as u32 / tile;
         let blocks = walk.blocks as u32 * parts;

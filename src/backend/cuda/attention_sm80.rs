@@ -1,16 +1,21 @@
 //! Launches of attention on tensor cores. Queries, keys, values and the output's gradient are narrowed to bf16 rows.
-//! The kernels read tiles of 128 queries, or of 64 rows in the gradient. Other head sizes stay with the baseline.
+//! The kernels read tiles of 128 queries, or of 64 rows in heads above 128 and in the gradient. Heads above 256, and those
+//! that are no multiple of 8, stay with the baseline.
 
+use super::attention::scores;
 use super::attention_sm90a::SIZES as SIZES_SM90A;
 use super::memory::Width;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
 
 /// Head sizes that have kernels.
-const SIZES: [usize; 3] = [64, 96, 128];
+const SIZES: [usize; 4] = [64, 96, 128, WIDE];
+/// The size whose gradient has a file of its own.
+const WIDE: usize = 256;
 const THREADS: u32 = 128;
 const FORWARD: &str = "attention_sm80.ptx";
 const BACKWARD: &str = "attention_grad_sm80.ptx";
+const BACKWARD_WIDE: &str = "attention_grad_wide_sm80.ptx";
 
 /// The kernel size for these heads: the smallest of [`SIZES`] that holds them. Rows must be whole pieces of 16 bytes.
 fn kernel(heads: Heads) -> Option<usize> {
@@ -19,9 +24,9 @@ fn kernel(heads: Heads) -> Option<usize> {
 }
 
 /// The arguments that all attention launches of a microbatch share.
-pub(super) fn shape(heads: Heads) -> [Arg; 4] {
-    let scale = Arg::F32(1.0 / (heads.size as f32).sqrt());
-    [size(heads.query), size(heads.kv), size(heads.size), scale]
+pub(super) fn shape(heads: Heads) -> [Arg; 5] {
+    let [scale, window] = scores(heads);
+    [size(heads.query), size(heads.kv), size(heads.size), scale, window]
 }
 
 impl<D: Driver> Cuda<D> {
@@ -42,9 +47,10 @@ impl<D: Driver> Cuda<D> {
         if self.flash().forward && SIZES_SM90A.contains(&heads.size) {
             return self.attend_sm90a((&out, &logsumexp), [q, k, v], heads, tokens);
         }
-        let (list, blocks) = tokens.blocks(Width::Queries);
-        let [hq, hkv, d, scale] = shape(heads);
-        let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale];
+        let width = if kernel == WIDE { Width::Gradient } else { Width::Queries };
+        let (list, blocks) = tokens.blocks(width);
+        let [hq, hkv, d, scale, window] = shape(heads);
+        let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale, window];
         let entry = format!("attention_sm80_{kernel}");
         let grid = [blocks as u32, heads.query as u32, 1];
         self.launch(Launch { file: FORWARD, entry: &entry, grid, threads: THREADS, args: &args });
@@ -74,15 +80,20 @@ impl<D: Driver> Cuda<D> {
             return self.attend_grad_sm90a(&grad, [q, k, v, dout], (lse, delta), heads, tokens);
         }
         let (list, blocks) = tokens.blocks(Width::Gradient);
-        let [hq, hkv, d, scale] = shape(heads);
+        let [hq, hkv, d, scale, window] = shape(heads);
         let list = Arg::Address(list);
-        let inputs = [q, k, v, dout, lse, delta, list, hq, hkv, d, scale];
-        let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
-        for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {
+        let inputs = [q, k, v, dout, lse, delta, list, hq, hkv, d, scale, window];
+        let [dq, dk, dv] = [&grad.dq, &grad.dk, &grad.dv].map(at_mut);
+        let (queries, keys) = (heads.query, heads.kv);
+        let (file, launches): (_, &[(&str, &[Arg], usize)]) = match kernel {
+            WIDE => (BACKWARD_WIDE, &[("q", &[dq], queries), ("k", &[dk], keys), ("v", &[dv], keys)]),
+            _ => (BACKWARD, &[("q", &[dq], queries), ("kv", &[dk, dv], keys)]),
+        };
+        for (name, outs, per) in launches {
             let args: Vec<Arg> = outs.iter().chain(&inputs).copied().collect();
-            let entry = format!("attention_grad_sm80_{name}_{kernel}");
-            let grid = [blocks as u32, per as u32, 1];
-            self.launch(Launch { file: BACKWARD, entry: &entry, grid, threads: THREADS, args: &args });
+            let entry = format!("{}_{name}_{kernel}", file.trim_end_matches(".ptx"));
+            let grid = [blocks as u32, *per as u32, 1];
+            self.launch(Launch { file, entry: &entry, grid, threads: THREADS, args: &args });
         }
     }
 }

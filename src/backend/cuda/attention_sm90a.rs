@@ -63,8 +63,8 @@ impl<D: Driver> Cuda<D> {
         let counts = [heads.query, heads.kv, heads.kv];
         let [q, k, v] = tiles(qkv, (counts, heads.size), (tokens.count, FORWARD));
         let (list, blocks) = tokens.blocks(Width::Queries);
-        let [hq, hkv, _, scale] = shape(heads);
-        let args = [at_mut(out), at_mut(logsumexp), q, k, v, Arg::Address(list), hq, hkv, scale];
+        let [hq, hkv, _, scale, window] = shape(heads);
+        let args = [at_mut(out), at_mut(logsumexp), q, k, v, Arg::Address(list), hq, hkv, scale, window];
         let entry = format!("attention_sm90a_{}", heads.size);
         let grid = [blocks as u32, heads.query as u32, 1];
         self.launch(Launch {
@@ -88,8 +88,8 @@ impl<D: Driver> Cuda<D> {
         let counts = [heads.query, heads.kv, heads.kv, heads.query];
         let [q, k, v, dout] = tiles(inputs, (counts, heads.size), (tokens.count, BACKWARD));
         let (list, blocks) = tokens.blocks(Width::Queries);
-        let [hq, hkv, _, scale] = shape(heads);
-        let inputs = [q, k, v, dout, logsumexp, delta, Arg::Address(list), hq, hkv, scale];
+        let [hq, hkv, _, scale, window] = shape(heads);
+        let inputs = [q, k, v, dout, logsumexp, delta, Arg::Address(list), hq, hkv, scale, window];
         let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
         for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {
             let args: Vec<Arg> = outs.iter().chain(&inputs).copied().collect();

@@ -49,6 +49,11 @@ pub enum Absent {
     /// libcuda cannot be loaded.
     #[error("no NVIDIA driver: libcuda is not there; install the driver, no toolkit is needed")]
     Driver,
+    /// The library is a toolkit's stand-in for linking.
+    #[error(
+        "libcuda is the stub of a CUDA toolkit, which drives no device: put the folder of the driver's libcuda.so.1 first in LD_LIBRARY_PATH"
+    )]
+    Stub,
     /// The driver is present but does not start.
     #[error("the NVIDIA driver does not start: {reason}; `nvidia-smi` says more")]
     Start {

@@ -101,6 +101,8 @@ struct Widening<'a> {
     /// Address of the row numbers that replace 0, 1, 2 ...; 0 for none.
     ids: u64,
     tier: Tier,
+    /// The factor of f32 rows.
+    scale: f32,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -165,16 +167,16 @@ impl<D: Driver> Cuda<D> {
         self.product((file, &format!("{stem}_{}", stored.name())), out, ab, 1.0, s);
     }
 
-    /// out[T, C] = `table[ids[T]]` of a table in blocks, in f32 in every tier.
+    /// out[T, C] = scale * `table[ids[T]]` of a table in blocks, in f32 in every tier.
     pub(super) fn embed_blocks(
         &mut self,
         out: ViewMut<Memory>,
-        table: &Weight,
-        block: Block,
+        (weight, block): (&Weight, Block),
         tokens: &Tokens,
+        scale: f32,
     ) {
-        let part = Part { rows: (0, tokens.count), cols: (0, table.cols) };
-        let widening = Widening { weight: table, block, part, ids: tokens.ids(), tier: Tier::F32 };
+        let part = Part { rows: (0, tokens.count), cols: (0, weight.cols) };
+        let widening = Widening { weight, block, part, ids: tokens.ids(), tier: Tier::F32, scale };
         self.widen(at_mut(&out), &widening);
     }
 
@@ -200,7 +202,7 @@ impl<D: Driver> Cuda<D> {
         for &tier in tiers {
             let size = if tier == Tier::Sm80 { 2 } else { 4 };
             let slab = self.take(size * n);
-            let widening = Widening { weight, block, part, ids: 0, tier };
+            let widening = Widening { weight, block, part, ids: 0, tier, scale: 1.0 };
             self.widen(Arg::Address(slab.at(0)), &widening);
             let mut got = vec![0u8; size * n];
             self.fetch(slab.at(0), &mut got)?;
@@ -223,12 +225,12 @@ impl<D: Driver> Cuda<D> {
         let tier = self.tier;
         let size = if tier == Tier::Sm80 { 2 } else { 4 };
         let slab = self.take(size * part.rows.1 * part.cols.1);
-        self.widen(Arg::Address(slab.at(0)), &Widening { weight, block, part, ids: 0, tier });
+        self.widen(Arg::Address(slab.at(0)), &Widening { weight, block, part, ids: 0, tier, scale: 1.0 });
         slab
     }
 
     fn widen(&mut self, out: Arg, what: &Widening) {
-        let Widening { weight, block, part, ids, tier } = *what;
+        let Widening { weight, block, part, ids, tier, scale } = *what;
         let args = [
             out,
             Arg::Address(weight.memory.at(0)),
@@ -237,14 +239,15 @@ impl<D: Driver> Cuda<D> {
             size(block.size_of(weight.cols)),
             size(part.cols.0),
             size(part.cols.1),
+            Arg::F32(scale),
         ];
-        let (file, stem) = match tier {
-            Tier::F32 | Tier::Sm70 => ("widen.ptx", "widen"),
-            Tier::Sm80 => ("widen_sm80.ptx", "widen_sm80"),
+        let (file, stem, args) = match tier {
+            Tier::F32 | Tier::Sm70 => ("widen.ptx", "widen", &args[..]),
+            Tier::Sm80 => ("widen_sm80.ptx", "widen_sm80", &args[..7]),
         };
         let entry = format!("{stem}_{}", block.name().to_lowercase());
         let grid = [blocks(part.rows.1, 1), blocks(part.cols.1 / 4, THREADS), 1];
-        self.launch(Launch { file, entry: &entry, grid, threads: THREADS as u32, args: &args });
+        self.launch(Launch { file, entry: &entry, grid, threads: THREADS as u32, args });
     }
 }
 

@@ -3,6 +3,7 @@
 //! pass. The composition remains, and the f32 class computes with it.
 
 use super::frozen::{Added, Direction};
+use super::verbs::gate_of;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, Weight, at, at_mut, blocks, size};
 use crate::backend::fused::{lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs};
 use crate::backend::{
@@ -79,14 +80,15 @@ impl<D: Driver> Fused for Cuda<D> {
         up: View<Memory>,
         activation: Activation,
     ) {
-        if !self.fuses() || activation != Activation::SwiGlu {
+        if !self.fuses() {
             return self.gated(out, gate, up, activation);
         }
         let (rows, cols) = (out.rows, out.cols);
         let (copy, stride) = self.room_for_copy((rows, cols));
         let at_copy = Arg::Address(copy.at(0));
-        let args = [at_mut(&out), at_copy, at(&gate), at(&up), size(cols), size(stride)];
-        self.rows("swiglu_sm80.ptx", "swiglu_sm80", (rows, cols), &args);
+        let [line, cube] = gate_of(activation);
+        let args = [at_mut(&out), at_copy, at(&gate), at(&up), size(cols), size(stride), line, cube];
+        self.rows("gated_sm80.ptx", "gated_sm80", (rows, cols), &args);
         self.copied(&out, copy);
     }
 

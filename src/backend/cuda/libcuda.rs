@@ -32,6 +32,7 @@ pub(super) fn start() -> Result<i32, Absent> {
     // SAFETY: cuInit may be called any number of times, from any thread.
     check(unsafe { sys::cuInit(0) }).map_err(|code| match code {
         CUresult::CUDA_ERROR_NO_DEVICE => Absent::Device,
+        CUresult::CUDA_ERROR_STUB_LIBRARY => Absent::Stub,
         code => Absent::Start { reason: format!("{code:?}") },
     })?;
     let mut version = 0;

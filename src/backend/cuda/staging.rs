@@ -28,8 +28,8 @@ impl Staging {
         // SAFETY: outputs are handles of this value, which frees them in `free`.
         let made = unsafe {
             check(sys::cuMemHostAlloc(&mut it.memory, 2 * HALF, 0)).and_then(|()| {
-                // 2: without timing, which costs time.
-                it.events.iter_mut().try_for_each(|event| check(sys::cuEventCreate(event, 2)))
+                // 1: a wait blocks the thread instead of spinning; 2: without timing, which costs time.
+                it.events.iter_mut().try_for_each(|event| check(sys::cuEventCreate(event, 1 | 2)))
             })
         };
         if let Err(code) = made {

@@ -29,8 +29,10 @@ impl Default for AttentionTrial {
 
 /// Packed rows that are compared. The first set has a row below a tile, a row of one token, and a row of three tiles
 /// with an almost empty last one; all rings wrap except that of queries in heads of 64, which wraps in the timed row,
-/// which is compared as well. The second set has fewer tokens than a box.
-const COMPARED: [[u32; 4]; 2] = [[0, 3, 4, 263], [0, 3, 4, 40]];
+/// which is compared as well. The second set has fewer tokens than a box. The third is within a
+/// window, in which blocks begin beyond their first tiles.
+const COMPARED: [([u32; 4], Option<usize>); 3] =
+    [([0, 3, 4, 263], None), ([0, 3, 4, 40], None), ([0, 3, 4, 263], Some(70))];
 /// Heads of queries and of keys.
 const HEADS: (usize, usize) = (2, 1);
 /// Tolerances relative to a row's length in one head (probabilities are rounded to bf16, 2^-9, under different maxima)
@@ -160,8 +162,9 @@ impl<D: Driver> Cuda<D> {
     }
 
     fn attends(&mut self, way: Way) -> Result<(), String> {
-        for (size, bounds) in SIZES.into_iter().flat_map(|size| COMPARED.map(|bounds| (size, bounds))) {
-            let case = self.attention_case(&bounds, (HEADS, size));
+        for (size, (bounds, window)) in SIZES.into_iter().flat_map(|size| COMPARED.map(|rows| (size, rows))) {
+            let heads = Heads { window, ..Heads::new(HEADS.0, HEADS.1, size) };
+            let case = self.attention_case(&bounds, heads);
             let mut computed = |by| {
                 let mut outs = self.attention_outs(&case, way);
                 self.attended(&case, way, (by, &mut outs));
@@ -177,7 +180,7 @@ impl<D: Driver> Cuda<D> {
         let AttentionTrial { timed, heads, faster } = trial;
         for size in SIZES {
             let bounds = [0, timed as u32];
-            let case = self.attention_case(&bounds, (heads, size));
+            let case = self.attention_case(&bounds, Heads::new(heads.0, heads.1, size));
             let mut outs = [(); 2].map(|()| self.attention_outs(&case, way));
             let mut least = [f64::INFINITY; 2];
             for turn in 0..2 * TIMES.1 {
@@ -242,8 +245,9 @@ impl<D: Driver> Cuda<D> {
         case.lengths(way).into_iter().map(|len| self.numbers(len, 5)).collect()
     }
 
-    fn attention_case(&mut self, bounds: &[u32], ((query, kv), size): ((usize, usize), usize)) -> Case {
-        let (heads, rows) = (Heads::new(query, kv, size), *bounds.last().unwrap_or(&0) as usize);
+    fn attention_case(&mut self, bounds: &[u32], heads: Heads) -> Case {
+        let Heads { query, kv, size, .. } = heads;
+        let rows = *bounds.last().unwrap_or(&0) as usize;
         let tokens = self.tokens(TokenRows { ids: &vec![0; rows], bounds, past: 0 });
         let lengths = [query, kv, kv, query].map(|heads| rows * heads * size);
         let inputs = [1, 2, 3, 4].map(|key| {

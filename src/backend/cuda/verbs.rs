@@ -158,14 +158,11 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens, scale: f32) {
-        if scale != 1.0 {
-            return self.refuse("embed: a scaled embedding is not computed".into());
-        }
         if tokens.count > 0 && tokens.largest.0 as usize >= table.rows {
             return self.refuse(format!("token id {} of a table of {}", tokens.largest.0, table.rows));
         }
         if let Stored::Blocks(block) = table.stored {
-            return self.embed_blocks(out, table, block, tokens);
+            return self.embed_blocks(out, (table, block), tokens, scale);
         }
         let args = [
             at_mut(&out),
@@ -173,6 +170,7 @@ impl<D: Driver> Backend for Cuda<D> {
             Arg::Address(tokens.ids()),
             size(out.cols),
             size(table.stride),
+            Arg::F32(scale),
         ];
         let entry = format!("embed_{}", table.stored.name());
         self.rows("embed.ptx", &entry, (out.rows, out.cols), &args);
@@ -265,9 +263,6 @@ impl<D: Driver> Backend for Cuda<D> {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        if self.slides(heads) {
-            return;
-        }
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_sm80((out, logsumexp), qkv, heads, (kernel, tokens)),
             None => self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens)),
@@ -282,9 +277,6 @@ impl<D: Driver> Backend for Cuda<D> {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        if self.slides(heads) {
-            return;
-        }
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_grad_sm80(grad, dout, saved, heads, (kernel, tokens)),
             None => self.attend_grad(grad, dout, saved, heads, attention::walk(tokens)),
@@ -292,16 +284,13 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        if !self.slides(heads) {
-            self.attend_cached(out, qkv, heads);
-        }
+        self.attend_cached(out, qkv, heads);
     }
 
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
-        if activation != Activation::SwiGlu {
-            return self.refuse("gated: GeGLU is not computed".into());
-        }
-        self.each("swiglu.ptx", out.len(), &[at_mut(&out), at(&gate), at(&up), size(out.len())]);
+        let [line, cube] = gate_of(activation);
+        let args = [at_mut(&out), at(&gate), at(&up), size(out.len()), line, cube];
+        self.each("gated.ptx", out.len(), &args);
     }
 
     fn gated_grad(
@@ -311,11 +300,9 @@ impl<D: Driver> Backend for Cuda<D> {
         dout: View<Memory>,
         activation: Activation,
     ) {
-        if activation != Activation::SwiGlu {
-            return self.refuse("gated_grad: GeGLU is not computed".into());
-        }
-        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len())];
-        self.each("swiglu_grad.ptx", dout.len(), &args);
+        let [line, cube] = gate_of(activation);
+        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len()), line, cube];
+        self.each("gated_grad.ptx", dout.len(), &args);
     }
 
     fn dropout(
@@ -383,12 +370,12 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 }
 
-impl<D: Driver> Cuda<D> {
-    /// Refuses heads with a window.
-    fn slides(&mut self, heads: Heads) -> bool {
-        if heads.window.is_some() {
-            self.refuse("attention: a sliding window is not computed".into());
-        }
-        heads.window.is_some()
-    }
+/// The factors of g and g^3 in the sigmoid of a gate g.
+pub(super) fn gate_of(activation: Activation) -> [Arg; 2] {
+    let [line, cube] = match activation {
+        Activation::SwiGlu => [1.0, 0.0],
+        // 2 sqrt(2/pi), and that times 0.044715.
+        Activation::GeGlu => [1.595_769_1, 0.071_354_816],
+    };
+    [Arg::F32(line), Arg::F32(cube)]
 }
