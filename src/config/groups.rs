@@ -256,7 +256,8 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let schedulers = ["constant", "linear", "cosine", "wsd", "constant_with_warmup", "warmup_stable_decay"];
     let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear, cosine or wsd")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
-    let beta = |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
+    let beta =
+        |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
     let betas = [beta("adam-beta1")?, beta("adam-beta2")?];
     let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
     let seed = s.parse("seed", "a whole number of at most 64 bits")?;

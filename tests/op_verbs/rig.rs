@@ -12,7 +12,6 @@ fn rig<B: Device>(name: &str, variants: Vec<Lend<B>>, least: f64) -> Rig<B> {
     Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX, lacks: &[] }
 }
 
-
 /// The f32 and the bf16 class, each by its kernels and by the loops that they replace.
 pub fn cpu() -> Vec<Rig<Cpu>> {
     let lend = |open: fn(usize) -> Cpu, threads| -> Lend<Cpu> {

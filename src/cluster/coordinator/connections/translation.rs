@@ -260,9 +260,10 @@ impl Translation {
             }
         }
         let end = ends.into_iter().nth(last).map(|end| match end {
-            ToCoordinator::Sum { sum, step, leases, loss, weight, targets, parameters, .. } => {
+            ToCoordinator::Sum { sum, step, leases, loss, weight, targets, rewards, parameters, .. } => {
                 let parameters = self.whole_hash(last, parameters);
-                ToCoordinator::Sum { sum, step, leases, loss, weight, targets, parameters, traffic: all }
+                let traffic = all;
+                ToCoordinator::Sum { sum, step, leases, loss, weight, targets, rewards, parameters, traffic }
             }
             other => other,
         });

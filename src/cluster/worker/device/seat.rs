@@ -65,8 +65,6 @@ fn batch(job: &QueuedLease) -> Option<&Microbatch> {
     }
 }
 
-const NO_LOSS: LossSums = LossSums { loss: 0.0, weight: 0.0, targets: 0, predictions: Vec::new() };
-
 impl DeviceWorker {
     /// Computes leases together with the neighbours until its queue is closed or no backend is left.
     pub fn sit(mut self, portion: Portion) {
@@ -143,7 +141,9 @@ impl DeviceWorker {
                 self.scored(sitting, &job, (sums, began));
                 Ok(())
             }
-            Ok(Output::Logits(_)) => Err((job, "a stage gave logits that nothing asks for".into())),
+            Ok(Output::Logits(_) | Output::Scores(_)) => {
+                Err((job, "a stage gave logits that nothing asks for".into()))
+            }
             Err(failed) => self.failed(sitting, job, failed),
         }
     }
@@ -174,7 +174,7 @@ impl DeviceWorker {
         values: Option<Vec<f32>>,
     ) -> Result<(), (QueuedLease, String)> {
         match values {
-            Some(values) => self.backward(sitting, lease, (Some(values), NO_LOSS)),
+            Some(values) => self.backward(sitting, lease, (Some(values), LossSums::default())),
             None => {
                 if let Some(Open { job, began }) = sitting.open.remove(&lease) {
                     self.model.iter_mut().for_each(|model| model.forget(Ticket(lease)));
