@@ -5,7 +5,7 @@
 use super::drivers::{self, DRIVERS};
 use super::visible::visible;
 use crate::backend::facts::{Facts, Kind};
-use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Wanted};
+use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted};
 use crate::config::refusal::Refusal;
 use crate::model::memory::Offload;
 use std::ops::Range;
@@ -89,12 +89,15 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     let pretended = if name == CPU { Vec::new() } else { super::pretend::cards() };
     #[cfg(feature = "faults")]
     let facts: Vec<&Facts> = if pretended.is_empty() { facts } else { pretended.iter().collect() };
+    let name = driver.name();
+    #[cfg(feature = "faults")]
+    let name = if pretended.is_empty() { name } else { super::pretend::DRIVER };
     let (seen, hiding) = match name {
         // It heeds the variables itself.
         CUDA => ((0..facts.len()).collect(), None),
         _ => visible(&facts, &|name| std::env::var(name).ok()),
     };
-    let cards = Cards { driver: driver.name(), facts: &facts, seen, hiding, why: &|| driver.absence() };
+    let cards = Cards { driver: name, facts: &facts, seen, hiding, why: &|| driver.absence() };
     let chosen = among(options, &cards)?;
     if matches!(options.offload, Offload::Layers(1..)) && chosen.lines.iter().any(|picks| *picks > 1) {
         let why =
@@ -118,10 +121,6 @@ struct Cards<'a> {
 /// Chooses among `cards`.
 fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     let mut notes = Vec::new();
-    let share = match options.gpus {
-        Gpus::Share(part) => Some(part),
-        Gpus::Auto | Gpus::None | Gpus::Cpu | Gpus::Named(_) => None,
-    };
     let devices = match (&options.gpus, options.backend) {
         (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto | Gpus::Share(_), Some(CPU)) => vec![processor("cpu")],
         (Gpus::Named(wanted), Some(CPU)) => {
@@ -129,17 +128,14 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
         }
         (Gpus::Auto | Gpus::Share(_), backend) => match (cards.physical(), backend) {
             (found, _) if !found.is_empty() => {
-                let mine = share.map_or(0..found.len(), |part| part.range(found.len()));
+                let mine = part(options).range(found.len());
                 found[mine].iter().map(|i| cards.named(*i)).collect()
             }
             (_, Some(backend)) => {
                 return Err(refuse(format!("--gpu-backend {backend}: {}", cards.absence())));
             }
             (_, None) => {
-                notes.push(match &cards.hiding {
-                    Some(hiding) => format!("note: computes on the CPU: {hiding} leaves no card"),
-                    None => "note: computes on the CPU: no GPU found (finetune devices says why)".into(),
-                });
+                notes.push(cards.replaced());
                 vec![processor("cpu")]
             }
         },
@@ -174,15 +170,28 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
         Gpus::Named(wanted) => wanted.iter().map(|w| w.seats().len()).collect(),
         Gpus::Auto | Gpus::Share(_) | Gpus::None | Gpus::Cpu => vec![1; devices.len()],
     };
-    let mut picks = number_repeated(devices);
-    if let Some(part) = share {
+    let picks = shared(number_repeated(devices), part(options), cards);
+    Ok(Chosen { picks, lines, notes, options: options.clone() })
+}
+
+/// The part of the cards that this process takes, where it names none.
+fn part(options: &DeviceOptions) -> Part {
+    match options.gpus {
+        Gpus::Share(part) => part,
+        Gpus::Auto | Gpus::None | Gpus::Cpu | Gpus::Named(_) => Part { at: 0, of: 1 },
+    }
+}
+
+/// Counts the processes that take the same cards, where there are several.
+fn shared(mut picks: Vec<Picked>, part: Part, cards: &Cards) -> Vec<Picked> {
+    if part.of > 1 {
         let found = cards.physical();
         for pick in picks.iter_mut().filter(|pick| pick.device != DeviceId::PROCESSOR) {
             let at = found.iter().position(|index| *index == pick.device.index).unwrap_or(0);
             pick.sharing = part.sharing(found.len(), at);
         }
     }
-    Ok(Chosen { picks, lines, notes, options: options.clone() })
+    picks
 }
 
 /// Whether NVIDIA's own driver drives the card: NVK, the driver of Mesa, excludes CUDA.
@@ -219,6 +228,13 @@ impl Cards<'_> {
         // Without additions of drivers: `llvmpipe (LLVM 15.0.6, 256 bits)`.
         let name = facts[index].name.split(" (").next().unwrap_or_default();
         (DeviceId { driver, index }, format!("{driver} {index} {name}"))
+    }
+
+    /// The note that the CPU computes because there is no card.
+    fn replaced(&self) -> String {
+        let why = self.hiding.as_ref().map(|hiding| format!("{hiding} leaves no card"));
+        let why = why.unwrap_or("no GPU found (finetune devices says why)".into());
+        format!("note: computes on the CPU: {why}")
     }
 
     /// Why there is no card, with a solution.

@@ -11,12 +11,16 @@ use crate::model::stage::{
 use crate::model::weights::ModelError;
 use std::sync::Arc;
 
-/// The cards of a machine that pretends to have some. The CPU computes for them, because no driver lists them.
+/// Their driver, which has no devices: the CPU computes in their place.
+pub const DRIVER: &str = "pretended";
+
+/// The cards of a machine that pretends to have some.
 pub fn cards() -> Vec<Facts> {
     let count = Inject::quietly().cards();
     let card = |nth: usize| Facts {
-        name: "NVIDIA pretended".into(),
+        name: "NVIDIA card".into(),
         kind: Kind::Discrete,
+        api: "vulkan".into(),
         pci: format!("0000:{nth:02x}:00.0"),
         card: format!("{nth:02x}:00.0"),
         ..Facts::default()

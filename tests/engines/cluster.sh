@@ -30,6 +30,8 @@ AuthType=auth/none
 # A requeued job begins after twice this time.
 AuthInfo=cred_expire=1
 CredType=cred/none
+# The port of a run follows from its job, and clusters of several tests run beside each other.
+FirstJobId=$port
 StateSaveLocation=$S/state
 SlurmdSpoolDir=$S/spool.%n
 SlurmctldPidFile=$S/pid/slurmctld

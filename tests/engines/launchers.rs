@@ -67,7 +67,7 @@ fn restarted_tasks_of_torchrun_join_again() {
         let run = format!("exec \"$FINETUNE\" {RUN} --role auto --gpus cpu -o out --resume");
         let torch = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 3), ("LOCAL_WORLD_SIZE", 3)];
         let mut command = launcher(&bench, &run);
-        torch.iter().for_each(|(name, value)| drop(command.env(name, value.to_string())));
+        command.envs(torch.map(|(name, value)| (name, value.to_string())));
         command.env("TORCHELASTIC_RUN_ID", "t").env("MASTER_PORT", (port - 1).to_string());
         command.env("MASTER_ADDR", "localhost").env("FINETUNE_INJECT", "slow=20");
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()

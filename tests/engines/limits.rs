@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 struct Group(PathBuf);
 
 impl Group {
-    /// `None` where this machine lets nobody make one of version 1 with this controller.
+    /// `None` where none of version 1 with this controller can be made.
     fn new(controller: &str, limit: (&str, &str)) -> Option<Self> {
         let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         let path = own.lines().find_map(|line| {

@@ -1,7 +1,6 @@
 //! All kinds of machines, without their hardware.
 
 use super::*;
-use crate::config::groups::Part;
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings, Typed};
 use std::collections::BTreeMap;
