@@ -76,7 +76,7 @@ fn texts_that_grow_together_have_the_bits_of_each_alone() {
                 );
                 stage.end(Session(0));
             }
-            for n in 0..=7 {
+            for n in 0..=7usize {
                 // The last text begins a token later than the others.
                 let now: Vec<(usize, usize)> = (0..texts.len())
                     .filter_map(|i| Some((i, n.checked_sub(usize::from(i == texts.len() - 1))?)))

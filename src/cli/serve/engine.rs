@@ -37,7 +37,7 @@ pub struct Job {
     /// Set by the reader once it needs no more of this text.
     pub enough: Arc<AtomicBool>,
     /// Its request's place, which is free again once all texts of the request have ended.
-    pub _place: Arc<OwnedSemaphorePermit>,
+    pub place: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// What the reader of a text hears.
@@ -96,6 +96,8 @@ impl Running {
 
     fn end(&mut self, news: News) {
         self.done = true;
+        // A client that hears the end finds the place free.
+        drop(self.job.place.take());
         self.say(news);
     }
 

@@ -220,7 +220,7 @@ impl Service {
                 deadline,
                 out: out.clone(),
                 enough: begun.enough.clone(),
-                _place: places.clone(),
+                place: Some(places.clone()),
             };
             self.orders.send(Order::Job(job)).map_err(|_| Failure::closed())?;
         }
@@ -247,7 +247,7 @@ async fn complete(form: Form, request: Request<Incoming>, service: Arc<Service>)
         model: ask.model.clone(),
     };
     if ask.stream {
-        let body = Events::new(heading, reading, ask.usage).boxed();
+        let body = Events { usage: ask.usage, ..Events::new(heading, reading) }.boxed();
         return Ok(with("text/event-stream", StatusCode::OK, body));
     }
     let mut texts: Vec<Delta> = (0..reading.len()).map(|index| reading.beginning(index)).collect();
@@ -288,14 +288,14 @@ struct Events {
 }
 
 impl Events {
-    fn new(heading: Heading, mut reading: Reading, usage: bool) -> Self {
+    fn new(heading: Heading, mut reading: Reading) -> Self {
         let mut lines = VecDeque::new();
         for index in 0..reading.len() {
             let echo = reading.beginning(index);
             let echo = (!echo.text.is_empty()).then(|| heading.part(&echo));
             lines.extend(heading.first(index).into_iter().chain(echo).map(|value| event(&value)));
         }
-        Events { heading, reading, usage, lines, done: false }
+        Events { heading, reading, usage: false, lines, done: false }
     }
 
     fn end(&mut self) {
