@@ -9,6 +9,8 @@ use std::ops::Range;
 
 /// Parameters whose hashes are known: those of the current step, and of late results.
 const KNOWN: usize = 4;
+/// Most sums of which some parts have come.
+const MOST_SUMS: usize = 4;
 
 /// What follows from a message of a seat.
 #[derive(Debug, Default, PartialEq)]
@@ -162,6 +164,9 @@ impl Translation {
                 Ok(self.announced(seat, lease, (parameters, micros, memory)))
             }
             ToCoordinator::SumPiece { sum, offset, len, packed } => {
+                if !self.sums.contains_key(&sum) && self.sums.len() >= MOST_SUMS {
+                    return Err(format!("it began sum {sum} before {MOST_SUMS} others were complete"));
+                }
                 let values = &self.values;
                 let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
                 let cells =

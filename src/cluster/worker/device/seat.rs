@@ -119,8 +119,11 @@ impl DeviceWorker {
         hidden: Option<Vec<f32>>,
     ) -> Result<(), (QueuedLease, String)> {
         if !self.queue.is_known() {
-            self.queue.announced();
-            return Err((job, "it fell back while the coordinator was away".into()));
+            self.introduce(&job, "it fell back while the coordinator was away".into());
+            return Ok(());
+        }
+        if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
+            return self.misfit(&job, hidden.len());
         }
         let began = Instant::now();
         let (lease, trains) = (job.lease.lease, trains(&job));
@@ -148,6 +151,19 @@ impl DeviceWorker {
         }
     }
 
+    /// Number of hidden states of a microbatch.
+    fn due(&self, job: &QueuedLease) -> usize {
+        batch(job).map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden
+    }
+
+    /// A neighbour has sent another number of values than the microbatch has: the line falls, and the device stays.
+    fn misfit(&self, job: &QueuedLease, got: usize) -> Result<(), (QueuedLease, String)> {
+        let reason = format!("its neighbour sent {got} values where {} are due", self.due(job));
+        self.hand_back(job, reason);
+        self.queue.finished();
+        Ok(())
+    }
+
     fn forward(&mut self, job: &QueuedLease, hidden: Option<&[f32]>) -> Result<Output, Failed> {
         let Some(batch) = batch(job) else {
             return Err(Failed::Device("a line answers no prompts".into()));
@@ -156,11 +172,6 @@ impl DeviceWorker {
         let trains = trains(job);
         if trains {
             self.shared.inject.before(batch.step).map_err(Failed::Device)?;
-        }
-        let due = batch.ids.len() * self.shared.blueprint.config.hidden;
-        if let Some(hidden) = hidden.filter(|hidden| hidden.len() != due) {
-            let got = hidden.len();
-            return Err(Failed::Device(format!("{got} hidden states came where {due} were due")));
         }
         let want = if trains { Want::Gradient(Ticket(job.lease.lease)) } else { Want::Loss };
         Ok(self.model()?.forward(batch, hidden, want)?)
@@ -196,21 +207,18 @@ impl DeviceWorker {
     ) -> Result<(), (QueuedLease, String)> {
         // A lease that is not open was given up with its conversation.
         let Some(Open { job, began }) = sitting.open.remove(&lease) else { return Ok(()) };
+        if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
+            return self.misfit(&job, grad.len());
+        }
         let pad = sitting.portion.pad();
         let mut gradient = self.shared.buffers.take(pad + sitting.portion.values.len());
         gradient[..pad].fill(0.0);
-        let due = batch(&job).map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden;
         let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
-        let computed = match &grad {
-            Some(grad) if grad.len() != due => {
-                Err(Failed::Device(format!("{} values of a gradient came where {due} were due", grad.len())))
-            }
-            _ => caught(|| {
-                let stage = self.model()?;
-                Ok(stage.backward(Ticket(lease), grad.as_deref(), &mut gradient[pad..])?)
-            })
-            .unwrap_or_else(internal),
-        };
+        let computed = caught(|| {
+            let stage = self.model()?;
+            Ok(stage.backward(Ticket(lease), grad.as_deref(), &mut gradient[pad..])?)
+        });
+        let computed = computed.unwrap_or_else(internal);
         match computed {
             Ok(input) => {
                 input.iter().for_each(|values| sitting.neighbours.down(lease, values));
