@@ -23,6 +23,16 @@ struct Open {
     began: Instant,
 }
 
+/// The device failed in this lease.
+struct Lost {
+    job: Box<QueuedLease>,
+    reason: String,
+}
+
+fn lost(job: QueuedLease, reason: String) -> Lost {
+    Lost { job: Box::new(job), reason }
+}
+
 /// The leases of a seat in one conversation.
 struct Sitting {
     portion: Portion,
@@ -93,7 +103,7 @@ impl DeviceWorker {
                 Act::Back(lease, values) => self.back(&mut sitting, lease, values),
             };
             // The line falls; what is open is computed elsewhere.
-            if let Err((job, reason)) = end {
+            if let Err(Lost { job, reason }) = end {
                 self.forget_all(&mut sitting);
                 if !self.fall_back(&job, reason) {
                     return;
@@ -117,7 +127,7 @@ impl DeviceWorker {
         sitting: &mut Sitting,
         job: QueuedLease,
         hidden: Option<Vec<f32>>,
-    ) -> Result<(), (QueuedLease, String)> {
+    ) -> Result<(), Lost> {
         if !self.queue.is_known() {
             self.introduce(&job, "it fell back while the coordinator was away".into());
             return Ok(());
@@ -146,7 +156,7 @@ impl DeviceWorker {
                 self.scored(sitting, &job, (sums, began));
                 Ok(())
             }
-            Ok(Output::Logits(_)) => Err((job, "a stage gave logits that nothing asks for".into())),
+            Ok(Output::Logits(_)) => Err(lost(job, "a stage gave logits that nothing asks for".into())),
             Err(failed) => self.failed(sitting, job, failed),
         }
     }
@@ -157,7 +167,7 @@ impl DeviceWorker {
     }
 
     /// A neighbour has sent another number of values than the microbatch has: the line falls, and the device stays.
-    fn misfit(&self, job: &QueuedLease, got: usize) -> Result<(), (QueuedLease, String)> {
+    fn misfit(&self, job: &QueuedLease, got: usize) -> Result<(), Lost> {
         let reason = format!("its neighbour sent {got} values where {} are due", self.due(job));
         self.hand_back(job, reason);
         self.queue.finished();
@@ -178,12 +188,7 @@ impl DeviceWorker {
     }
 
     /// A gradient of hidden states, or the word that none will come.
-    fn back(
-        &mut self,
-        sitting: &mut Sitting,
-        lease: LeaseId,
-        values: Option<Vec<f32>>,
-    ) -> Result<(), (QueuedLease, String)> {
+    fn back(&mut self, sitting: &mut Sitting, lease: LeaseId, values: Option<Vec<f32>>) -> Result<(), Lost> {
         match values {
             Some(values) => self.backward(sitting, lease, (Some(values), NO_LOSS)),
             None => {
@@ -204,7 +209,7 @@ impl DeviceWorker {
         sitting: &mut Sitting,
         lease: LeaseId,
         (grad, loss): (Option<Vec<f32>>, LossSums),
-    ) -> Result<(), (QueuedLease, String)> {
+    ) -> Result<(), Lost> {
         // A lease that is not open was given up with its conversation.
         let Some(Open { job, began }) = sitting.open.remove(&lease) else { return Ok(()) };
         if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
@@ -285,15 +290,10 @@ impl DeviceWorker {
     }
 
     /// Ends a lease without a result: the seats below free what they keep for it. The error is that of the device.
-    fn failed(
-        &mut self,
-        sitting: &mut Sitting,
-        job: QueuedLease,
-        failed: Failed,
-    ) -> Result<(), (QueuedLease, String)> {
+    fn failed(&mut self, sitting: &mut Sitting, job: QueuedLease, failed: Failed) -> Result<(), Lost> {
         let lease = job.lease.lease;
         let report = match failed {
-            Failed::Device(reason) => return Err((job, reason)),
+            Failed::Device(reason) => return Err(lost(job, reason)),
             Failed::Cancelled => Report::Stopped { lease, micros: 0 },
             Failed::Value(trouble @ (Trouble::Value { .. } | Trouble::Device { .. })) => {
                 Report::Trouble { lease, trouble }
