@@ -12,6 +12,7 @@ mod every_message;
 mod fleet;
 mod gpu;
 mod hostile;
+mod hostile_seats;
 mod hosts;
 mod lines;
 mod messages;

@@ -197,6 +197,7 @@ impl DeviceQueue {
             if state.inbox.round != *seen {
                 *seen = state.inbox.round;
                 state.running.clear();
+                state.called_back.clear();
                 return Act::Reset(state.inbox.neighbours.clone());
             }
             if let Some((lease, values)) = state.inbox.back.pop_front() {

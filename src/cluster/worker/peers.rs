@@ -13,8 +13,6 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Time limit for both neighbours to come.
-const MEETING: Duration = Duration::from_secs(20);
 /// Time limit for a neighbour's first message.
 const HELLO: Duration = Duration::from_secs(5);
 /// Most microbatches whose values may wait; a seat never has as many leases.
@@ -74,7 +72,8 @@ impl PeerNet {
         Endpoint { host: if host.is_empty() { self.coordinator.to_string() } else { host }, port }
     }
 
-    /// Connects with both neighbours. `below` gives the address of the seat below once it is known.
+    /// Connects with both neighbours, however long the line takes to form. `below` gives the address of the seat below
+    /// once it is known.
     pub fn meet(
         &self,
         plan: SeatPlan,
@@ -86,14 +85,13 @@ impl PeerNet {
         let (runtime, security) = (self.runtime.clone(), self.security.of_a_seat());
         self.runtime.spawn(async move {
             let meeting = Meeting { plan, silence, runtime, security };
-            let both = async { tokio::try_join!(meeting.above(listener), meeting.below(below)) };
-            let result = match tokio::time::timeout(MEETING, both).await {
-                Ok(Ok((above, below))) => Ok(Met { above, below }),
-                Ok(Err(reason)) => Err(reason),
-                Err(_) => Err("its neighbours in the line did not come".into()),
+            let mut said = said;
+            let met = tokio::select! {
+                both = async { tokio::try_join!(meeting.above(listener), meeting.below(below)) } => both,
+                // The conversation has ended.
+                () = said.closed() => return,
             };
-            // The conversation may have ended.
-            let _ = said.send(result);
+            let _ = said.send(met.map(|(above, below)| Met { above, below }));
         });
         met
     }

@@ -11,7 +11,12 @@ use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Tr
 use crate::cluster::plain::plain;
 use crate::model::line;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+/// Time limit for seats that know each other to connect.
+const MEETING: Duration = Duration::from_secs(30);
 
 /// A worker on its seat.
 struct Chair {
@@ -30,8 +35,8 @@ pub(super) struct Line {
     plan: SeatPlan,
     events: UnboundedReceiver<FromSeat>,
     chairs: Vec<Option<Chair>>,
-    /// Whether its seats know each other: from then on the loss of one ends the line.
-    introduced: bool,
+    /// When its seats must be connected, once they know each other: from then on the loss of one ends the line.
+    introduced: Option<Instant>,
 }
 
 /// Why a line ends before it stands.
@@ -45,7 +50,7 @@ enum Ended {
 impl Line {
     pub fn new(reception: Arc<Reception>, plan: SeatPlan, events: UnboundedReceiver<FromSeat>) -> Self {
         let chairs = (0..plan.of).map(|_| None).collect();
-        Line { reception, plan, events, chairs, introduced: false }
+        Line { reception, plan, events, chairs, introduced: None }
     }
 
     /// Forms the line and serves it to its end.
@@ -67,8 +72,16 @@ impl Line {
     async fn form(&mut self) -> Result<(), Ended> {
         let mut closing = self.reception.over.subscribe();
         while !self.chairs.iter().all(|chair| chair.as_ref().is_some_and(|chair| chair.linked)) {
+            let until = self.introduced;
+            let late = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
             let event = tokio::select! {
                 event = self.events.recv() => event,
+                () = late => return Err(Ended::Fell("the line fell: its workers do not reach each other".into())),
                 _ = closing.wait_for(Option::is_some) => None,
             };
             match event {
@@ -92,7 +105,7 @@ impl Line {
             }
             FromSeat::Gone { place, reason } => {
                 let chair = self.chairs[place].take();
-                if self.introduced {
+                if self.introduced.is_some() {
                     return Err(fall(chair.as_ref().map_or("a seat", |chair| &chair.name), &reason));
                 }
                 self.reception.lines.iter().for_each(|lines| lines.leave(self.plan.key, place));
@@ -118,10 +131,10 @@ impl Line {
         let ready = |chair: &Option<Chair>| {
             chair.as_ref().is_some_and(|chair| chair.device.is_some() && chair.port.is_some())
         };
-        if self.introduced || !self.chairs.iter().all(ready) {
+        if self.introduced.is_some() || !self.chairs.iter().all(ready) {
             return;
         }
-        self.introduced = true;
+        self.introduced = Some(Instant::now() + MEETING);
         for pair in self.chairs.windows(2) {
             if let [Some(below), Some(above)] = pair {
                 let (host, port) = (below.host.clone(), below.port.unwrap_or(0));

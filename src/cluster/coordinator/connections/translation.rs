@@ -9,6 +9,8 @@ use std::ops::Range;
 
 /// Parameters whose hashes are known: those of the current step, and of late results.
 const KNOWN: usize = 4;
+/// Most sums of which some parts have come.
+const MOST_SUMS: usize = 4;
 
 /// What follows from a message of a seat.
 #[derive(Debug, Default, PartialEq)]
@@ -162,6 +164,9 @@ impl Translation {
                 Ok(self.announced(seat, lease, (parameters, micros, memory)))
             }
             ToCoordinator::SumPiece { sum, offset, len, packed } => {
+                if !self.sums.contains_key(&sum) && self.sums.len() >= MOST_SUMS {
+                    return Err(format!("it began sum {sum} before {MOST_SUMS} others were complete"));
+                }
                 let values = &self.values;
                 let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
                 let cells =
@@ -268,5 +273,136 @@ impl Translation {
             other => other,
         });
         Ok(Heard { driver: end.into_iter().collect(), seats: vec![] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::message::{Lease, Packed};
+    use crate::cluster::sum_chunk::little_endian;
+    use crate::model::stage::{LossSums, Microbatch, Targets};
+
+    fn lease(lease: LeaseId, work: fn(Microbatch) -> Work) -> ToWorker {
+        let targets = Targets::Tokens(vec![1; 4]);
+        let batch = Microbatch { step: 8, rows: vec![0], ids: vec![1; 4], bounds: vec![0, 4], targets };
+        ToWorker::Lease(Box::new(Lease { lease, device: 0, after: 7, of: 2, work: work(batch) }))
+    }
+
+    /// Two seats of 3 and 2 values that hold the parameters after step 7: the translation, their hashes, and that of all.
+    fn standing() -> (Translation, [Hash; 2], Hash) {
+        let mut line = Translation::new(&[0..3, 3..5]);
+        let values = little_endian(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+        // Pieces that end within a seat.
+        let pieces = [(0, values.slice(..8)), (2, values.slice(8..))];
+        let mut parts = vec![Vec::new(), Vec::new()];
+        for (offset, bytes) in pieces {
+            for (seat, message) in line.down(ToWorker::ParametersPiece { step: 7, offset, bytes }) {
+                let ToWorker::ParametersPiece { step: 7, offset, bytes } = message else {
+                    panic!("{message:?}")
+                };
+                assert_eq!(offset as usize, parts[seat].len() / 4);
+                parts[seat].extend_from_slice(&bytes);
+            }
+        }
+        assert_eq!([&parts[0][..], &parts[1][..]], [&values[..12], &values[12..]]);
+        let hash = *blake3::hash(&values).as_bytes();
+        let hashes = [0, 1].map(|seat| *blake3::hash(&parts[seat]).as_bytes());
+        let want = [0, 1].map(|seat| (seat, ToWorker::Parameters { step: 7, hash: hashes[seat] }));
+        assert_eq!(line.down(ToWorker::Parameters { step: 7, hash }), want);
+        (line, hashes, hash)
+    }
+
+    fn announce(lease: LeaseId, parameters: Hash, micros: u64) -> ToCoordinator {
+        ToCoordinator::Announce { lease, parameters, micros, memory: 0 }
+    }
+
+    #[test]
+    fn a_result_counts_once_every_seat_has_its_part() {
+        let (mut line, hashes, hash) = standing();
+        let ask = || ToCoordinator::Ask { device: 0, room: 8, together: 3 };
+        assert_eq!(line.up(1, ask()), Ok(Heard::default()));
+        assert_eq!(line.up(0, ask()).unwrap().driver, [ask()]);
+        assert_eq!(line.down(lease(1, Work::Train)).len(), 2);
+        assert_eq!(line.up(1, announce(1, hashes[1], 5)), Ok(Heard::default()));
+        let both = line.up(0, announce(1, hashes[0], 9)).unwrap();
+        assert_eq!(
+            both.driver,
+            [announce(1, hash, 9)],
+            "with the hash of all and the time of the first seat"
+        );
+        line.down(ToWorker::Grant { lease: 1 });
+        assert_eq!(line.up(0, announce(1, hashes[0], 9)), Ok(Heard::default()), "a repetition");
+        assert_eq!(line.down(ToWorker::Flush { step: 8 }).len(), 2);
+        assert_eq!(line.down(ToWorker::Flush { step: 8 }), [], "nothing was granted since");
+        // A seat with parameters of its own.
+        line.down(lease(2, Work::Train));
+        line.up(1, announce(2, [9; 32], 5)).unwrap();
+        let both = line.up(0, announce(2, hashes[0], 9)).unwrap().driver;
+        assert!(matches!(both[..], [ToCoordinator::Announce { parameters, .. }] if parameters != hash));
+    }
+
+    #[test]
+    fn a_lease_that_ends_in_one_seat_ends_in_all() {
+        let (mut line, hashes, _) = standing();
+        line.down(lease(1, Work::Train));
+        line.up(1, announce(1, hashes[1], 5)).unwrap();
+        let stopped = || ToCoordinator::Stopped { lease: 1, micros: 0 };
+        let heard = line.up(0, stopped()).unwrap();
+        assert_eq!(heard.driver, [stopped()]);
+        assert_eq!(heard.seats, [(0, ToWorker::Cancel { lease: 1 }), (1, ToWorker::Deny { lease: 1 })]);
+        assert_eq!(line.up(1, stopped()), Ok(Heard::default()), "once");
+        let late = line.up(0, announce(1, hashes[0], 5)).unwrap();
+        assert_eq!((late.driver, late.seats), (vec![], vec![(0, ToWorker::Deny { lease: 1 })]));
+    }
+
+    #[test]
+    fn scores_come_from_the_last_seat() {
+        let (mut line, hashes, hash) = standing();
+        line.down(lease(1, Work::Eval));
+        let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![] };
+        let score = |parameters| ToCoordinator::Score { lease: 1, sums: sums.clone(), parameters, micros: 3 };
+        assert!(line.up(0, score(hashes[0])).is_err());
+        assert_eq!(line.up(1, score(hashes[1])).unwrap().driver, [score(hash)]);
+    }
+
+    fn part(offset: u64, len: u32) -> ToCoordinator {
+        let packed = Packed::Single(little_endian(&vec![1.0; len as usize]));
+        ToCoordinator::SumPiece { sum: 1, offset, len, packed }
+    }
+
+    fn end(leases: &[LeaseId], targets: u64, parameters: Hash) -> ToCoordinator {
+        let (leases, traffic) = (leases.to_vec(), Traffic { submissions: 1, ..Traffic::default() });
+        let (loss, weight) = (i128::from(targets), i128::from(targets));
+        ToCoordinator::Sum { sum: 1, step: 8, leases, loss, weight, targets, parameters, traffic }
+    }
+
+    #[test]
+    fn parts_of_a_sum_must_hold_the_same_microbatches() {
+        let (mut line, hashes, hash) = standing();
+        assert!(line.up(0, end(&[1], 0, hashes[0])).is_err(), "before its pieces");
+        assert!(line.up(1, part(0, 5)).unwrap().driver.is_empty());
+        assert!(line.up(1, end(&[1], 4, hashes[1])).unwrap().driver.is_empty());
+        assert_eq!(line.up(0, part(0, 3)).unwrap().driver, [part(0, 5)]);
+        let whole = line.up(0, end(&[1], 0, hashes[0])).unwrap().driver;
+        let ToCoordinator::Sum { targets: 4, parameters, traffic, .. } = &whole[0] else {
+            panic!("{whole:?}")
+        };
+        assert_eq!((*parameters, traffic.submissions), (hash, 2), "loss of the last seat, traffic of all");
+        let (mut line, hashes, _) = standing();
+        line.up(1, part(0, 5)).unwrap();
+        line.up(1, end(&[1, 2], 4, hashes[1])).unwrap();
+        line.up(0, part(0, 3)).unwrap();
+        assert!(line.up(0, end(&[1], 0, hashes[0])).is_err());
+    }
+
+    #[test]
+    fn a_seat_that_fails_ends_the_line() {
+        let (mut line, ..) = standing();
+        let reason = || "why".to_string();
+        let fault = ToCoordinator::Fault { lease: 1, fault: Trouble::Device { reason: reason() } };
+        for message in [fault, ToCoordinator::Leave { reason: reason() }, ToCoordinator::Linked] {
+            assert!(line.up(0, message).is_err());
+        }
     }
 }

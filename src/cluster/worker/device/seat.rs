@@ -23,6 +23,16 @@ struct Open {
     began: Instant,
 }
 
+/// The device failed in this lease.
+struct Lost {
+    job: Box<QueuedLease>,
+    reason: String,
+}
+
+fn lost(job: QueuedLease, reason: String) -> Lost {
+    Lost { job: Box::new(job), reason }
+}
+
 /// The leases of a seat in one conversation.
 struct Sitting {
     portion: Portion,
@@ -91,7 +101,7 @@ impl DeviceWorker {
                 Act::Back(lease, values) => self.back(&mut sitting, lease, values),
             };
             // The line falls; what is open is computed elsewhere.
-            if let Err((job, reason)) = end {
+            if let Err(Lost { job, reason }) = end {
                 self.forget_all(&mut sitting);
                 if !self.fall_back(&job, reason) {
                     return;
@@ -115,10 +125,13 @@ impl DeviceWorker {
         sitting: &mut Sitting,
         job: QueuedLease,
         hidden: Option<Vec<f32>>,
-    ) -> Result<(), (QueuedLease, String)> {
+    ) -> Result<(), Lost> {
         if !self.queue.is_known() {
-            self.queue.announced();
-            return Err((job, "it fell back while the coordinator was away".into()));
+            self.introduce(&job, "it fell back while the coordinator was away".into());
+            return Ok(());
+        }
+        if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
+            return self.misfit(&job, hidden.len());
         }
         let began = Instant::now();
         let (lease, trains) = (job.lease.lease, trains(&job));
@@ -142,10 +155,23 @@ impl DeviceWorker {
                 Ok(())
             }
             Ok(Output::Logits(_) | Output::Scores(_)) => {
-                Err((job, "a stage gave logits that nothing asks for".into()))
+                Err(lost(job, "a stage gave logits that nothing asks for".into()))
             }
             Err(failed) => self.failed(sitting, job, failed),
         }
+    }
+
+    /// Number of hidden states of a microbatch.
+    fn due(&self, job: &QueuedLease) -> usize {
+        batch(job).map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden
+    }
+
+    /// A neighbour has sent another number of values than the microbatch has: the line falls, and the device stays.
+    fn misfit(&self, job: &QueuedLease, got: usize) -> Result<(), Lost> {
+        let reason = format!("its neighbour sent {got} values where {} are due", self.due(job));
+        self.hand_back(job, reason);
+        self.queue.finished();
+        Ok(())
     }
 
     fn forward(&mut self, job: &QueuedLease, hidden: Option<&[f32]>) -> Result<Output, Failed> {
@@ -157,22 +183,12 @@ impl DeviceWorker {
         if trains {
             self.shared.inject.before(batch.step).map_err(Failed::Device)?;
         }
-        let due = batch.ids.len() * self.shared.blueprint.config.hidden;
-        if let Some(hidden) = hidden.filter(|hidden| hidden.len() != due) {
-            let got = hidden.len();
-            return Err(Failed::Device(format!("{got} hidden states came where {due} were due")));
-        }
         let want = if trains { Want::Gradient(Ticket(job.lease.lease)) } else { Want::Loss };
         Ok(self.model()?.forward(batch, hidden, want)?)
     }
 
     /// A gradient of hidden states, or the word that none will come.
-    fn back(
-        &mut self,
-        sitting: &mut Sitting,
-        lease: LeaseId,
-        values: Option<Vec<f32>>,
-    ) -> Result<(), (QueuedLease, String)> {
+    fn back(&mut self, sitting: &mut Sitting, lease: LeaseId, values: Option<Vec<f32>>) -> Result<(), Lost> {
         match values {
             Some(values) => self.backward(sitting, lease, (Some(values), LossSums::default())),
             None => {
@@ -193,24 +209,21 @@ impl DeviceWorker {
         sitting: &mut Sitting,
         lease: LeaseId,
         (grad, loss): (Option<Vec<f32>>, LossSums),
-    ) -> Result<(), (QueuedLease, String)> {
+    ) -> Result<(), Lost> {
         // A lease that is not open was given up with its conversation.
         let Some(Open { job, began }) = sitting.open.remove(&lease) else { return Ok(()) };
+        if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
+            return self.misfit(&job, grad.len());
+        }
         let pad = sitting.portion.pad();
         let mut gradient = self.shared.buffers.take(pad + sitting.portion.values.len());
         gradient[..pad].fill(0.0);
-        let due = batch(&job).map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden;
         let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
-        let computed = match &grad {
-            Some(grad) if grad.len() != due => {
-                Err(Failed::Device(format!("{} values of a gradient came where {due} were due", grad.len())))
-            }
-            _ => caught(|| {
-                let stage = self.model()?;
-                Ok(stage.backward(Ticket(lease), grad.as_deref(), &mut gradient[pad..])?)
-            })
-            .unwrap_or_else(internal),
-        };
+        let computed = caught(|| {
+            let stage = self.model()?;
+            Ok(stage.backward(Ticket(lease), grad.as_deref(), &mut gradient[pad..])?)
+        });
+        let computed = computed.unwrap_or_else(internal);
         match computed {
             Ok(input) => {
                 input.iter().for_each(|values| sitting.neighbours.down(lease, values));
@@ -277,15 +290,10 @@ impl DeviceWorker {
     }
 
     /// Ends a lease without a result: the seats below free what they keep for it. The error is that of the device.
-    fn failed(
-        &mut self,
-        sitting: &mut Sitting,
-        job: QueuedLease,
-        failed: Failed,
-    ) -> Result<(), (QueuedLease, String)> {
+    fn failed(&mut self, sitting: &mut Sitting, job: QueuedLease, failed: Failed) -> Result<(), Lost> {
         let lease = job.lease.lease;
         let report = match failed {
-            Failed::Device(reason) => return Err((job, reason)),
+            Failed::Device(reason) => return Err(lost(job, reason)),
             Failed::Cancelled => Report::Stopped { lease, micros: 0 },
             Failed::Value(trouble @ (Trouble::Value { .. } | Trouble::Device { .. })) => {
                 Report::Trouble { lease, trouble }
