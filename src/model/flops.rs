@@ -35,8 +35,8 @@ mod tests {
             Config::from_json(&json).unwrap()
         };
         let of = |window, row| training(&config(window), &LoraSpec::none(), row);
-        assert_eq!(of(100, 100.0), of(4096, 100.0));
-        // Of 100 tokens each sees 50 on average, with a window of 10 it sees 9.5: in 2 layers of 8 channels.
-        assert_eq!(of(100, 100.0) - of(10, 100.0), 12.0 * 2.0 * 8.0 * (50.0 - 9.5));
+        assert_eq!(of(128, 128.0), of(4096, 128.0));
+        // Of 128 tokens each sees 64 on average, with a window of 32 it sees 28: in 2 layers of 8 channels.
+        assert_eq!(of(128, 128.0) - of(32, 128.0), 12.0 * 2.0 * 8.0 * (64.0 - 28.0));
     }
 }
