@@ -2,14 +2,14 @@
 //! installed software adapter, with the bound of contracts/F-WGPU-001.yaml. A missing driver is printed as skipped, and
 //! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
 
-use crate::op_cases::{Device, Feature, Lend, ROUNDED, Rig};
+use crate::op_cases::{Device, Lend, ROUNDED, Rig};
 use finetune::backend::cuda::{Libcuda, devices};
 use finetune::backend::wgpu::{Adapter, Options, adapters};
 use finetune::backend::{Backend, Cpu, Cuda, Wgpu};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 fn rig<B: Device>(name: &str, variants: Vec<Lend<B>>, least: f64) -> Rig<B> {
-    Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX, lacks: &[] }
+    Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX }
 }
 
 /// The f32 and the bf16 class, each by its kernels and by the loops that they replace.
