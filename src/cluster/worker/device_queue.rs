@@ -47,7 +47,7 @@ struct State {
 /// What a seat of a line does next.
 pub(super) enum Act {
     /// Runs the forward pass of this lease, with hidden states unless the seat is the first.
-    Begin(QueuedLease, Option<Vec<f32>>),
+    Begin(Box<QueuedLease>, Option<Vec<f32>>),
     /// Runs the backward pass of this lease, or frees its values.
     Back(LeaseId, Option<Vec<f32>>),
     /// Hidden states of a lease that was called back have come.
@@ -80,7 +80,7 @@ impl State {
         let job = self.queue.remove(at)?;
         self.running.push_back(job.lease.lease);
         let hidden = if first { None } else { self.inbox.hidden.pop_front() };
-        Some(Act::Begin(job, hidden.map(|(_, values)| values)))
+        Some(Act::Begin(Box::new(job), hidden.map(|(_, values)| values)))
     }
 }
 

@@ -97,7 +97,7 @@ impl DeviceWorker {
                     sitting.neighbours.dropped(lease);
                     Ok(())
                 }
-                Act::Begin(job, hidden) => self.begin(&mut sitting, job, hidden),
+                Act::Begin(job, hidden) => self.begin(&mut sitting, *job, hidden),
                 Act::Back(lease, values) => self.back(&mut sitting, lease, values),
             };
             // The line falls; what is open is computed elsewhere.
