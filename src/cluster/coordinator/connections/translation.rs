@@ -360,7 +360,7 @@ mod tests {
     fn scores_come_from_the_last_seat() {
         let (mut line, hashes, hash) = standing();
         line.down(lease(1, Work::Eval));
-        let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![] };
+        let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, ..LossSums::default() };
         let score = |parameters| ToCoordinator::Score { lease: 1, sums: sums.clone(), parameters, micros: 3 };
         assert!(line.up(0, score(hashes[0])).is_err());
         assert_eq!(line.up(1, score(hashes[1])).unwrap().driver, [score(hash)]);
@@ -374,7 +374,8 @@ mod tests {
     fn end(leases: &[LeaseId], targets: u64, parameters: Hash) -> ToCoordinator {
         let (leases, traffic) = (leases.to_vec(), Traffic { submissions: 1, ..Traffic::default() });
         let (loss, weight) = (i128::from(targets), i128::from(targets));
-        ToCoordinator::Sum { sum: 1, step: 8, leases, loss, weight, targets, parameters, traffic }
+        let rewards = Rewards::default();
+        ToCoordinator::Sum { sum: 1, step: 8, leases, loss, weight, targets, rewards, parameters, traffic }
     }
 
     #[test]
