@@ -12,7 +12,7 @@ use finetune::model::stage::{Microbatch, Sampling};
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::optim::Options;
-use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::schedule::Schedule;
 use finetune::train::stop::{Stop, Urgency};
 use finetune::train::{Asked, Finished, Local, Run, Sampler, Work, run};
 use std::path::Path;

@@ -3,7 +3,7 @@
 use super::case::Case;
 use finetune::model::stage::{Output, Stage, Ticket, Want};
 use finetune::train::optim::{self, AdamW, Options};
-use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::schedule::Schedule;
 
 /// Largest deviations from PEFT: of each loss and gradient norm (relative), and of each value of the adapter
 /// (absolute).

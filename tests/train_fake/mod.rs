@@ -14,7 +14,7 @@ use finetune::train::best::Choice;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::optim::Options;
-use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::schedule::Schedule;
 use finetune::train::stop::Stop;
 use finetune::train::{self, Compute, Finished, Run, TrainError, Work};
 use std::path::{Path, PathBuf};
