@@ -89,6 +89,7 @@ fn a_fault_in_a_line_ends_the_round_and_leaves_nothing() {
                     (_, 0) => bad[at].ids[0] = u32::MAX - 1,
                     (Targets::Tokens(all), _) => all[0] = u32::MAX - 1,
                     (Targets::Labels(all), _) => all[0] = u32::MAX - 1,
+                    (Targets::Answers(answers), _) => answers.begins.clear(),
                 }
                 let (mut given, mut bad) = (0, bad.into_iter());
                 let each = &mut |_, _: &LossSums, _: &[f32]| given += 1;
