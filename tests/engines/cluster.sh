@@ -27,8 +27,8 @@ SlurmctldPort=$port
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
-# A requeued job begins after twice this time.
-AuthInfo=cred_expire=1
+# A requeued job begins soon after this time; the default is 120 seconds.
+AuthInfo=cred_expire=5
 CredType=cred/none
 # The port of a run follows from its job, and clusters of several tests run beside each other.
 FirstJobId=$port

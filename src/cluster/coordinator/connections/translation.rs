@@ -282,6 +282,7 @@ mod tests {
     use crate::cluster::message::{Lease, Packed};
     use crate::cluster::sum_chunk::little_endian;
     use crate::model::stage::{LossSums, Microbatch, Targets};
+    use crate::train::sum::Rewards;
 
     fn lease(lease: LeaseId, work: fn(Microbatch) -> Work) -> ToWorker {
         let targets = Targets::Tokens(vec![1; 4]);
