@@ -44,6 +44,15 @@ struct State {
     inbox: Inbox,
 }
 
+/// Who decides the order in which a seat of a line begins leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The coordinator: the first seat takes leases in their order.
+    OfLeases,
+    /// The seat below: the others take them in the order in which hidden states come.
+    OfHiddenStates,
+}
+
 /// What a seat of a line does next.
 pub(super) enum Act {
     /// Runs the forward pass of this lease, with hidden states unless the seat is the first.
@@ -60,9 +69,9 @@ pub(super) enum Act {
 
 impl State {
     /// The next forward pass of a seat, if one may begin.
-    fn begin(&mut self, first: bool, may_begin: &dyn Fn(&QueuedLease) -> bool) -> Option<Act> {
+    fn begin(&mut self, order: Order, may_begin: &dyn Fn(&QueuedLease) -> bool) -> Option<Act> {
         let at = match self.inbox.hidden.front() {
-            _ if first => (!self.queue.is_empty()).then_some(0)?,
+            _ if order == Order::OfLeases => (!self.queue.is_empty()).then_some(0)?,
             None => return None,
             Some((lease, _)) => match self.queue.iter().position(|job| job.lease.lease == *lease) {
                 Some(at) => at,
@@ -79,7 +88,7 @@ impl State {
         }
         let job = self.queue.remove(at)?;
         self.running.push_back(job.lease.lease);
-        let hidden = if first { None } else { self.inbox.hidden.pop_front() };
+        let hidden = if order == Order::OfLeases { None } else { self.inbox.hidden.pop_front() };
         Some(Act::Begin(Box::new(job), hidden.map(|(_, values)| values)))
     }
 }
@@ -186,9 +195,8 @@ impl DeviceQueue {
     }
 
     /// Waits for what a seat does next: a backward pass that is ready, else a forward pass that may begin. The seat has
-    /// begun the conversation number `seen`. The first seat takes leases in their order, the others in the order in
-    /// which hidden states come.
-    pub fn act(&self, seen: &mut u64, first: bool, may_begin: impl Fn(&QueuedLease) -> bool) -> Act {
+    /// begun the conversation number `seen`.
+    pub fn act(&self, seen: &mut u64, order: Order, may_begin: impl Fn(&QueuedLease) -> bool) -> Act {
         let mut state = self.state();
         loop {
             if state.closed {
@@ -203,7 +211,7 @@ impl DeviceQueue {
             if let Some((lease, values)) = state.inbox.back.pop_front() {
                 return Act::Back(lease, values);
             }
-            if let Some(act) = state.begin(first, &may_begin) {
+            if let Some(act) = state.begin(order, &may_begin) {
                 return act;
             }
             state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -130,20 +130,27 @@ mod tests {
     use crate::cluster::sum_chunk;
     use crate::train::sum::Sums;
 
+    /// How a sum is packed.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Kind {
+        Fixed,
+        Single,
+    }
+
     fn value(i: usize) -> f32 {
         ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-6 - 8.0
     }
 
     /// The pieces of a seat, as its running sum makes them: local cells with zeros before the first value.
-    fn pieces(values: &Range<usize>, single: bool) -> Vec<(u64, u32, Packed)> {
+    fn pieces(values: &Range<usize>, kind: Kind) -> Vec<(u64, u32, Packed)> {
         let pad = values.start % CELL;
         let mut gradient = vec![0.0; pad];
         gradient.extend(values.clone().map(value));
         let mut sums = Sums::new(gradient.len());
         sums.add_gradient(&gradient, i64::MAX).unwrap();
-        let all: Vec<ToCoordinator> = match single {
-            true => sum_chunk::of_gradient(1, &gradient).collect(),
-            false => sum_chunk::of_sum(1, &sums).collect(),
+        let all: Vec<ToCoordinator> = match kind {
+            Kind::Single => sum_chunk::of_gradient(1, &gradient).collect(),
+            Kind::Fixed => sum_chunk::of_sum(1, &sums).collect(),
         };
         let piece = |message| match message {
             ToCoordinator::SumPiece { offset, len, packed, .. } => (offset, len, packed),
@@ -152,7 +159,7 @@ mod tests {
         all.into_iter().map(piece).collect()
     }
 
-    fn check(ends: &[usize], single: bool) {
+    fn check(ends: &[usize], kind: Kind) {
         let starts = [0].into_iter().chain(ends.iter().copied());
         let values: Vec<Range<usize>> = starts.zip(ends).map(|(a, b)| a..*b).collect();
         let len = *ends.last().unwrap();
@@ -163,7 +170,7 @@ mod tests {
         let mut got = Sums::new(len);
         let mut at = 0;
         for (seat, values) in values.iter().enumerate().rev() {
-            for (offset, count, packed) in pieces(values, single) {
+            for (offset, count, packed) in pieces(values, kind) {
                 for cell in cells.add(seat, (offset, count), packed).unwrap() {
                     assert_eq!(cell.offset, at as u64, "in order");
                     let to = &mut got.cells_mut()[at / CELL];
@@ -180,12 +187,12 @@ mod tests {
 
     #[test]
     fn parts_of_seats_are_the_sum_of_the_whole() {
-        for single in [false, true] {
-            check(&[40], single);
-            check(&[10, 25, 40], single);
-            check(&[CELL, 2 * CELL], single);
-            check(&[CELL + 1, CELL + 2, 3 * CELL + 17], single);
-            check(&[100, 5 * CELL + 3], single);
+        for kind in [Kind::Fixed, Kind::Single] {
+            check(&[40], kind);
+            check(&[10, 25, 40], kind);
+            check(&[CELL, 2 * CELL], kind);
+            check(&[CELL + 1, CELL + 2, 3 * CELL + 17], kind);
+            check(&[100, 5 * CELL + 3], kind);
         }
     }
 

@@ -7,7 +7,7 @@ use crate::model::stage::Traffic;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// Parameters whose hashes are known: those of the current step, and of late results.
+/// Parameters whose hashes are known: those of the current step, and of results that come late.
 const KNOWN: usize = 4;
 /// Most sums of which some parts have come.
 const MOST_SUMS: usize = 4;

@@ -5,7 +5,7 @@
 use super::{DeviceWorker, Failed, Report, bad_value, micros, say};
 use crate::cluster::message::{LeaseId, Trouble, Work};
 use crate::cluster::worker::blueprint::Portion;
-use crate::cluster::worker::device_queue::{Act, QueuedLease};
+use crate::cluster::worker::device_queue::{Act, Order, QueuedLease};
 use crate::cluster::worker::inbox::Neighbours;
 use crate::cluster::worker::parameters::Parameters;
 use crate::cluster::worker::sum::Finished;
@@ -78,11 +78,12 @@ fn batch(job: &QueuedLease) -> Option<&Microbatch> {
 impl DeviceWorker {
     /// Computes leases together with the neighbours until its queue is closed or no backend is left.
     pub fn sit(mut self, portion: Portion) {
-        let (mut seen, queue, first) = (0, self.queue.clone(), portion.layers.start == 0);
+        let (mut seen, queue) = (0, self.queue.clone());
+        let order = if portion.layers.start == 0 { Order::OfLeases } else { Order::OfHiddenStates };
         let (neighbours, open, traffic) = (Neighbours::default(), BTreeMap::new(), Traffic::default());
         let mut sitting = Sitting { portion, neighbours, open, ended: None, traffic };
         loop {
-            let act = queue.act(&mut seen, first, |job| sitting.may_begin(job));
+            let act = queue.act(&mut seen, order, |job| sitting.may_begin(job));
             let end = match act {
                 Act::End => {
                     queue.end("it was closed".into());
