@@ -298,7 +298,7 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
     if is_expert_mixture(name) {
         return Err(unsupported(format!("mixture of experts ({name})"), supported()));
     }
-    let shown = traits::told(fields).map_or(String::new(), |shown| format!("{shown}; "));
+    let shown = traits::shown(fields).map_or(String::new(), |shown| format!("{shown}; "));
     Err(unsupported(format!("architecture {name}"), format!("{shown}{}", supported())))
 }
 

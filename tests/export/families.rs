@@ -18,7 +18,7 @@ fn configure(family: &Family, config: &mut Value) {
         ("model_type", json!(family.model_type)),
         ("num_hidden_layers", json!(6)),
         ("hidden_size", json!(64)),
-        ("intermediate_size", json!(96)),
+        ("intermediate_size", json!(128)),
         ("head_dim", json!(16)),
         ("tie_word_embeddings", json!(family.tied)),
         ("hidden_act", Value::Null),
@@ -91,7 +91,8 @@ fn every_family_is_trained_merged_and_read_back() {
         b.ok(&format!("./base {train} -o out"));
         let plan = b.ok("plan ./base --data rows.jsonl");
         assert!(plan.contains(&format!("{name}ForCausalLM")), "{plan}");
-        let prompt = "--prompt 'Show the branch that I am on and the last commits' --max-new-tokens 24";
+        let prompt =
+            "--prompt 'Show the branch that I am on and the last commits' --max-new-tokens 24 --dtype f32";
         let tuned = b.ok(&format!("generate --adapter out {prompt}"));
         b.ok("export out --to merged --save-dtype f32 -o merged");
         assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned, "{name}: merged");
