@@ -132,7 +132,8 @@ fn window_that_no_row_exceeds_changes_no_bit() {
 #[test]
 fn blocks_outside_a_window_are_not_read() {
     for mut gpu in plain_and_usual() {
-        for (bad, good) in [(0..100, 160..300), (200..300, 0..160)] {
+        // A tile at the border has bad tokens beside good ones.
+        for (bad, good) in [(0..100, 160..300), (200..300, 0..150)] {
             for (i, got) in attention(&mut gpu, Some(8), &[0, 300], bad.clone()).iter().enumerate() {
                 let cols = got.len() / 300;
                 let finite = |tokens: &Range<usize>| {
