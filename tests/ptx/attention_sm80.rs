@@ -141,6 +141,9 @@ fn windows_of_the_baseline_are_those_of_the_cpu() {
     }
 }
 
+/// Opens a device, if its tier is there.
+type Open<'a> = dyn Fn() -> Option<Cuda<Box<dyn Driver>>> + 'a;
+
 /// A window that is as long as the row has the bits of none, in every tier.
 #[test]
 fn a_window_of_the_whole_row_changes_no_bit() {
