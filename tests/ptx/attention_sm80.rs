@@ -8,6 +8,9 @@ use crate::op_cases::tokens;
 use finetune::backend::cuda::{Driver, Flash};
 use finetune::backend::{AttentionSaved, Backend, Cpu, Cuda, Fault, Heads, Qkv, QkvGrad};
 
+/// Query heads, key heads, head size.
+type Shared = (usize, usize, usize);
+
 /// Every kernel size, exact and padded; shared heads and others.
 const HEADS: [(usize, usize, usize); 8] =
     [(1, 1, 8), (3, 1, 40), (4, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128), (1, 1, 136), (2, 1, 256)];
@@ -15,7 +18,7 @@ const HEADS: [(usize, usize, usize); 8] =
 const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
 /// Heads, packed rows, windows: of one token, within a tile, of whole tiles, and over several. Blocks begin beyond their
 /// first tiles, and warps skip some of a block's.
-pub const WINDOWS: [((usize, usize, usize), &[u32], &[usize]); 4] = [
+const WINDOWS: [(Shared, &[u32], &[usize]); 4] = [
     ((2, 1, 64), &[0, 3, 213], &[1, 33, 64, 65]),
     ((1, 1, 72), &[0, 2, 170], &[20, 32]),
     ((2, 1, 128), &[0, 3, 170], &[1, 31, 64]),
@@ -107,8 +110,8 @@ fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
 
 fn on_sm80((heads, bounds): (Heads, &[u32])) {
     let step = match heads.size {
-        ..=64 => 64,
-        ..=128 => 32,
+        0..=64 => 64,
+        65..=128 => 32,
         _ => 16,
     };
     let device = |order| device_at((8, 0), order).bf16().unwrap();
@@ -141,14 +144,16 @@ fn windows_of_the_baseline_are_those_of_the_cpu() {
     }
 }
 
+/// Opens a device, if its tier is there.
+type Open<'a> = dyn Fn() -> Option<Cuda<Box<dyn Driver>>> + 'a;
+
 /// A window that is as long as the row has the bits of none, in every tier.
 #[test]
 fn a_window_of_the_whole_row_changes_no_bit() {
     let flash = Flash { forward: true, backward: true };
-    let opened: [&dyn Fn() -> Option<Cuda<Box<dyn Driver>>>; 3] =
-        [&|| Some(device_at((7, 0), 0)), &|| device_at((8, 0), 0).bf16().ok(), &|| {
-            device_at((9, 0), 0).bf16().ok().map(|d| d.attending(flash))
-        }];
+    let opened: [&Open; 3] = [&|| Some(device_at((7, 0), 0)), &|| device_at((8, 0), 0).bf16().ok(), &|| {
+        device_at((9, 0), 0).bf16().ok().map(|d| d.attending(flash))
+    }];
     let bounds = [0, 3, 80];
     for (size, open) in [64, 128, 256].into_iter().flat_map(|size| opened.iter().map(move |o| (size, o))) {
         let on = |window| {

@@ -231,7 +231,7 @@ fn grad_q(t: &mut Text, tile: Tile) {
     t.end();
 }
 
-fn grad_kv(t: &mut Text, tile: Tile) {
+fn open_kv(t: &mut Text, tile: Tile) {
     let columns = tile.columns();
     let params: Vec<_> = [("u64", "dk"), ("u64", "dv")].into_iter().chain(INPUTS).collect();
     t.entry(&format!("attention_grad_kv_{}", tile.d), &params, tile.threads());
@@ -247,6 +247,11 @@ fn grad_kv(t: &mut Text, tile: Tile) {
          mul.lo.u32 %offkv, %group, %d; mul.lo.u32 %head, %group, %shared; add.u32 %last, %head, %shared",
     );
     window::last_query(t);
+}
+
+fn grad_kv(t: &mut Text, tile: Tile) {
+    let columns = tile.columns();
+    open_kv(t, tile);
     let (queries, keys) = (("%wq", "%offq"), ("%wkv", "%offkv"));
     let k = Load {
         label: "LOAD_K",

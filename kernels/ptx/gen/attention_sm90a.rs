@@ -206,6 +206,36 @@ fn place(row: usize, j: usize) -> usize {
     4 * (j / 2) + 2 * row + j % 2
 }
 
+/// -inf where a query does not see a key: in the last tile, and in those where windows begin.
+fn mask(t: &mut Text, label: &str) {
+    let uses = Uses {
+        reads: ".u32 %j0, %wfirst, %g, %pair, %window",
+        changes: ".f32 %s<64>",
+        scratch: ".u32 %x, %r; .pred %p, %q",
+    };
+    let t = &mut t.part("mask", &uses);
+    t.say("-inf where a query does not see a key: in the last tile, and in those where windows begin");
+    t.code(format!(
+        "add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; add.u32 %x, %j0, %window; add.u32 %r, %wfirst, 15;
+         setp.gt.u32 %q, %x, %r; and.pred %p, %p, %q; @%p bra SEEN_{label}",
+        KEYS - 1
+    ));
+    for row in 0..2 {
+        t.code(format!(
+            "add.u32 %r, %wfirst, %g; add.u32 %r, %r, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair",
+            8 * row
+        ));
+        for j in 0..KEYS / 4 {
+            let s = format!("%s{}", place(row, j));
+            t.code(format!(
+                "sub.u32 %x, %r, {}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p",
+                8 * (j / 2) + j % 2
+            ));
+        }
+    }
+    t.label(&format!("SEEN_{label}"));
+}
+
 /// Converts scores of the tile at %j0 to probabilities under the new running maxima; %shrink is the factor of old
 /// values.
 fn soften(t: &mut Text, label: &str) {
@@ -218,26 +248,7 @@ fn soften(t: &mut Text, label: &str) {
         },
     );
     let n = KEYS / 4;
-    t.say("-inf where a query does not see a key: in the last tile, and in those where windows begin");
-    t.code(format!(
-        "add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; add.u32 %x, %j0, %window; add.u32 %r, %wfirst, 15;
-         setp.gt.u32 %q, %x, %r; and.pred %p, %p, %q; @%p bra SEEN_{label}",
-        KEYS - 1
-    ));
-    for row in 0..2 {
-        t.code(format!(
-            "add.u32 %r, %wfirst, %g; add.u32 %r, %r, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair",
-            8 * row
-        ));
-        for j in 0..n {
-            let s = format!("%s{}", place(row, j));
-            t.code(format!(
-                "sub.u32 %x, %r, {}; setp.ge.u32 %p, %x, %window; selp.f32 {s}, 0fFF800000, {s}, %p",
-                8 * (j / 2) + j % 2
-            ));
-        }
-    }
-    t.label(&format!("SEEN_{label}"));
+    mask(t, label);
     for row in 0..2 {
         let at = |j: usize| format!("%s{}", place(row, j));
         t.say(&format!(
