@@ -9,7 +9,7 @@ use std::process::Stdio;
 fn chat_answers_as_generate_and_switches_adapters() {
     let bench = adapters();
     let flags = "--gpus none --max-new-tokens 8";
-    let of = |options: &str| generated(bench, &format!("{options} --chat {flags}"), "List files");
+    let of = |options: &str| generated(bench, &format!("{options} --chat {flags}"), "Show the branch");
     let (base, a, b) = (of("demo"), of("--adapter a"), of("--adapter b"));
     assert!(base != a && a != b, "{base:?} {a:?} {b:?}");
     let mut child = bench
@@ -19,7 +19,7 @@ fn chat_answers_as_generate_and_switches_adapters() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let typed = "List files\n/reset\n/adapter base\nList files\n/reset\n/adapter second\nList files\n/compare\n/nothing\n";
+    let typed = "Show the branch\n/reset\n/adapter base\nShow the branch\n/reset\n/adapter second\nShow the branch\n/compare\n/nothing\n";
     child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
     let out = child.wait_with_output().unwrap();
     let (shown, said) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));

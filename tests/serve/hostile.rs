@@ -68,14 +68,15 @@ fn a_full_queue_refuses_and_a_lost_client_frees_it() {
     let large = |n: usize, stream: bool| json!({ "model": "demo", "prompt": vec!["git"; n], "max_tokens": 500, "temperature": 2, "stream": stream });
     assert_eq!(server.post("/v1/completions", &large(41, false)).status, 400, "more prompts than places");
     for stream in [false, true] {
-        let mut open = server.connect();
-        let body = large(40, stream).to_string();
-        server.send(&mut open, "POST", "/v1/completions", "", body.as_bytes());
-        let began = Instant::now();
-        let refused = loop {
+        let (body, began) = (large(40, stream).to_string(), Instant::now());
+        let (open, refused) = loop {
+            let mut open = server.connect();
+            server.send(&mut open, "POST", "/v1/completions", "", body.as_bytes());
+            std::thread::sleep(Duration::from_millis(200));
+            // A large request that comes while a small one has a place is refused itself.
             let answer = server.post("/v1/completions", &small);
             if answer.status != 200 || began.elapsed() > Duration::from_secs(60) {
-                break answer;
+                break (open, answer);
             }
         };
         assert_eq!((refused.status, &refused.json()["error"]["type"]), (429, &json!("rate_limit_error")));

@@ -111,7 +111,7 @@ fn lists_of_prompts_are_answered_in_order() {
 
 #[test]
 fn scores_of_prompts_and_answers_agree() {
-    let server = Server::start(&adapters(), "--adapter a --gpus none");
+    let server = Server::start(&adapters(), "--adapter a --gpus none --dtype f32");
     let ask = |more: Value| {
         let mut body = json!({ "model": "a", "temperature": 0, "logprobs": 3, "echo": true });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

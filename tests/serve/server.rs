@@ -16,9 +16,9 @@ pub fn adapters() -> &'static Bench {
     static BENCH: OnceLock<Bench> = OnceLock::new();
     BENCH.get_or_init(|| {
         let bench = Bench::new();
-        for (out, rate) in [("a", "2e-3"), ("b", "1e-2")] {
+        for (out, rate) in [("a", "5e-3"), ("b", "2e-2")] {
             bench.ok(&format!(
-                "demo --data rows.jsonl --max-steps 4 --learning-rate {rate} --gpus none -q -o {out}"
+                "demo --data rows.jsonl --max-steps 16 --learning-rate {rate} --gpus none -q -o {out}"
             ));
         }
         bench
