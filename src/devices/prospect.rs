@@ -82,7 +82,7 @@ pub fn prospects(
             (kind, _) => guess(kind) / pick.sharing as f64,
         };
         let limit = share.limit.known();
-        let how: Option<How> = takes.clone().map(How::from);
+        let how: Option<How> = takes.map(How::from);
         let hardware = how.map_or(hardware.clone(), |how| how.measured_on(hardware));
         Ok(Prospect { name, class, hardware, limit, takes, unfit, places: Vec::new(), guess })
     };
