@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// An action of a worker.
 pub enum Effect {
-    Send(ToCoordinator),
+    Send(Box<ToCoordinator>),
     /// A device starts to compute; the world reports the end.
     Start {
         device: usize,
@@ -130,7 +130,7 @@ impl Worker {
     }
 
     fn send(&mut self, message: ToCoordinator) {
-        self.out.push(Effect::Send(message));
+        self.out.push(Effect::Send(Box::new(message)));
     }
 
     pub fn hears(&mut self, message: ToWorker, now: Micros) -> Vec<Effect> {
