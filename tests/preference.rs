@@ -299,11 +299,11 @@ fn resumed_run_needs_no_reference_again() {
     bytes[60] ^= 1;
     bench.bytes("third/reference.bin", &bytes);
     let out = bench.run(&format!(
-        "{run} --save-steps 2 --resume={}/checkpoint-2 -o second",
+        "{run} --save-steps 2 --resume={}/checkpoint-2 -o fourth",
         bench.path("third").display()
     ));
     assert!(out.status.success() && stderr(&out).contains("reference.bin: damaged"), "{}", stderr(&out));
-    bench.same_adapter("whole", "second");
+    bench.same_adapter("whole", "fourth");
 }
 
 #[test]
