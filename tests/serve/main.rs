@@ -29,20 +29,20 @@ fn greedy_answers_equal_those_of_generate() {
     let bench = adapters();
     for flags in ["--gpus none", "--gpus none --quantize q8_0", "--gpus 0+1 --gpu-backend cpu", "--offload 2"]
     {
-        let server = Server::start(&bench, &format!("--adapter a --adapter second=b {flags}"));
+        let server = Server::start(bench, &format!("--adapter a --adapter second=b {flags}"));
         for (model, options) in
             [("demo", "demo".to_string()), ("a", "--adapter a".into()), ("second", "--adapter b".into())]
         {
             let body = json!({ "model": model, "prompt": "git ch", "max_tokens": 12, "temperature": 0, "echo": true });
             let answer = server.post("/v1/completions", &body).ok();
             let expected =
-                generated(&bench, &format!("{options} {flags} --raw --max-new-tokens 12"), "git ch");
+                generated(bench, &format!("{options} {flags} --raw --max-new-tokens 12"), "git ch");
             assert_eq!(text(&answer), format!("git ch{expected}"), "{model} {flags}");
             let messages = json!([{ "role": "user", "content": "List files" }]);
             let body = json!({ "model": model, "messages": messages, "max_tokens": 12, "temperature": 0 });
             let answer = server.post("/v1/chat/completions", &body).ok();
             let options = format!("{options} {flags} --chat --max-new-tokens 12");
-            let expected = generated(&bench, &options, "List files");
+            let expected = generated(bench, &options, "List files");
             assert_eq!(answer["choices"][0]["message"]["content"], json!(expected), "{model} {flags}");
         }
     }
@@ -51,7 +51,7 @@ fn greedy_answers_equal_those_of_generate() {
 #[test]
 fn models_are_listed_and_found_by_name() {
     let bench = adapters();
-    let server = Server::start(&bench, "--adapter a --gpus none");
+    let server = Server::start(bench, "--adapter a --gpus none");
     let list = server.get("/v1/models").ok();
     let names: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
     assert_eq!(names, [&json!("demo"), &json!("a")]);
@@ -67,7 +67,7 @@ fn models_are_listed_and_found_by_name() {
 #[test]
 fn clients_at_the_same_time_get_what_each_gets_alone() {
     let bench = adapters();
-    let server = Server::start(&bench, "--adapter a --adapter b --gpus none --max-sessions 4");
+    let server = Server::start(bench, "--adapter a --adapter b --gpus none --max-sessions 4");
     let body = |i: usize| {
         let model = ["demo", "a", "b"][i % 3];
         let prompt = ["git", "Show the branch", "List"][i % 3].repeat(1 + i % 4);
@@ -93,7 +93,7 @@ fn clients_at_the_same_time_get_what_each_gets_alone() {
 
 #[test]
 fn lists_of_prompts_are_answered_in_order() {
-    let server = Server::start(&adapters(), "--gpus none --max-sessions 2");
+    let server = Server::start(adapters(), "--gpus none --max-sessions 2");
     let ask = |prompt: Value| {
         let body = json!({ "model": "demo", "prompt": prompt, "max_tokens": 5, "temperature": 0 });
         server.post("/v1/completions", &body).ok()
@@ -111,7 +111,7 @@ fn lists_of_prompts_are_answered_in_order() {
 
 #[test]
 fn scores_of_prompts_and_answers_agree() {
-    let server = Server::start(&adapters(), "--adapter a --gpus none --dtype f32");
+    let server = Server::start(adapters(), "--adapter a --gpus none --dtype f32");
     let ask = |more: Value| {
         let mut body = json!({ "model": "a", "temperature": 0, "logprobs": 3, "echo": true });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -143,7 +143,7 @@ fn scores_of_prompts_and_answers_agree() {
 #[test]
 fn stop_strings_and_lengths_end_answers() {
     let bench = adapters();
-    let server = Server::start(&bench, "--gpus none --context 40");
+    let server = Server::start(bench, "--gpus none --context 40");
     let ask = |more: Value| {
         let mut body = json!({ "model": "demo", "prompt": "git ch", "temperature": 0, "max_tokens": 12 });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -172,7 +172,7 @@ fn a_key_is_required_where_one_is_given_or_needed() {
         ("", Some("of-the-variable"), Some("of-the-variable")),
         ("--bind 0.0.0.0:0", None, None),
     ] {
-        let mut command = server::command(&bench, &format!("{options} --gpus none"));
+        let mut command = server::command(bench, &format!("{options} --gpus none"));
         command.env("HOME", bench.path("home")).env("XDG_CONFIG_HOME", bench.path("home"));
         command.envs(variable.map(|key| ("FINETUNE_API_KEY", key)));
         let server = Server::of(command);
@@ -193,7 +193,7 @@ fn a_key_is_required_where_one_is_given_or_needed() {
 fn a_signal_ends_the_server_cleanly() {
     let bench = adapters();
     for signal in ["TERM", "INT"] {
-        let server = Server::start(&bench, "--gpus none --max-sessions 1");
+        let server = Server::start(bench, "--gpus none --max-sessions 1");
         let body = json!({ "model": "demo", "prompt": vec!["git"; 12], "max_tokens": 60, "temperature": 1, "stream": true });
         let mut open = server.connect();
         server.send(&mut open, "POST", "/v1/completions", "", body.to_string().as_bytes());
