@@ -243,6 +243,7 @@ fn coordinator<'a>(config: Config, runtime: &Runtime, stop: &'a Stop) -> Coordin
         threads: 2,
         hint: Hint { batch_size: 8, micro_batch_tokens: 256 },
         company: Company::Open,
+        lines: None,
         stop,
     };
     Coordinator::new(setup).unwrap()
