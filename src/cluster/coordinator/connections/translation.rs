@@ -294,7 +294,7 @@ mod tests {
         let values = little_endian(&[1.0, 2.0, 3.0, 4.0, 5.0]);
         // Pieces that end within a seat.
         let pieces = [(0, values.slice(..8)), (2, values.slice(8..))];
-        let mut parts = vec![Vec::new(), Vec::new()];
+        let mut parts = [Vec::new(), Vec::new()];
         for (offset, bytes) in pieces {
             for (seat, message) in line.down(ToWorker::ParametersPiece { step: 7, offset, bytes }) {
                 let ToWorker::ParametersPiece { step: 7, offset, bytes } = message else {
