@@ -132,7 +132,7 @@ impl Enemy {
         assert!(matches!(message, Some(Carry::Values { .. })), "{message:?}");
     }
 
-    fn is_removed(mut self) {
+    fn wait_for_bye(mut self) {
         let bye = self.runtime.block_on(async {
             while let Some(message) = self.from.recv().await {
                 if matches!(message, ToWorker::Bye(_)) {
@@ -195,7 +195,7 @@ fn hostile_seats_change_no_byte() {
         let mut enemy = Enemy::sits(fleet.at());
         let lease = enemy.lease();
         attack(&mut enemy, lease);
-        enemy.is_removed();
+        enemy.wait_for_bye();
     }
     fleet.worker("second", "--threads 1");
     fleet.all_end(&["coordinator", "first", "second"], 0);
