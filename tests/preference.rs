@@ -347,8 +347,8 @@ fn eval_gives_the_numbers_of_the_run() {
     for (name, options) in [("dpo", "--task dpo --beta 0.3"), ("cpo", "--task cpo")] {
         bench.ok(&format!("{} --eval-data held.jsonl -o {name}", command(&golden(), "pairs", options)));
         let log = String::from_utf8(bench.read(&format!("{name}/metrics.jsonl"))).unwrap();
-        let evals = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let last = evals.filter(|e| e["event"] == "eval").last().unwrap();
+        let mut evals = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let last = evals.rfind(|e| e["event"] == "eval").unwrap();
         let said = bench.ok(&format!("eval --adapter {name} --data held.jsonl --gpus cpu --json"));
         let said: Value = serde_json::from_str(&said).unwrap();
         assert_eq!(said["loss"], last["eval_loss"], "{name}");
