@@ -165,10 +165,13 @@ impl Seats {
         Ok(ModelError::Memory { needed, limit: rooms[at].limit.bytes(), way_out })
     }
 
-    /// The same line in full precision, unless another one was typed.
+    /// The same line in the precision of devices alone: cards compute in f32, unless another type was typed.
     pub fn exact(mut self) -> Self {
-        let typed = |dtype| if dtype == ComputeDtype::Auto { ComputeDtype::F32 } else { dtype };
-        self.seats.iter_mut().for_each(|seat| seat.share.dtype = typed(seat.share.dtype));
+        for seat in &mut self.seats {
+            if seat.share.dtype == ComputeDtype::Auto && seat.device.facts().kind != Kind::Cpu {
+                seat.share.dtype = ComputeDtype::F32;
+            }
+        }
         self
     }
 
