@@ -7,7 +7,7 @@ use finetune::cluster::reduce::{Claim, Reducer, Refusal, Report};
 use finetune::cluster::sum_chunk::{self, SumChunkError};
 use finetune::numeric::fixed::{self, CELL};
 use finetune::numeric::rng::Stream;
-use finetune::train::sum::{Rewards, Scalars, Sums};
+use finetune::train::sum::{RewardSums, Scalars, Sums};
 use std::sync::mpsc::{Receiver, channel};
 
 const LEN: usize = 2 * CELL + 777;
@@ -34,7 +34,7 @@ impl Bench {
             loss: 7 * leases as i128,
             weight: leases as i128,
             targets: leases as u64,
-            rewards: Rewards { sums: [leases as i128, -3], counts: [leases as u64, 1], pairs: 1, right: 0 },
+            rewards: RewardSums { sums: [leases as i128, -3], counts: [leases as u64, 1], pairs: 1, right: 0 },
         };
         self.reducer.finish(member, Claim { sum, leases, scalars });
     }

@@ -9,7 +9,7 @@ use super::codec::in_place;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
 use crate::train::event::Link;
-use crate::train::sum::Rewards;
+use crate::train::sum::RewardSums;
 pub use crate::train::trial::Trials;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,7 @@ pub enum ToCoordinator {
         /// Number of supervised targets (for a classifier: rows).
         targets: u64,
         /// Sums of rewards, where a loss compares answers.
-        rewards: Rewards,
+        rewards: RewardSums,
         /// Hash of the parameters that the gradients were computed with.
         parameters: Hash,
         /// Data that was copied to and from devices for these microbatches.

@@ -23,7 +23,7 @@ pub struct Sums {
     weight: i128,
     /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
-    rewards: Rewards,
+    rewards: RewardSums,
 }
 
 /// Loss, weight and targets of microbatches: all sums except the gradient.
@@ -36,12 +36,12 @@ pub struct Scalars {
     /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
     /// Rewards of answers, where a loss compares them.
-    pub rewards: Rewards,
+    pub rewards: RewardSums,
 }
 
 /// Sums of rewards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rewards {
+pub struct RewardSums {
     /// Sums of the rewards of chosen and of rejected answers, in fixed point.
     pub sums: [i128; 2],
     /// Numbers of these answers.
@@ -52,9 +52,9 @@ pub struct Rewards {
     pub right: u64,
 }
 
-impl Rewards {
+impl RewardSums {
     /// Adds the rewards of other microbatches.
-    pub fn add(&mut self, other: &Rewards) {
+    pub fn add(&mut self, other: &RewardSums) {
         for side in 0..2 {
             self.sums[side] = self.sums[side].wrapping_add(other.sums[side]);
             self.counts[side] = self.counts[side].wrapping_add(other.counts[side]);
@@ -100,7 +100,7 @@ impl Scalars {
         let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
         let preference::Rewards { sums: [chosen, rejected], counts, pairs, right } = sums.rewards;
         let rewards =
-            Rewards { sums: [fixed(chosen)?.into(), fixed(rejected)?.into()], counts, pairs, right };
+            RewardSums { sums: [fixed(chosen)?.into(), fixed(rejected)?.into()], counts, pairs, right };
         Ok(Scalars { loss: loss.into(), weight: weight.into(), targets: sums.targets, rewards })
     }
 }

@@ -13,7 +13,7 @@ use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
 use finetune::numeric::REVISION;
-use finetune::train::sum::{Rewards, Sums};
+use finetune::train::sum::{RewardSums, Sums};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -132,7 +132,7 @@ impl Enemy {
             loss: 0,
             weight: 0,
             targets: 0,
-            rewards: Rewards::default(),
+            rewards: RewardSums::default(),
             parameters,
             traffic: Traffic::default(),
         };

@@ -14,7 +14,7 @@ use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::numeric::REVISION;
 use finetune::train::event::Link;
-use finetune::train::sum::Rewards;
+use finetune::train::sum::RewardSums;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// A lease that was never given.
@@ -102,7 +102,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             loss: 3,
             weight: 3,
             targets: 2,
-            rewards: Rewards { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1 },
+            rewards: RewardSums { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1 },
             parameters: [1; 32],
             traffic: Traffic::default(),
         },

@@ -3,7 +3,7 @@
 use super::super::message::{Bye, Device, LeaseId, ToCoordinator as From, ToWorker as To, Trouble};
 use super::*;
 use crate::model::stage::Traffic;
-use crate::train::sum::Rewards;
+use crate::train::sum::RewardSums;
 
 const HASH: Hash = [7; 32];
 
@@ -57,7 +57,7 @@ impl Bed {
                 loss: 0,
                 weight: 0,
                 targets: 0,
-                rewards: Rewards::default(),
+                rewards: RewardSums::default(),
                 parameters: HASH,
                 traffic: Traffic::default(),
             },
@@ -160,7 +160,7 @@ fn dishonest_message_expels_only_its_sender() {
         loss: 0,
         weight: 0,
         targets: 0,
-        rewards: Rewards::default(),
+        rewards: RewardSums::default(),
         parameters,
         traffic: Traffic::default(),
     };

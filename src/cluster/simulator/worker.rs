@@ -7,7 +7,7 @@ use super::super::message::{
 use super::truth::{self, Plan, Values, WIDTH};
 use super::{MILLI, Micros};
 use crate::model::stage::Traffic;
-use crate::train::sum::Rewards;
+use crate::train::sum::RewardSums;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// An action of a worker.
@@ -335,7 +335,7 @@ impl Worker {
             loss,
             weight: 0,
             targets,
-            rewards: Rewards::default(),
+            rewards: RewardSums::default(),
             parameters,
             traffic: Traffic::default(),
         });

@@ -224,9 +224,9 @@ mod tests {
     use super::*;
     use crate::model::preference;
     use crate::model::stage::LossSums;
-    use crate::train::sum::Rewards;
+    use crate::train::sum::RewardSums;
 
-    fn added(mut one: Rewards, other: Rewards) -> Rewards {
+    fn added(mut one: RewardSums, other: RewardSums) -> RewardSums {
         one.add(&other);
         one
     }

@@ -282,7 +282,7 @@ mod tests {
     use crate::cluster::message::{Lease, Packed};
     use crate::cluster::sum_chunk::little_endian;
     use crate::model::stage::{LossSums, Microbatch, Targets};
-    use crate::train::sum::Rewards;
+    use crate::train::sum::RewardSums;
 
     fn lease(lease: LeaseId, work: fn(Microbatch) -> Work) -> ToWorker {
         let targets = Targets::Tokens(vec![1; 4]);
@@ -375,7 +375,7 @@ mod tests {
     fn end(leases: &[LeaseId], targets: u64, parameters: Hash) -> ToCoordinator {
         let (leases, traffic) = (leases.to_vec(), Traffic { submissions: 1, ..Traffic::default() });
         let (loss, weight) = (i128::from(targets), i128::from(targets));
-        let rewards = Rewards::default();
+        let rewards = RewardSums::default();
         ToCoordinator::Sum { sum: 1, step: 8, leases, loss, weight, targets, rewards, parameters, traffic }
     }
 

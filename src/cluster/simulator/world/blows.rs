@@ -4,7 +4,7 @@ use super::*;
 use crate::cluster::message::{Device, Packed, Trouble};
 use crate::cluster::simulator::fate::End;
 use crate::model::stage::Traffic;
-use crate::train::sum::Rewards;
+use crate::train::sum::RewardSums;
 
 impl World {
     pub(super) fn blow(&mut self, blow: Blow) {
@@ -124,7 +124,7 @@ impl World {
                     loss: 1,
                     weight: 1,
                     targets: 1,
-                    rewards: Rewards::default(),
+                    rewards: RewardSums::default(),
                     parameters: hash,
                     traffic: Traffic::default(),
                 }
