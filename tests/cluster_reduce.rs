@@ -34,7 +34,12 @@ impl Bench {
             loss: 7 * leases as i128,
             weight: leases as i128,
             targets: leases as u64,
-            rewards: RewardSums { sums: [leases as i128, -3], counts: [leases as u64, 1], pairs: 1, right: 0 },
+            rewards: RewardSums {
+                sums: [leases as i128, -3],
+                counts: [leases as u64, 1],
+                pairs: 1,
+                right: 0,
+            },
         };
         self.reducer.finish(member, Claim { sum, leases, scalars });
     }

@@ -297,10 +297,10 @@ fn resumed_run_needs_no_reference_again() {
     // Damaged: said, and computed again.
     let mut bytes = bench.read("third/reference.bin");
     bytes[60] ^= 1;
-    bench.bytes("third/reference.bin", &bytes);
+    bench.bytes("first/reference.bin", &bytes);
     let out = bench.run(&format!(
         "{run} --save-steps 2 --resume={}/checkpoint-2 -o fourth",
-        bench.path("third").display()
+        bench.path("first").display()
     ));
     assert!(out.status.success() && stderr(&out).contains("reference.bin: damaged"), "{}", stderr(&out));
     bench.same_adapter("whole", "fourth");

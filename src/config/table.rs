@@ -100,7 +100,7 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "quantise the weights of an unquantised base while it is loaded"),
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
-    opt(Data, "task", One("sft|classify|dpo|orpo|cpo|simpo"), "sft", "train on the supervised tokens of rows, on their labels, or on preferences"),
+    opt(Data, "task", One("NAME"), "sft", "sft, classify, or on preferences dpo, ipo, orpo, cpo, simpo"),
     opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; never trained on"),
@@ -149,9 +149,9 @@ pub const TABLE: &[Opt] = &[
 
     opt(Cluster, "role", One("single|coordinator|worker|auto"), "single", "train alone; coordinate; or compute for a coordinator; auto: as the cluster says"),
     opt(Cluster, "bind", One("HOST:PORT"), "", "address to listen on (default: port 9000 of all interfaces); a worker then waits for a coordinator with --nodes"),
-    opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "coordinator that a worker connects to; auto finds it in the local network, by the token's fingerprint"),
+    opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "coordinator to connect to; auto: found in the local network by the token's fingerprint"),
     opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind), to which the coordinator connects"),
-    opt(Cluster, "expect-workers", One("N|N tasks"), "", "devices to wait for before the first step, including local ones (a worker with two cards is two devices), or processes (4 tasks); also --expect-devices"),
+    opt(Cluster, "expect-workers", One("N|N tasks"), "", "devices to wait for, local ones too, or processes (4 tasks); also --expect-devices"),
     opt(Cluster, "min-workers", One("N"), "1", "pause below this many devices; also --min-devices"),
     opt(Cluster, "join-timeout", One("TIME"), "10m", "how long to wait for devices, or for the coordinator (90s, 10m, 1h)"),
     opt(Cluster, "stages", One("N|20+12"), "", "divide the layers of the model among N workers, or these numbers of layers among as many; each worker needs memory for its layers only"),
