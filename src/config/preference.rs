@@ -46,6 +46,11 @@ pub(super) fn objective(s: &Settings, task: &str) -> Result<Option<Objective>, R
     };
     let loss = *loss;
     let beta = real(s, "beta", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?.unwrap_or(0.1);
+    if matches!(loss, Loss::Ipo | Loss::CpoIpo) && beta < 0.005 {
+        return Err(
+            s.refuse("beta", "is below 0.005: the loss of a pair begins at 1 / (4 beta^2), above 10,000")
+        );
+    }
     let smoothing =
         real(s, "label-smoothing", |v| (0.0..0.5).contains(&v), "must be at least 0 and below 0.5")?;
     let smoothing = smoothing.unwrap_or(0.0);
@@ -113,6 +118,7 @@ mod tests {
         check(&[("task", "dpo"), ("loss", "robust"), ("label-smoothing", "0.5")], Err("below 0.5"));
         check(&[("task", "dpo"), ("simpo-gamma", "1")], Err("--task simpo"));
         check(&[("task", "dpo"), ("beta", "0")], Err("above 0"));
+        check(&[("task", "ipo"), ("beta", "0.001")], Err("4 beta^2"));
         check(&[("task", "orpo"), ("nll-weight", "2")], Err("--beta"));
         check(&[("task", "cpo"), ("reference-adapter", "a")], Err("has no reference"));
         check(&[("task", "sft"), ("loss", "ipo")], Err("--task dpo"));

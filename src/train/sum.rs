@@ -98,9 +98,11 @@ impl Scalars {
     pub fn of(sums: &LossSums) -> Result<Self, BadValue> {
         let fixed = |value| fixed::to_fixed(value, i64::MAX).ok_or(BadValue { index: 0, value });
         let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
+        // Rewards are only shown: large ones do not end a run.
+        let reward = |value: f64| fixed(value.clamp(-8e6, 8e6));
         let preference::Rewards { sums: [chosen, rejected], counts, pairs, right } = sums.rewards;
         let rewards =
-            RewardSums { sums: [fixed(chosen)?.into(), fixed(rejected)?.into()], counts, pairs, right };
+            RewardSums { sums: [reward(chosen)?.into(), reward(rejected)?.into()], counts, pairs, right };
         Ok(Scalars { loss: loss.into(), weight: weight.into(), targets: sums.targets, rewards })
     }
 }

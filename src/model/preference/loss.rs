@@ -139,7 +139,7 @@ impl Loss {
 }
 
 impl Objective {
-    /// The loss at a pair. A row without its other half has an arbitrary one, whose term does not count.
+    /// The loss at a pair. Of a row without its other half, the half that is missing has the log-ratio 0.
     pub fn at(&self, pair: &Pair) -> Value {
         let (_, reads, at) = self.loss.row();
         let ratios = [0, 1].map(|i| pair.policy[i] - pair.reference[i]);

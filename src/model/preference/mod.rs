@@ -105,8 +105,12 @@ impl Answers {
                 LossSums { loss, weight: targets as f64, targets, rows: scores, ..LossSums::default() };
             return (vec![1.0; losses.len()], sums);
         };
-        let counts: Vec<f64> =
-            self.begins.iter().zip(&batch.bounds[1..]).map(|(b, e)| f64::from(e - b)).collect();
+        // As in TRL, the losses without a reference do not count the first token of a row, which nothing predicts.
+        let unpredicted = u32::from(!lesson.objective.loss.has_reference());
+        let count = |(bounds, &begin): (&[u32], &u32)| {
+            f64::from((bounds[1] - begin.max(bounds[0] + unpredicted)).max(1))
+        };
+        let counts: Vec<f64> = batch.bounds.windows(2).zip(&self.begins).map(count).collect();
         let (mut sums, slopes) = lesson.taught(&scores, &counts);
         sums.targets = targets;
         let weights = self.tokens(batch).zip(losses).map(|(token, loss)| {
@@ -160,12 +164,11 @@ impl Lesson {
             return (sums, slopes);
         }
         for (row, wanted) in self.wanted.iter().enumerate() {
-            // The other half is as the reference has it: its term is a constant.
+            // The missing answer has the log-ratio 0: it adds the constant 0.5, which is subtracted.
             let side = usize::from(!wanted);
             let mut pair = Pair { policy: [0.0; 2], reference: [0.0; 2], tokens: [1.0; 2] };
             (pair.policy[side], pair.reference[side]) = (scores[row], reference(row));
             let value = self.objective.at(&pair);
-            // 1 - s(0) or s(0)
             sums.loss += value.loss - 0.5;
             sums.weight += 1.0;
             slopes[row] = value.slopes[side];
@@ -252,6 +255,16 @@ mod tests {
         // Scores are -3 and -12.
         let rewards = Rewards { sums: [0.5, -1.0], counts: [1, 1], pairs: 1, right: 1 };
         assert_eq!((sums.rewards, sums.weight), (rewards, 1.0));
+    }
+
+    /// Two rows whose answers begin them: both means are over three of four tokens.
+    #[test]
+    fn means_leave_out_a_token_that_nothing_predicts() {
+        let answers = Answers { begins: vec![0, 4], aim: lesson(Loss::SimPo, vec![], 0.0, vec![]) };
+        let mut batch = batch(answers.clone());
+        (batch.rows, batch.bounds) = (vec![0, 0], vec![0, 4, 8]);
+        let (_, sums) = answers.weigh(&batch, &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
+        assert_eq!(sums.rewards.sums, [-0.5, -1.0]);
     }
 
     #[test]

@@ -108,8 +108,9 @@ impl Line {
                 if self.introduced.is_some() {
                     return Err(fall(chair.as_ref().map_or("a seat", |chair| &chair.name), &reason));
                 }
-                self.reception.lines.iter().for_each(|lines| lines.leave(self.plan.key, place));
-                Ok(())
+                // Two lines that are half full would wait for each other.
+                let another = self.reception.lines.iter().any(|lines| lines.leave(self.plan.key, place));
+                if another { Err("the line fell: another line is being formed".into()) } else { Ok(()) }
             }
             FromSeat::Said { place, message, .. } => {
                 let Some(chair) = &mut self.chairs[place] else { return Ok(()) };

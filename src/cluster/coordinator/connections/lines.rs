@@ -111,12 +111,14 @@ impl Lines {
         }
     }
 
-    /// The worker of this seat has left before the line stood.
-    pub fn leave(&self, key: [u8; 16], place: usize) {
+    /// The worker of this seat has left before the line stood. Returns whether another line is being formed: its seats
+    /// may be taken by the workers that this line lacks.
+    pub fn leave(&self, key: [u8; 16], place: usize) -> bool {
         let mut forming = self.forming();
         if let Some(line) = forming.lines.iter_mut().find(|line| line.key == key) {
             line.free.insert(place);
         }
+        forming.lines.len() > 1
     }
 
     /// The line stands or is over: no worker takes a seat of it any more.
@@ -143,7 +145,7 @@ mod tests {
         let (second, place, opened) = sit(4);
         assert_eq!((place, opened, second == first), (0, true, false));
         // A worker that leaves a line that is being formed makes room for the next one.
-        lines.leave(first, 1);
+        assert!(lines.leave(first, 1), "the other line is being formed too");
         assert_eq!(sit(5), (first, 1, false));
         // After a fall its workers fill the other line, at their seats where these are free.
         lines.close(first);

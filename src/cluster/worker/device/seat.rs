@@ -194,7 +194,7 @@ impl DeviceWorker {
             Some(values) => self.backward(sitting, lease, (Some(values), LossSums::default())),
             None => {
                 if let Some(Open { job, began }) = sitting.open.remove(&lease) {
-                    self.model.iter_mut().for_each(|model| model.forget(Ticket(lease)));
+                    self.forget(lease);
                     self.queue.finished_one(lease);
                     say(&job, Report::Stopped { lease, micros: micros(began) });
                 }
@@ -214,6 +214,7 @@ impl DeviceWorker {
         // A lease that is not open was given up with its conversation.
         let Some(Open { job, began }) = sitting.open.remove(&lease) else { return Ok(()) };
         if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
+            self.forget(lease);
             return self.misfit(&job, grad.len());
         }
         let pad = sitting.portion.pad();
@@ -290,6 +291,11 @@ impl DeviceWorker {
         say(job, report);
     }
 
+    /// Frees what the model keeps for a lease. A lost card may panic.
+    fn forget(&mut self, lease: LeaseId) {
+        let _ = caught(|| self.model.iter_mut().for_each(|model| model.forget(Ticket(lease))));
+    }
+
     /// Ends a lease without a result: the seats below free what they keep for it. The error is that of the device.
     fn failed(&mut self, sitting: &mut Sitting, job: QueuedLease, failed: Failed) -> Result<(), Lost> {
         let lease = job.lease.lease;
@@ -300,7 +306,7 @@ impl DeviceWorker {
                 Report::Trouble { lease, trouble }
             }
         };
-        self.model.iter_mut().for_each(|model| model.forget(Ticket(lease)));
+        self.forget(lease);
         sitting.neighbours.dropped(lease);
         self.queue.finished_one(lease);
         say(&job, report);
