@@ -85,7 +85,8 @@ impl Found {
         let typed = self.coordinator.as_ref().or(self.bind.as_ref());
         let port = self.bind.as_ref().or(typed).map_or(task.port, |at| at.port);
         if task.rank == 0 {
-            let bind = if task.one_node { Endpoint::loopback(port) } else { Endpoint::everywhere(port) };
+            let near = task.one_node && self.coordinator.as_ref().is_none_or(Endpoint::is_loopback);
+            let bind = if near { Endpoint::loopback(port) } else { Endpoint::everywhere(port) };
             options.extend([("role", "coordinator".into()), ("bind", bind.to_string())]);
             options.extend(task.count.map(|count| ("expect_workers", format!("{count} tasks"))));
             let at = self.bind.clone().unwrap_or(bind);
@@ -112,10 +113,12 @@ impl Task {
         let (rank, of) = self.local;
         let mut options = vec![("gpus", "auto".to_string())];
         let threads = self.cpus.unwrap_or(cores / of).clamp(1, cores);
-        if threads < cores {
+        // `--gpus k/n` would divide cores that are this task's own already.
+        if threads < cores || of > 1 {
             options.push(("threads", threads.to_string()));
         }
         let list = VISIBLE.into_iter().find_map(|name| env.text(name));
+        let list = list.filter(|list| !["-1", "NoDevFiles"].contains(&list.trim()));
         let visible = list.map(|list| list.split(',').count());
         // A list that is shorter than that of the machine is this task's own.
         let own = visible.is_some_and(|visible| visible < self.cards.unwrap_or(of));

@@ -180,7 +180,7 @@ pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
         _ => {}
     }
     let tasks = ["sft", "instruct", "classify", "dpo", "ipo", "orpo", "cpo", "simpo"];
-    let rule = "expected sft, classify, dpo, orpo, cpo or simpo";
+    let rule = "expected sft, classify, dpo, ipo, orpo, cpo or simpo";
     let named = choice(s, "task", &tasks, rule)?;
     let objective = objective(s, named)?;
     let task = match (named, &objective) {

@@ -20,6 +20,7 @@ fn hostile_requests_get_an_error_each() {
         ("another path", "GET", "/../../etc/passwd", "", b"", 404),
         ("another host", "GET", "/v1/models", "Host: evil.example\r\n", b"", 421),
         ("a foreign page", "POST", "/v1/completions", "Origin: https://evil.example\r\n", b"{}", 403),
+        ("a foreign address", "POST", "/v1/completions", "Origin: http://203.0.113.7\r\n", b"{}", 403),
         ("a file", "POST", "/v1/completions", "Origin: null\r\n", b"{}", 403),
         ("an own page", "GET", "/v1/models", "Origin: http://localhost:3000\r\n", b"", 200),
     ] {

@@ -150,7 +150,11 @@ fn text_scores(scores: &[Scored]) -> Value {
             // The most probable one of tokens with the same text.
             map.entry(text).or_insert_with(|| json!(score));
         }
-        token.score.map(|_| Value::Object(map))
+        // As OpenAI's, the map has the token itself too.
+        token.score.map(|score| {
+            map.entry(&token.text).or_insert_with(|| json!(score));
+            Value::Object(map)
+        })
     };
     json!({
         "tokens": scores.iter().map(|t| &t.text).collect::<Vec<_>>(),

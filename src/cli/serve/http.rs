@@ -19,6 +19,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, atomic::AtomicBool};
@@ -93,6 +94,14 @@ async fn respond(request: Request<Incoming>, service: Arc<Service>) -> Result<An
     }
 }
 
+/// Whether a host, which may have a port, is this machine by `localhost` or a loopback address.
+fn is_near(host: &str) -> bool {
+    let name =
+        host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// Refuses requests without the key; without a key, those of foreign pages.
 fn allowed(headers: &HeaderMap, key: Option<&str>) -> Result<(), Failure> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
@@ -102,7 +111,8 @@ fn allowed(headers: &HeaderMap, key: Option<&str>) -> Result<(), Failure> {
             return Err(Failure::of(StatusCode::MISDIRECTED_REQUEST, line));
         }
         let origin = headers.get(header::ORIGIN).map(|o| o.to_str().unwrap_or_default());
-        return match origin.is_none_or(|o| o.split_once("://").is_some_and(|(_, host)| is_literal(host))) {
+        let own = |host: &str| is_near(host) || text(header::HOST) == Some(host);
+        return match origin.is_none_or(|o| o.split_once("://").is_some_and(|(_, host)| own(host))) {
             true => Ok(()),
             false => Err(Failure::of(StatusCode::FORBIDDEN, "a page of another host asks")),
         };

@@ -150,7 +150,9 @@ fn key(s: &Settings, address: SocketAddr) -> Result<(Option<String>, Option<Stri
             let text = std::fs::read_to_string(file).map_err(refusal::at(Path::new(file)))?;
             Some((text.trim().to_string(), file.to_string()))
         }
-        None => std::env::var("FINETUNE_API_KEY").ok().map(|key| (key, "FINETUNE_API_KEY".into())),
+        // A key that is not UTF-8 is refused below.
+        None => std::env::var_os("FINETUNE_API_KEY")
+            .map(|key| (key.to_string_lossy().into_owned(), "FINETUNE_API_KEY".into())),
     };
     if let Some((key, place)) = given {
         if key.is_empty() || !key.chars().all(|c| c.is_ascii_graphic()) {

@@ -1,5 +1,5 @@
-//! Requests of OpenAI's interface. A field that would change the answer and is not supported is refused; other unknown
-//! fields have no effect.
+//! Requests of OpenAI's interface. The fields of `refuse_unsupported` are refused unless they have no effect; other
+//! unknown fields have no effect.
 
 use super::failure::Failure;
 use hyper::StatusCode;
@@ -143,9 +143,12 @@ impl Fields {
     /// Fields that are supported with one value only.
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         let text = json!({ "type": "text" });
-        let only: [(&'static str, &[Value]); 9] = [
+        let only: [(&'static str, &[Value]); 12] = [
             ("n", &[json!(1)]),
             ("best_of", &[json!(1)]),
+            ("top_k", &[json!(-1), json!(0)]),
+            ("min_p", &[json!(0), json!(0.0)]),
+            ("repetition_penalty", &[json!(1), json!(1.0)]),
             ("presence_penalty", &[json!(0), json!(0.0)]),
             ("frequency_penalty", &[json!(0), json!(0.0)]),
             ("logit_bias", &[json!({})]),
@@ -296,6 +299,7 @@ mod tests {
             (json!({ "top_p": -1 }), "top_p"),
             (json!({ "n": 2 }), "n"),
             (json!({ "tools": [{}] }), "tools"),
+            (json!({ "top_k": 1 }), "top_k"),
             (json!({ "response_format": { "type": "json_object" } }), "response_format"),
             (json!({ "stop": ["a", ""] }), "stop"),
             (json!({ "stream": "yes" }), "stream"),
