@@ -140,14 +140,14 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0: no clipping"),
     opt(Optim, "seed", One("N"), "42", "seed of shuffle, initial adapter and dropout"),
 
-    opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|1/2|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: device 0 twice; 0+1: one model in both), part of a name; 1/2: the first half of cards, cores and memory; auto: all cards, else the CPU"),
+    opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|1/2|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: device 0 twice; 0+1: one model in both), part of a name; 1/2: half of cards, cores and memory; auto: all cards, else the CPU"),
     opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "driver of the devices, an error if it is missing; auto: wgpu (cuda must be named so far); with cpu, indices are parts of the CPU"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "memory that each device may use (2GB, 1500MiB; default: its free memory)"),
     opt(Devices, "offload", One("auto|never|N"), "auto", "layers that are read from the model's files in each pass instead of being kept in memory (auto: as few as make the model fit); changes no result"),
 
-    opt(Cluster, "role", One("single|coordinator|worker|auto"), "single", "train alone; coordinate; or compute for a coordinator; auto: what Slurm, Kubernetes ... say"),
+    opt(Cluster, "role", One("single|coordinator|worker|auto"), "single", "train alone; coordinate; compute for a coordinator; auto: as Slurm, mpirun ... say"),
     opt(Cluster, "bind", One("HOST:PORT"), "", "address to listen on (default: port 9000 of all interfaces); a worker then waits for a coordinator with --nodes"),
     opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "coordinator to connect to; auto: found in the local network by the token's fingerprint"),
     opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind), to which the coordinator connects"),
