@@ -147,7 +147,7 @@ pub const TABLE: &[Opt] = &[
     opt(Devices, "memory-limit", One("SIZE"), "", "memory that each device may use (2GB, 1500MiB; default: its free memory)"),
     opt(Devices, "offload", One("auto|never|N"), "auto", "layers that are read from the model's files in each pass instead of being kept in memory (auto: as few as make the model fit); changes no result"),
 
-    opt(Cluster, "role", One("single|coordinator|worker|auto"), "single", "train alone; coordinate; compute for a coordinator; auto: as Slurm, mpirun ... say"),
+    opt(Cluster, "role", One("single|coordinator|worker|auto"), "single", "train alone; coordinate; compute for a coordinator; auto: by cluster variables"),
     opt(Cluster, "bind", One("HOST:PORT"), "", "address to listen on (default: port 9000 of all interfaces); a worker then waits for a coordinator with --nodes"),
     opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "coordinator to connect to; auto: found in the local network by the token's fingerprint"),
     opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind), to which the coordinator connects"),
