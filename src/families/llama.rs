@@ -13,6 +13,7 @@ pub const LLAMA: Family = Family {
     gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true, complete: false },
     attention_norms: Norms { before: Some("input_layernorm"), after: None },
     mlp_norms: Norms { before: Some("post_attention_layernorm"), after: None },
+    eps: 1e-6,
     gain_offset: 0.0,
     head_norms: HeadNorms::None,
     activation: Activation::SwiGlu,

@@ -9,6 +9,7 @@ pub const MINISTRAL3: Family = Family {
     model_type: "ministral3",
     gguf: Gguf { architecture: "mistral3", ..LLAMA.gguf },
     windows: Windows::Typed,
+    eps: 1e-5,
     rope_theta: 1_000_000.0,
     query_growth: Some("llama_4_scaling_beta"),
     refused: &["sliding_window"],

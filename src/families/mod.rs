@@ -47,6 +47,8 @@ pub struct Family {
     pub attention_norms: Norms,
     /// The norms around the feed-forward.
     pub mlp_norms: Norms,
+    /// `rms_norm_eps` where config.json has none.
+    pub eps: f32,
     /// Offset of every stored gain: 1 where the norm multiplies by (1 + w).
     pub gain_offset: f32,
     /// Norms of q and k (`self_attn.q_norm`, `self_attn.k_norm`).

@@ -65,13 +65,13 @@ pub enum RopeScaling {
 pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rope>), ConfigError> {
     let default = family.rope_theta;
     let Some(local) = family.local_rope_theta else { return Ok((shared(fields, family)?, None)) };
+    let base = if local == "rope_theta" { default } else { LOCAL };
     if let Some(sections) = fields.object("rope_parameters").map(Fields::of)
         && let Some(full) = sections.object("full_attention").map(Fields::of)
         && let Some(sliding) = sections.object("sliding_attention").map(Fields::of)
     {
-        return Ok((of(&full, (default, family), fields)?, Some(of(&sliding, (LOCAL, family), fields)?)));
+        return Ok((of(&full, (default, family), fields)?, Some(of(&sliding, (base, family), fields)?)));
     }
-    let base = if local == "rope_theta" { default } else { LOCAL };
     let local = Rope { theta: theta(fields.number(local)?, base)?, scaling: RopeScaling::Default };
     Ok((shared(fields, family)?, Some(local)))
 }
@@ -101,6 +101,9 @@ fn shared(fields: &Fields, family: &Family) -> Result<Rope, ConfigError> {
         None => fields.object("rope_scaling").map(Fields::of),
     };
     let Some(section) = section else {
+        if family.query_growth.is_some() {
+            return Err(key("rope_parameters", "is missing"));
+        }
         return Ok(Rope { theta: theta(Some(own), own)?, scaling: RopeScaling::Default });
     };
     let rope = of(&section, (own, family), fields)?;
@@ -144,6 +147,9 @@ fn scaling(section: &Fields, family: &Family, top: &Fields) -> Result<RopeScalin
         Some(x) => Err(key(name, format!("is {x}, not positive (rope_type {kind})"))),
         None => Err(key(name, format!("is missing (rope_type {kind})"))),
     };
+    if let Some(growth) = family.query_growth.filter(|growth| kind != "yarn" && section.mentions(growth)) {
+        return Err(key(growth, format!("is not supported with rope_type {kind}")));
+    }
     match kind {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: positive("factor")? }),
