@@ -29,6 +29,11 @@ fn configure(family: &Family, config: &mut Value) {
     if matches!(family.windows, Windows::All | Windows::Pattern(_)) {
         config["sliding_window"] = json!(8);
     }
+    if let Some(growth) = family.query_growth {
+        let original = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
+        config["rope_parameters"] = original;
+        config["rope_parameters"][growth] = json!(0.1);
+    }
     let mut set = |key: Option<&str>, value: f64| key.into_iter().for_each(|key| config[key] = json!(value));
     match family.score_scale {
         ScoreScale::Key(key) => set(Some(key), 16.0),
