@@ -29,7 +29,7 @@ pub use history::{History, Live, Member, Point, RunState};
 pub use metrics::{Metrics, print, read};
 pub use progress::Progress;
 pub use roster::{Roster, Row};
-pub use serve::{Dashboard, is_literal, same};
+pub use serve::{Dashboard, is_literal, respond, same};
 pub use shift::Shift;
 pub use team::{DeviceWork, TeamWork};
 pub use tensorboard::TensorBoard;

@@ -65,17 +65,7 @@ impl Enemy {
     }
 
     pub fn greets(&mut self) {
-        let hello = Hello {
-            protocol: PROTOCOL,
-            version: env!("CARGO_PKG_VERSION").into(),
-            numerics: REVISION,
-            identity: identity().unwrap(),
-            name: "enemy".into(),
-            model: None,
-            options: vec![],
-            before: None,
-        };
-        self.say(&ToCoordinator::Hello(hello));
+        self.say(&ToCoordinator::Hello(hello()));
         match self.hear() {
             Some(ToWorker::Welcome(manifest)) => self.manifest = Some(*manifest),
             other => panic!("{other:?}"),
@@ -340,5 +330,19 @@ fn hostile_peer_with_the_token_changes_no_byte() {
         "rejected: 0 connections, 1 worker (token, version, model or options differ); removed: 13 workers",
     ] {
         assert!(said.contains(part), "{part:?}\n{said}");
+    }
+}
+
+/// The first message of a worker with the token.
+pub fn hello() -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
+        identity: identity().unwrap(),
+        name: "enemy".into(),
+        model: None,
+        options: vec![],
+        before: None,
     }
 }

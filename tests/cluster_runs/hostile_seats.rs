@@ -1,15 +1,12 @@
 //! Hostile peers of a line: on the port on which a seat waits for the one above, and as a seat that computes nothing.
 
 use crate::fleet::{Fleet, RUN, TOKEN};
+use crate::hostile::hello;
 use bytes::Bytes;
 use finetune::cluster::carry::Carry;
 use finetune::cluster::link::{End, connected, encode};
-use finetune::cluster::message::{
-    Device, FRAME_LIMIT, Hello, PROTOCOL, Packed, SeatPlan, ToCoordinator, ToWorker,
-};
-use finetune::cluster::worker::identity;
+use finetune::cluster::message::{Device, FRAME_LIMIT, Packed, SeatPlan, ToCoordinator, ToWorker};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, Party, Security, Token, dial};
-use finetune::numeric::REVISION;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -142,19 +139,6 @@ impl Enemy {
             false
         });
         assert!(bye);
-    }
-}
-
-fn hello() -> Hello {
-    Hello {
-        protocol: PROTOCOL,
-        version: env!("CARGO_PKG_VERSION").into(),
-        numerics: REVISION,
-        identity: identity().unwrap(),
-        name: "enemy".into(),
-        model: None,
-        options: vec![],
-        before: None,
     }
 }
 

@@ -9,7 +9,7 @@ use super::request::{Ask, Form, Prompt, random};
 use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::stage::Sampling;
-use crate::report::{is_literal, same};
+use crate::report::{self, is_literal, same};
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -258,7 +258,7 @@ async fn complete(form: Form, request: Request<Incoming>, service: Arc<Service>)
     };
     if ask.stream {
         let body = Events { usage: ask.usage, ..Events::new(heading, reading) }.boxed();
-        return Ok(with("text/event-stream", StatusCode::OK, body));
+        return Ok(report::respond("text/event-stream", StatusCode::OK, body));
     }
     let mut texts: Vec<Delta> = (0..reading.len()).map(|index| reading.beginning(index)).collect();
     while let Some(part) = std::future::poll_fn(|cx| reading.poll_next(cx)).await {
@@ -364,18 +364,5 @@ fn failed(failure: &Failure) -> Answer {
 }
 
 fn with_json(status: StatusCode, value: &Value) -> Answer {
-    with("application/json", status, Full::new(Bytes::from(value.to_string())).boxed())
-}
-
-fn with(kind: &'static str, status: StatusCode, body: BoxBody<Bytes, Infallible>) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    for (name, value) in [
-        (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ] {
-        answer.headers_mut().insert(name, HeaderValue::from_static(value));
-    }
-    answer
+    report::respond("application/json", status, Full::new(Bytes::from(value.to_string())).boxed())
 }
