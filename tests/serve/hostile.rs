@@ -63,6 +63,20 @@ fn silent_connections_do_not_block_others() {
 }
 
 #[test]
+fn silent_connections_do_not_end_a_stream() {
+    let server = Server::start(adapters(), "--gpus none");
+    let body =
+        json!({ "model": "demo", "prompt": "git", "max_tokens": 400, "temperature": 2, "stream": true });
+    let mut stream = server.connect();
+    server.send(&mut stream, "POST", "/v1/completions", "", body.to_string().as_bytes());
+    wait_for(&mut stream, "data: ");
+    let open: Vec<_> = (0..300).map(|_| server.connect()).collect();
+    assert_eq!(server.get("/v1/models").status, 200);
+    wait_for(&mut stream, "data: [DONE]");
+    drop(open);
+}
+
+#[test]
 fn a_full_queue_refuses_and_a_lost_client_frees_it() {
     let server = Server::start(adapters(), "--gpus none --max-sessions 1 --max-waiting 39");
     let small = json!({ "model": "demo", "prompt": "git", "max_tokens": 2 });

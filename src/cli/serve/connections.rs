@@ -13,7 +13,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Maximum number of open connections. At the limit a new connection closes the one that asked least recently.
+/// Maximum number of open connections. At the limit a new connection closes the one that asked least recently, of those
+/// without a request in work if there are any.
 const MOST: usize = 256;
 /// Time limit for the head of a request, also of the next one on the same connection.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -23,7 +24,19 @@ const READING: Duration = Duration::from_secs(60);
 /// A connection, with the time of its last request.
 struct Open {
     asked: Arc<Mutex<Instant>>,
+    work: Work,
     task: JoinHandle<()>,
+}
+
+/// A request in work holds a copy of its connection's.
+#[derive(Clone, Default)]
+pub struct Work(Arc<()>);
+
+impl Work {
+    /// Whether a request holds a copy, beside the list of connections and the connection itself.
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.0) > 2
+    }
 }
 
 fn time_of(asked: &Mutex<Instant>) -> Instant {
@@ -45,14 +58,16 @@ pub async fn listen(listener: TcpListener, service: Arc<Service>, mut closing: w
         };
         all.retain(|one| !one.task.is_finished());
         if all.len() >= MOST
-            && let Some(oldest) = (0..all.len()).min_by_key(|&i| time_of(&all[i].asked))
+            && let Some(oldest) =
+                (0..all.len()).min_by_key(|&i| (all[i].work.is_held(), time_of(&all[i].asked)))
             && let Some(oldest) = all.remove(oldest)
         {
             oldest.task.abort();
         }
         let asked = Arc::new(Mutex::new(Instant::now()));
-        let task = tokio::spawn(serve(stream, service.clone(), asked.clone(), closing.clone()));
-        all.push_back(Open { asked, task });
+        let work = Work::default();
+        let task = serve(stream, service.clone(), (asked.clone(), work.clone()), closing.clone());
+        all.push_back(Open { asked, work, task: tokio::spawn(task) });
     }
     drop(listener);
     for one in all {
@@ -64,13 +79,14 @@ pub async fn listen(listener: TcpListener, service: Arc<Service>, mut closing: w
 async fn serve(
     stream: TcpStream,
     service: Arc<Service>,
-    asked: Arc<Mutex<Instant>>,
+    (asked, work): (Arc<Mutex<Instant>>, Work),
     mut closing: watch::Receiver<bool>,
 ) {
     // Events of a stream are small.
     let _ = stream.set_nodelay(true);
     let (longest, last) = (service.timeout.saturating_add(READING), asked.clone());
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(work.clone());
         *asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let service = service.clone();
         async move { Ok::<_, Infallible>(answer(request, service).await) }

@@ -2,6 +2,7 @@
 //! points here is refused), and come from no foreign page, or have the key.
 
 use super::answer::{Delta, Heading, now};
+use super::connections::Work;
 use super::engine::{Job, Order};
 use super::failure::Failure;
 use super::reading::{Begun, Reading, Shared};
@@ -242,12 +243,14 @@ impl Service {
 
 /// Answers a request for new tokens.
 async fn complete(form: Form, request: Request<Incoming>, service: Arc<Service>) -> Result<Answer, Failure> {
-    let body = body(request.into_body()).await?;
+    let (head, body) = request.into_parts();
+    let body = read(body).await?;
     let own = service.clone();
     // Templates and tokenizers may take long.
     let prepared = tokio::task::spawn_blocking(move || own.prepare(form, &body)).await;
     let (ask, prompts) = prepared.map_err(|e| Failure::of(StatusCode::INTERNAL_SERVER_ERROR, e))??;
     let mut reading = service.begin(&ask, prompts)?;
+    reading.work = head.extensions.get::<Work>().cloned();
     let kind = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
     let heading = Heading {
         form,
@@ -271,7 +274,7 @@ async fn complete(form: Form, request: Request<Incoming>, service: Arc<Service>)
     Ok(with_json(StatusCode::OK, &heading.whole(&texts, reading.usage)))
 }
 
-async fn body(incoming: Incoming) -> Result<Bytes, Failure> {
+async fn read(incoming: Incoming) -> Result<Bytes, Failure> {
     let large = || {
         let line = format!("the body has more than {BODY} bytes");
         Failure::of(StatusCode::PAYLOAD_TOO_LARGE, line)

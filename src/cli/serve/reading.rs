@@ -1,9 +1,10 @@
 //! The texts of one request while the model computes them.
 
 use super::answer::{Delta, Scored, Usage};
+use super::connections::Work;
 use super::engine::News;
 use super::failure::Failure;
-use super::text::Text;
+use super::text::{Text, within};
 use crate::data::tokenizer::{Skip, Tokenizer};
 use crate::model::stage::TokenScore;
 use hyper::StatusCode;
@@ -39,6 +40,8 @@ pub struct Reading {
     shared: Shared,
     /// Numbers of tokens so far.
     pub usage: Usage,
+    /// Keeps the connection open while texts are in work.
+    pub work: Option<Work>,
 }
 
 struct Growing {
@@ -59,7 +62,7 @@ impl Reading {
             let text = Text::new(shared.tokenizer.clone(), shared.stops.clone());
             Growing { begun, text, chars: 0, at_end: false, done: false }
         };
-        Reading { texts: prompts.into_iter().map(begin).collect(), news, shared, usage }
+        Reading { texts: prompts.into_iter().map(begin).collect(), news, shared, usage, work: None }
     }
 
     /// Number of texts.
@@ -124,15 +127,16 @@ impl Reading {
     }
 
     fn scored(&self, id: u32, score: &TokenScore, offset: usize) -> Scored {
-        let text = |id: u32| self.shared.tokenizer.decode(&[id], Skip::Nothing).unwrap_or_default();
+        let decode = |ids: &[u32]| self.shared.tokenizer.decode(ids, Skip::Nothing).unwrap_or_default();
+        let text = |id: u32| within(id, &decode);
         let top = score.top.iter().map(|(id, score)| (text(*id), *score)).collect();
         Scored { text: text(id), score: Some(score.token).filter(|s| !s.is_nan()), top, offset }
     }
 
     fn token(&mut self, index: usize, id: u32, score: Option<TokenScore>) -> Option<Delta> {
         self.usage.made += 1;
-        let scores: Vec<Scored> =
-            score.iter().map(|score| self.scored(id, score, self.texts[index].chars)).collect();
+        let offset = self.texts[index].chars + self.texts[index].text.held();
+        let scores: Vec<Scored> = score.iter().map(|score| self.scored(id, score, offset)).collect();
         let text = &mut self.texts[index];
         text.at_end = self.shared.ends.contains(&id);
         let piece = if text.at_end { String::new() } else { text.text.push(id) };

@@ -34,6 +34,11 @@ impl Text {
         std::mem::replace(&mut self.held, rest)
     }
 
+    /// Number of characters that are held back.
+    pub fn held(&self) -> usize {
+        self.held.chars().count()
+    }
+
     /// Returns what was held back, after the last token.
     pub fn rest(&mut self) -> String {
         let tokenizer = &self.tokenizer;
@@ -54,9 +59,25 @@ impl Text {
     }
 }
 
+/// The text of a token inside a text. Some decoders drop a space at the beginning, so the token is decoded twice in a row.
+pub fn within(id: u32, decode: &impl Fn(&[u32]) -> String) -> String {
+    let (once, twice) = (decode(&[id]), decode(&[id, id]));
+    twice.strip_prefix(once.as_str()).map_or(once.clone(), str::to_string)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_keeps_the_space_that_a_decoder_drops_first() {
+        let words = [" the", "the", "\u{fffd}", ""];
+        let decode = |ids: &[u32]| {
+            let text: String = ids.iter().map(|&id| words[id as usize]).collect();
+            text.strip_prefix(' ').map(str::to_string).unwrap_or(text)
+        };
+        assert_eq!([0, 1, 2, 3].map(|id| within(id, &decode)), words);
+    }
     use crate::run::base_model;
 
     #[test]
