@@ -115,7 +115,7 @@ impl Worker<'_> {
         };
         let met = met.map_err(|_| failed("the network's threads have ended".into()))?;
         let met = met.map_err(|reason| Outcome::Lost { reason: format!("the line: {reason}") })?;
-        let attached = net.attach(met, queue, most);
+        let attached = net.attach(met, queue, (most, plan.of));
         outbox.say(ToCoordinator::Linked);
         Ok(attached)
     }

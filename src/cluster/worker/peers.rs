@@ -15,8 +15,11 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Time limit for a neighbour's first message.
 const HELLO: Duration = Duration::from_secs(5);
-/// Most microbatches whose values may wait; a seat never has as many leases.
-const MOST: usize = 1 << 10;
+/// Most microbatches whose values may wait, besides [`FOR_EACH_SEAT`]: leases that a seat may hold, and those that were
+/// called back.
+const WAITING: usize = 64;
+/// A line of S seats computes at most 2 S - 1 microbatches at the same time.
+const FOR_EACH_SEAT: usize = 8;
 
 /// What a worker needs to connect with other workers.
 #[derive(Clone)]
@@ -96,8 +99,10 @@ impl PeerNet {
         met
     }
 
-    /// Starts the exchange of values: what comes goes to `queue`. `most` bounds the bytes of a microbatch.
-    pub fn attach(&self, met: Met, queue: &Arc<DeviceQueue>, most: usize) -> Attached {
+    /// Starts the exchange of values in a line of `seats`: what comes goes to `queue`. `most` bounds the bytes of a
+    /// microbatch.
+    pub fn attach(&self, met: Met, queue: &Arc<DeviceQueue>, (most, seats): (usize, u16)) -> Attached {
+        let most = (most, WAITING + FOR_EACH_SEAT * usize::from(seats));
         let (loses, lost) = mpsc::unbounded_channel();
         let mut ends = Vec::new();
         let neighbours = Neighbours {
@@ -171,12 +176,12 @@ async fn read(
     mut from: mpsc::Receiver<Carry>,
     end: &End,
     (queue, round): (&DeviceQueue, u64),
-    (below, most): (bool, usize),
+    (below, (bytes, waiting)): (bool, (usize, usize)),
 ) -> String {
     let mut assembly = Assembly::default();
     while let Some(message) = from.recv().await {
         let heard = match message {
-            Carry::Values { lease, rest, bytes } => match assembly.add(lease, (rest, &bytes), most) {
+            Carry::Values { lease, rest, bytes: part } => match assembly.add(lease, (rest, &part), bytes) {
                 Ok(Some(values)) if below => Heard::Hidden(lease, values),
                 Ok(Some(values)) => Heard::Back(lease, Some(values)),
                 Ok(None) => continue,
@@ -185,7 +190,7 @@ async fn read(
             Carry::Drop { lease } if !below => Heard::Back(lease, None),
             _ => return "it sent a message that does not belong there".into(),
         };
-        if queue.hears(round, heard) > MOST {
+        if queue.hears(round, heard) > waiting {
             return "it sent more values than there are leases".into();
         }
     }

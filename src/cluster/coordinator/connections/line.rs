@@ -3,8 +3,9 @@
 //! driver then hears that the member is lost, and the workers are asked to connect again.
 
 use super::lines::FromSeat;
-use super::translation::{Heard, Translation};
+use super::translation::{Fall, Heard, Translation};
 use super::{Desk, Reception};
+use crate::cluster::coordinator::Rejected;
 use crate::cluster::coordinator::outbox::Outbox;
 use crate::cluster::link::{ROOM, WorkerLink, pair};
 use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials};
@@ -62,6 +63,11 @@ impl Line {
         match formed {
             Ok(()) => Standing::new(self).serve().await,
             Err(ended) => {
+                if let Ended::Fell(reason) = &ended {
+                    let names: Vec<String> =
+                        self.chairs.iter().flatten().map(|chair| plain(&chair.name)).collect();
+                    self.reception.rejected(names.join(" + "), Rejected::Worker, reason.clone());
+                }
                 let bye = ended.bye();
                 self.chairs.iter().flatten().for_each(|chair| chair.outbox.say(ToWorker::Bye(bye.clone())));
             }
@@ -119,7 +125,10 @@ impl Line {
                     ToCoordinator::Seated { port } => chair.port = Some(port),
                     ToCoordinator::Linked => chair.linked = true,
                     // The connection ends next.
-                    ToCoordinator::Leave { .. } | ToCoordinator::Measured { .. } => {}
+                    ToCoordinator::Leave { reason } => {
+                        self.reception.rejected(plain(&chair.name), Rejected::Worker, plain(&reason));
+                    }
+                    ToCoordinator::Measured { .. } => {}
                     _ => return Err(fall(&chair.name, "it spoke of work before the line stood")),
                 }
                 Ok(())
@@ -196,15 +205,25 @@ impl Standing {
             reception.serve(&mut ours, &Desk::Driver(&seat)).await;
             reception.rise(seat, super::Parting::Proper);
         });
-        let bye = self.pass(&mut theirs).await.unwrap_or_else(|reason| Bye::Out { reason, again: true });
+        let (guilty, bye) = match self.pass(&mut theirs).await {
+            Ok(bye) => (None, bye),
+            Err((guilty, reason)) => (guilty, Bye::Out { reason, again: true }),
+        };
         if let Bye::Out { reason, .. } = &bye {
             theirs.end.cut(reason.clone());
         }
-        self.chairs.iter().for_each(|chair| chair.outbox.say(ToWorker::Bye(bye.clone())));
+        for (place, chair) in self.chairs.iter().enumerate() {
+            let bye = match bye.clone() {
+                Bye::Out { reason, .. } if guilty == Some(place) => Bye::Out { reason, again: false },
+                bye => bye,
+            };
+            chair.outbox.say(ToWorker::Bye(bye));
+        }
     }
 
-    /// Passes messages until the driver ends the conversation. The error is why the line falls.
-    async fn pass(&mut self, driver: &mut WorkerLink) -> Result<Bye, String> {
+    /// Passes messages until the driver ends the conversation. The error is why the line falls, with the seat that must not
+    /// come again.
+    async fn pass(&mut self, driver: &mut WorkerLink) -> Result<Bye, (Option<usize>, String)> {
         let ready = ToCoordinator::Ready { devices: vec![self.device()], refused: vec![] };
         let measured = ToCoordinator::Measured { devices: vec![Trials::default()], link: None };
         for message in [ready, measured] {
@@ -219,12 +238,18 @@ impl Standing {
                             self.chairs[place].outbox.say(message);
                         }
                     }
-                    None => return Err(driver.end.reason().unwrap_or_else(|| "the line is over".into())),
+                    None => {
+                        let reason = driver.end.reason();
+                        return Err((None, reason.unwrap_or_else(|| "the line is over".into())));
+                    }
                 },
                 event = self.events.recv() => match event {
                     Some(FromSeat::Said { place, message, .. }) => {
                         let heard = self.translation.up(place, message);
-                        let Heard { driver: up, seats } = heard.map_err(|reason| self.fall(place, &reason))?;
+                        let Heard { driver: up, seats } = heard.map_err(|fall| match fall {
+                            Fall::Lost(reason) => (None, self.fall(place, &reason)),
+                            Fall::Broke(reason) => (Some(place), self.fall(place, &reason)),
+                        })?;
                         for (place, message) in seats {
                             self.chairs[place].outbox.say(message);
                         }
@@ -232,9 +257,9 @@ impl Standing {
                             let _ = driver.to.send(message).await;
                         }
                     }
-                    Some(FromSeat::Gone { place, reason }) => return Err(self.fall(place, &reason)),
+                    Some(FromSeat::Gone { place, reason }) => return Err((None, self.fall(place, &reason))),
                     Some(FromSeat::Sat { .. }) => {}
-                    None => return Err("its connections are lost".into()),
+                    None => return Err((None, "its connections are lost".into())),
                 },
             }
         }

@@ -21,14 +21,23 @@ pub(super) struct Heard {
     pub seats: Vec<(usize, ToWorker)>,
 }
 
+/// Why a line falls because of a seat.
+#[derive(Debug, PartialEq)]
+pub(super) enum Fall {
+    /// The seat's device failed, or it leaves: its worker may connect again.
+    Lost(String),
+    /// The seat broke the protocol, or computes with other parameters.
+    Broke(String),
+}
+
 /// A lease that is not answered.
 struct Open {
     /// Steps behind its parameters.
     after: u64,
     /// Whether the last seat alone has the result.
     last_alone: bool,
-    /// What each seat has announced: the hash of all parameters that follows from those of its part, time and memory.
-    announced: Vec<Option<(Hash, u64, u64)>>,
+    /// What each seat has announced: time and memory.
+    announced: Vec<Option<(u64, u64)>>,
     /// Whether it ended without a result.
     ended: bool,
 }
@@ -40,12 +49,20 @@ struct Sum {
     ends: Vec<Option<ToCoordinator>>,
 }
 
+/// The hashes of the parameters after a step.
+struct Known {
+    step: u64,
+    /// Of each seat's part.
+    parts: Vec<Hash>,
+    whole: Hash,
+}
+
 /// The state between a driver and the seats of a line.
 pub(super) struct Translation {
     values: Vec<Range<usize>>,
     hashers: Vec<blake3::Hasher>,
-    /// Hashes of the parameters of each seat, and of all.
-    hashes: VecDeque<(Vec<Hash>, Hash)>,
+    /// Parameters, newest first.
+    known: VecDeque<Known>,
     open: BTreeMap<LeaseId, Open>,
     /// The newest `Ask` of each seat since the driver was asked: room and leases at the same time.
     asks: Vec<Option<(u16, u16)>>,
@@ -61,7 +78,7 @@ impl Translation {
         Translation {
             values: values.to_vec(),
             hashers: vec![blake3::Hasher::new(); seats],
-            hashes: VecDeque::new(),
+            known: VecDeque::new(),
             open: BTreeMap::new(),
             asks: vec![None; seats],
             granted: 0,
@@ -136,50 +153,51 @@ impl Translation {
     }
 
     fn parameters(&mut self, step: u64, hash: Hash) -> Vec<(usize, ToWorker)> {
-        let hashes: Vec<Hash> = self.hashers.iter().map(|hasher| *hasher.finalize().as_bytes()).collect();
-        self.hashes.push_front((hashes.clone(), hash));
-        self.hashes.truncate(KNOWN);
+        let parts: Vec<Hash> = self.hashers.iter().map(|hasher| *hasher.finalize().as_bytes()).collect();
+        self.known.push_front(Known { step, parts: parts.clone(), whole: hash });
+        self.known.truncate(KNOWN);
         self.asks.fill(None);
         self.sums.clear();
         self.granted = 0;
         // A late result of an older step is not waited for.
         self.open.retain(|_, open| open.after + KNOWN as u64 > step);
         let message = |(seat, hash)| (seat, ToWorker::Parameters { step, hash });
-        hashes.into_iter().enumerate().map(message).collect()
+        parts.into_iter().enumerate().map(message).collect()
     }
 
-    /// The hash of all parameters if this is that of a seat's part.
-    fn whole_hash(&self, seat: usize, hash: Hash) -> Hash {
-        let found = self.hashes.iter().find(|(hashes, _)| hashes[seat] == hash);
-        found.map_or(hash, |(_, whole)| *whole)
+    /// The hash of all parameters after `after` steps, if `part` is that of the seat's part of them.
+    fn whole(&self, seat: usize, after: u64, part: Hash) -> Result<Hash, Fall> {
+        let known = self.known.iter().find(|known| known.step == after && known.parts[seat] == part);
+        known.map(|known| known.whole).ok_or_else(|| Fall::Broke("it computed with other parameters".into()))
     }
 
     /// What follows from a message of a seat. The error is why the line falls.
-    pub fn up(&mut self, seat: usize, message: ToCoordinator) -> Result<Heard, String> {
+    pub fn up(&mut self, seat: usize, message: ToCoordinator) -> Result<Heard, Fall> {
         let last = self.seats() - 1;
         let said = |message| Ok(Heard { driver: vec![message], seats: vec![] });
         match message {
             ToCoordinator::Ask { room, together, .. } => Ok(self.asked(seat, (room, together))),
             ToCoordinator::Announce { lease, parameters, micros, memory } => {
-                Ok(self.announced(seat, lease, (parameters, micros, memory)))
+                self.announced(seat, lease, (parameters, micros, memory))
             }
             ToCoordinator::SumPiece { sum, offset, len, packed } => {
                 if !self.sums.contains_key(&sum) && self.sums.len() >= MOST_SUMS {
-                    return Err(format!("it began sum {sum} before {MOST_SUMS} others were complete"));
+                    let reason = format!("it began sum {sum} before {MOST_SUMS} others were complete");
+                    return Err(Fall::Lost(reason));
                 }
                 let values = &self.values;
                 let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
-                let cells =
-                    self.sums.entry(sum).or_insert_with(fresh).cells.add(seat, (offset, len), packed)?;
+                let cells = &mut self.sums.entry(sum).or_insert_with(fresh).cells;
+                let cells = cells.add(seat, (offset, len), packed).map_err(Fall::Broke)?;
                 let piece =
                     |Cell { offset, len, packed }| ToCoordinator::SumPiece { sum, offset, len, packed };
                 Ok(Heard { driver: cells.into_iter().map(piece).collect(), seats: vec![] })
             }
             ToCoordinator::Sum { sum, .. } => self.summed(seat, sum, message),
             ToCoordinator::Score { lease, sums, parameters, micros } if seat == last => {
-                let parameters = self.whole_hash(seat, parameters);
                 match self.open.remove(&lease) {
-                    Some(Open { ended: false, .. }) => {
+                    Some(Open { ended: false, after, .. }) => {
+                        let parameters = self.whole(seat, after, parameters)?;
                         said(ToCoordinator::Score { lease, sums, parameters, micros })
                     }
                     _ => Ok(Heard::default()),
@@ -187,11 +205,11 @@ impl Translation {
             }
             ToCoordinator::Stopped { lease, .. } => Ok(self.ended(lease, message)),
             ToCoordinator::Fault { lease, fault: Trouble::Value { .. } } => Ok(self.ended(lease, message)),
-            ToCoordinator::Fault { fault: Trouble::Device { reason }, .. } => Err(reason),
-            ToCoordinator::Fallback { reason, .. } => Err(reason),
-            ToCoordinator::Leave { reason } => Err(format!("left: {reason}")),
+            ToCoordinator::Fault { fault: Trouble::Device { reason }, .. } => Err(Fall::Lost(reason)),
+            ToCoordinator::Fallback { reason, .. } => Err(Fall::Lost(reason)),
+            ToCoordinator::Leave { reason } => Err(Fall::Lost(format!("left: {reason}"))),
             ToCoordinator::Pong { .. } => Ok(Heard::default()),
-            _ => Err("it sent a message that does not belong there".into()),
+            _ => Err(Fall::Broke("it sent a message that does not belong there".into())),
         }
     }
 
@@ -205,23 +223,22 @@ impl Translation {
         Heard { driver: vec![ToCoordinator::Ask { device: 0, room, together }], seats: vec![] }
     }
 
-    fn announced(&mut self, seat: usize, lease: LeaseId, said: (Hash, u64, u64)) -> Heard {
-        let last = self.seats() - 1;
-        let parameters = self.whole_hash(seat, said.0);
-        let Some(open) = self.open.get_mut(&lease) else { return Heard::default() };
-        if open.ended {
-            return Heard { driver: vec![], seats: vec![(seat, ToWorker::Deny { lease })] };
+    fn announced(&mut self, seat: usize, lease: LeaseId, said: (Hash, u64, u64)) -> Result<Heard, Fall> {
+        let (last, (part, micros, memory)) = (self.seats() - 1, said);
+        let Some(Open { after, ended, .. }) = self.open.get(&lease) else { return Ok(Heard::default()) };
+        if *ended {
+            return Ok(Heard { driver: vec![], seats: vec![(seat, ToWorker::Deny { lease })] });
         }
-        open.announced[seat] = Some((parameters, said.1, said.2));
+        let parameters = self.whole(seat, *after, part)?;
+        let Some(open) = self.open.get_mut(&lease) else { return Ok(Heard::default()) };
+        open.announced[seat] = Some((micros, memory));
         let needed = if open.last_alone { &open.announced[last..] } else { &open.announced[..] };
         // The first seat is the last to finish: the time between its results is that of the line.
-        let Some((_, micros, memory)) = needed[0].filter(|_| needed.iter().all(Option::is_some)) else {
-            return Heard::default();
+        let Some((micros, memory)) = needed[0].filter(|_| needed.iter().all(Option::is_some)) else {
+            return Ok(Heard::default());
         };
-        let same = needed.iter().flatten().all(|(hash, ..)| *hash == parameters);
-        // Where the seats disagree, one of them has other parameters than the driver.
-        let parameters = if same { parameters } else { Hash::default() };
-        Heard { driver: vec![ToCoordinator::Announce { lease, parameters, micros, memory }], seats: vec![] }
+        let announce = ToCoordinator::Announce { lease, parameters, micros, memory };
+        Ok(Heard { driver: vec![announce], seats: vec![] })
     }
 
     /// A lease ended in one seat without a result: it ends in all.
@@ -239,11 +256,12 @@ impl Translation {
     }
 
     /// The end of a seat's part of a sum.
-    fn summed(&mut self, seat: usize, sum: u64, message: ToCoordinator) -> Result<Heard, String> {
+    fn summed(&mut self, seat: usize, sum: u64, message: ToCoordinator) -> Result<Heard, Fall> {
         let last = self.seats() - 1;
-        let Some(parts) = self.sums.get_mut(&sum) else { return Err(format!("sum {sum} has no pieces")) };
+        let broke = |reason: &str| Err(Fall::Broke(format!("sum {sum} {reason}")));
+        let Some(parts) = self.sums.get_mut(&sum) else { return broke("has no pieces") };
         if !parts.cells.complete(seat) || parts.ends[seat].is_some() {
-            return Err(format!("sum {sum} ends twice, or before its last piece"));
+            return broke("ends twice, or before its last piece");
         }
         parts.ends[seat] = Some(message);
         if !parts.ends.iter().all(Option::is_some) {
@@ -256,7 +274,7 @@ impl Translation {
             _ => (0, vec![]),
         };
         if ends.iter().any(|end| leases(end) != leases(&ends[0])) {
-            return Err(format!("the parts of sum {sum} are of different microbatches"));
+            return Err(Fall::Lost(format!("the parts of sum {sum} are of different microbatches")));
         }
         let mut all = Traffic::default();
         for end in &ends {
@@ -266,8 +284,8 @@ impl Translation {
         }
         let end = ends.into_iter().nth(last).map(|end| match end {
             ToCoordinator::Sum { sum, step, leases, loss, weight, targets, rewards, parameters, .. } => {
-                let parameters = self.whole_hash(last, parameters);
-                let traffic = all;
+                let known = self.known.iter().find(|known| known.parts[last] == parameters);
+                let (parameters, traffic) = (known.map_or(parameters, |known| known.whole), all);
                 ToCoordinator::Sum { sum, step, leases, loss, weight, targets, rewards, parameters, traffic }
             }
             other => other,
@@ -338,9 +356,7 @@ mod tests {
         assert_eq!(line.down(ToWorker::Flush { step: 8 }), [], "nothing was granted since");
         // A seat with parameters of its own.
         line.down(lease(2, Work::Train));
-        line.up(1, announce(2, [9; 32], 5)).unwrap();
-        let both = line.up(0, announce(2, hashes[0], 9)).unwrap().driver;
-        assert!(matches!(both[..], [ToCoordinator::Announce { parameters, .. }] if parameters != hash));
+        assert!(matches!(line.up(1, announce(2, [9; 32], 5)), Err(Fall::Broke(_))));
     }
 
     #[test]
@@ -403,8 +419,9 @@ mod tests {
         let (mut line, ..) = standing();
         let reason = || "why".to_string();
         let fault = ToCoordinator::Fault { lease: 1, fault: Trouble::Device { reason: reason() } };
-        for message in [fault, ToCoordinator::Leave { reason: reason() }, ToCoordinator::Linked] {
-            assert!(line.up(0, message).is_err());
+        for message in [fault, ToCoordinator::Leave { reason: reason() }] {
+            assert!(matches!(line.up(0, message), Err(Fall::Lost(_))));
         }
+        assert!(matches!(line.up(0, ToCoordinator::Linked), Err(Fall::Broke(_))));
     }
 }
