@@ -5,6 +5,8 @@
 mod cli_fixture;
 #[path = "export/families.rs"]
 mod families;
+#[path = "export/random_base.rs"]
+mod random_base;
 #[path = "export/refused.rs"]
 mod refused;
 

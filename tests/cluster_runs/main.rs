@@ -17,6 +17,8 @@ mod hosts;
 mod lines;
 mod messages;
 mod network;
+#[path = "../export/random_base.rs"]
+mod random_base;
 mod scores;
 mod stages;
 mod tap;

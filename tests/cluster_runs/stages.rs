@@ -1,8 +1,10 @@
 //! Workers that hold the layers of one model together (`--stages`): they change no byte, whatever the split, the model,
 //! the task and the other devices of the run.
 
-use crate::cli_fixture::{classes, stderr};
+use crate::cli_fixture::{classes, pairs, stderr};
 use crate::fleet::{Fleet, RUN};
+use crate::random_base;
+use finetune::families::{GEMMA3, GRANITE, OLMO3};
 use rustix::process::Signal;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use std::time::Duration;
 fn line(run: &str, (stages, workers): (&str, usize), more: &str) -> Fleet {
     let mut fleet = Fleet::new();
     fleet.bench.file("classes.jsonl", &classes(240));
+    fleet.bench.file("pairs.jsonl", &pairs(120));
     fleet.coordinator(&format!("{run} --stages {stages} {more}"));
     let names: Vec<String> = (0..workers).map(|i| format!("seat-{i}")).collect();
     names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
@@ -32,11 +35,17 @@ fn a_line_of_workers_gives_the_bytes_of_one_process() {
 #[test]
 fn a_line_of_workers_runs_every_kind_of_task() {
     let evaluated = "--eval-data rows.jsonl --eval-steps 2";
-    for more in [evaluated, "--quantize nf4", "--task classify --num-classes 2"] {
-        let data = if more.contains("classify") { "--data classes.jsonl" } else { "--data many.jsonl" };
-        let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", data));
+    for (more, data) in [
+        (evaluated, "many"),
+        ("--quantize nf4", "many"),
+        ("--task classify --num-classes 2", "classes"),
+        ("--task dpo --nll-weight 0.5", "pairs"),
+    ] {
+        let data = format!("--data {data}.jsonl");
+        let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", &data));
         let alone = Fleet::new();
         alone.bench.file("classes.jsonl", &classes(240));
+        alone.bench.file("pairs.jsonl", &pairs(120));
         let bytes = alone.alone(&run);
         let fleet = line(&run, ("2", 2), "");
         assert!(fleet.adapter("out") == bytes, "{more}\n{}", fleet.all());
@@ -46,6 +55,24 @@ fn a_line_of_workers_runs_every_kind_of_task() {
             (evals, crate::losses(fleet, out))
         };
         assert_eq!(losses(&fleet, "out"), losses(&alone, "alone"), "{more}\n{}", fleet.all());
+    }
+}
+
+/// Windows, two rotary bases, norms after the halves, and factors in a line of two seats, and on two whole workers.
+#[test]
+fn a_line_and_whole_workers_train_families_to_one_adapter() {
+    let run = format!("{} --max-steps 3", RUN.replace("demo", "./base"));
+    for family in [&GEMMA3, &GRANITE, &OLMO3] {
+        for how in ["--stages 2+4", "--expect-workers 2"] {
+            let mut fleet = Fleet::new();
+            random_base::write(&fleet.bench, family);
+            let alone = fleet.alone(&run);
+            fleet.coordinator(&format!("{run} {how}"));
+            fleet.worker("a", "--threads 1");
+            fleet.worker("b", "--threads 1");
+            fleet.all_end(&["coordinator", "a", "b"], 0);
+            assert!(fleet.adapter("out") == alone, "{}, {how}\n{}", family.name, fleet.all());
+        }
     }
 }
 
