@@ -1,7 +1,10 @@
 //! A model of each family with random weights, and the demonstration's tokenizer.
 
+#[path = "../families/own_keys.rs"]
+mod own_keys;
+
 use crate::cli_fixture::Bench;
-use finetune::families::{EmbeddingScale, Family, ScoreScale, Windows};
+use finetune::families::Family;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::config::Config;
 use finetune::model::layout::module_path;
@@ -25,25 +28,7 @@ fn configure(family: &Family, config: &mut Value) {
     ] {
         config[key] = value;
     }
-    if matches!(family.windows, Windows::All | Windows::Pattern(_)) {
-        config["sliding_window"] = json!(8);
-    }
-    if let Some(growth) = family.query_growth {
-        let original = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
-        config["rope_parameters"] = original;
-        config["rope_parameters"][growth] = json!(0.1);
-    }
-    let mut set = |key: Option<&str>, value: f64| key.into_iter().for_each(|key| config[key] = json!(value));
-    match family.score_scale {
-        ScoreScale::Key(key) => set(Some(key), 16.0),
-        ScoreScale::Factor(key) => set(Some(key), 0.125),
-        ScoreScale::HeadSize => {}
-    }
-    if let EmbeddingScale::Key(key) = family.embedding_scale {
-        set(Some(key), 12.0);
-    }
-    set(family.residual_scale, 0.25);
-    set(family.logits_scale, 4.0);
+    own_keys::set(family, 8, config);
 }
 
 /// Writes the folder `base`.

@@ -1,6 +1,7 @@
 //! The listener and its connections.
 
 use super::http::{Service, answer};
+use super::reading::Work;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,17 +27,6 @@ struct Open {
     asked: Arc<Mutex<Instant>>,
     work: Work,
     task: JoinHandle<()>,
-}
-
-/// A request in work holds a copy of its connection's.
-#[derive(Clone, Default)]
-pub struct Work(Arc<()>);
-
-impl Work {
-    /// Whether a request holds a copy, beside the list of connections and the connection itself.
-    fn is_held(&self) -> bool {
-        Arc::strong_count(&self.0) > 2
-    }
 }
 
 fn time_of(asked: &Mutex<Instant>) -> Instant {

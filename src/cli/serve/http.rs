@@ -2,10 +2,9 @@
 //! points here is refused), and come from no foreign page, or have the key.
 
 use super::answer::{Delta, Heading, now};
-use super::connections::Work;
 use super::engine::{Job, Order};
 use super::failure::Failure;
-use super::reading::{Begun, Reading, Shared};
+use super::reading::{Begun, Reading, Shared, Work};
 use super::request::{Ask, Form, Prompt, random};
 use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
