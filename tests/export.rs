@@ -9,6 +9,8 @@ mod families;
 mod random_base;
 #[path = "export/refused.rs"]
 mod refused;
+#[path = "export/tower.rs"]
+mod tower;
 
 use cli_fixture::{Bench, stderr};
 use finetune::format::FormatError;
