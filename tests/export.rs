@@ -140,6 +140,7 @@ fn adapter_without_effect(b: &Bench, name: &str) {
         lora_alpha: 1.0,
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into()],
+        path: "",
         use_rslora: false,
     };
     let zeros = vec![0f32; 128];

@@ -64,10 +64,10 @@ fn the_text_model_beside_a_tower_trains_as_alone() {
         let train =
             "--data rows.jsonl --max-steps 2 --learning-rate 5e-3 --rank 4 --dropout 0.1 -q --overwrite";
         for (way, options) in [
-            ("f32", "--dtype f32 --gpus cpu"),
+            ("NF4", "--quantize nf4"),
             ("streamed", "--gpus cpu --offload 4"),
             ("a line", "--gpus cpu+cpu"),
-            ("NF4", "--quantize nf4"),
+            ("f32", "--dtype f32 --gpus cpu"),
         ] {
             b.ok(&format!("./base {train} {options} -o alone"));
             b.ok(&format!("./whole {train} {options} -o beside"));
@@ -85,9 +85,14 @@ fn the_text_model_beside_a_tower_trains_as_alone() {
         let prompt = "--prompt 'Show the branch that I am on' --max-new-tokens 12 --dtype f32";
         let tuned = b.ok(&format!("generate --adapter alone {prompt}"));
         assert_eq!(b.ok(&format!("generate --adapter beside {prompt}")), tuned, "{}", wrapper.class);
+        if wrapper.family.not_in_gguf().is_some() {
+            continue;
+        }
         b.ok("export alone --to gguf-lora -o lora.gguf");
         b.ok("export beside --to gguf-lora -o again/lora.gguf");
         assert!(b.read("lora.gguf") == b.read("again/lora.gguf"), "{}: gguf-lora", wrapper.class);
+        b.ok("export beside --to merged-gguf --outtype f32 -o merged.gguf");
+        assert_eq!(b.ok(&format!("generate ./merged.gguf {prompt}")), tuned, "{}: GGUF", wrapper.class);
     }
 }
 
