@@ -71,3 +71,21 @@ fn eval_and_save_steps_accept_epochs_and_shares() {
         assert!(yaml.contains(&format!("  eval_steps: {every}  # flag\n")), "{yaml}");
     }
 }
+
+/// LoRA+: B learns at a rate of its own, alone and with two devices; a resume with another ratio is refused.
+#[test]
+fn b_learns_faster_by_the_ratio_that_is_asked_for() {
+    let b = Bench::new();
+    let run = "demo --data rows.jsonl --rank 4 --dropout 0.1 --batch-size 12 -q";
+    b.ok(&format!("{run} --max-steps 3 -o plain"));
+    b.ok(&format!("{run} --max-steps 3 --loraplus-lr-ratio 1 -o one"));
+    b.same_adapter("plain", "one");
+    b.ok(&format!("{run} --max-steps 3 --loraplus-lr-ratio 8 --save-steps 2 -o plus"));
+    assert_ne!(b.read(&format!("plain/{ADAPTER}")), b.read(&format!("plus/{ADAPTER}")));
+    b.ok(&format!("{run} --max-steps 3 --loraplus-lr-ratio 8 --gpu-backend cpu --gpus 0,1 -o two"));
+    b.same_adapter("plus", "two");
+    b.ok(&format!("--resume={}/checkpoint-2 -o again -q", b.path("plus").display()));
+    b.same_adapter("plus", "again");
+    let other = b.run("--resume=plus/checkpoint-2 --loraplus-lr-ratio 4 -o other -q");
+    assert!(stderr(&other).contains("loraplus_lr_ratio was 8, is 4"), "{}", stderr(&other));
+}

@@ -1,7 +1,12 @@
 //! AdamW, clipping and schedules against torch and transformers (tests/golden/train/make_optim.py).
 
+use finetune::model::layout::Layout;
+use finetune::numeric::fixed;
+use finetune::train::checkpoint::State;
 use finetune::train::optim::{self, AdamW, Options};
+use finetune::train::optimizer_step;
 use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::sum::{Scalars, Sums};
 use serde_json::Value;
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -57,4 +62,33 @@ fn adamw_is_torch_to_the_bit() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("golden/train/optim.json")).unwrap();
     assert_eq!(cases.len(), 7);
     cases.iter().for_each(check);
+}
+
+/// A step of a run, with B at a rate of its own, against PEFT's `create_loraplus_optimizer`.
+#[test]
+fn b_at_its_own_rate_is_peft_to_the_bit() {
+    let case: Value = serde_json::from_str(include_str!("golden/train/loraplus.json")).unwrap();
+    let mut layout = Layout::default();
+    for (name, values) in case["start"].as_object().unwrap() {
+        layout.push(name.replace(".default", ""), 1, values.as_array().unwrap().len());
+    }
+    assert_eq!(layout.places_of_b().len(), 2);
+    // Objects of serde_json keep the order of the file.
+    let flat = |v: &Value| v.as_object().unwrap().values().flat_map(numbers).collect::<Vec<f32>>();
+    let number = |key: &str| case[key].as_f64().unwrap();
+    let options = Options {
+        ratio_of_b: number("ratio"),
+        weight_decay: number("weight_decay"),
+        max_grad_norm: 0.0,
+        ..Options::default()
+    };
+    let mut state = State::new(flat(&case["start"]), options);
+    for step in case["steps"].as_array().unwrap() {
+        let mut sums = Sums::new(layout.len());
+        sums.add_gradient(&flat(&step["gradient"]), fixed::cap(1)).unwrap();
+        sums.set_scalars(Scalars { weight: 1 << fixed::FRACTION_BITS, ..Scalars::default() });
+        let rates = (1.0, number("rate"));
+        optimizer_step::update(&mut state, &sums, rates, &layout.places_of_b(), &mut |_, _| {}).unwrap();
+        assert_eq!(bits(&state.parameters), bits(&flat(&step["parameters"])));
+    }
 }

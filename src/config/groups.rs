@@ -113,6 +113,8 @@ pub struct OptimOptions {
     pub scheduler: String,
     /// Steps of the warmup.
     pub warmup: Amount,
+    /// Learning rate of every B over that of A.
+    pub ratio_of_b: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Limit of the gradient's norm; 0: no clipping.
@@ -259,6 +261,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let beta =
         |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
     let betas = [beta("adam-beta1")?, beta("adam-beta2")?];
+    let ratio = real(s, "loraplus-lr-ratio", |r| r.is_finite() && r > 0.0, "must be finite and above 0")?;
     let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
     let seed = s.parse("seed", "a whole number of at most 64 bits")?;
     let (learning_rate, min_lr) = (real("learning-rate")?, real("min-lr")?);
@@ -286,6 +289,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         betas,
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
         warmup: filled(s, "warmup-steps", amount(s, "warmup-steps")?)?,
+        ratio_of_b: filled(s, "loraplus-lr-ratio", ratio)?,
         weight_decay: real("weight-decay")?,
         max_grad_norm: real("max-grad-norm")?,
         seed: filled(s, "seed", seed)?,
@@ -317,6 +321,8 @@ mod tests {
         check("dropout", "1", 78, "below 1");
         check("learning-rate", "2e-4", 0, "");
         check("learning-rate", "1e60", 78, "finite");
+        check("loraplus-lr-ratio", "16", 0, "");
+        check("loraplus-lr-ratio", "0", 78, "above 0");
         check("warmup-steps", "5%", 0, "");
         check("warmup-steps", "101%", 2, "percentage");
         check("memory-limit", "2GB", 0, "");

@@ -136,6 +136,7 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "decay-steps", One("N|P%"), "", "last steps, in which the learning rate of wsd falls (default: 10%)"),
     opt(Optim, "adam-beta1", One("B"), "0.9", "decay rate of AdamW's first moment"),
     opt(Optim, "adam-beta2", One("B"), "0.999", "decay rate of AdamW's second moment"),
+    opt(Optim, "loraplus-lr-ratio", One("R"), "1", "learning rate of every B over that of A (LoRA+)"),
     opt(Optim, "weight-decay", One("W"), "0", "decoupled weight decay"),
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0: no clipping"),
     opt(Optim, "seed", One("N"), "42", "seed of shuffle, initial adapter and dropout"),

@@ -78,6 +78,12 @@ impl Layout {
         self.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
     }
 
+    /// Where every B is, ascending.
+    pub fn places_of_b(&self) -> Vec<Range<usize>> {
+        let of_b = self.entries.iter().filter(|e| e.name.ends_with(".lora_B.weight"));
+        of_b.map(Entry::range).collect()
+    }
+
     /// The tensor with that name.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)

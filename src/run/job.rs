@@ -73,6 +73,7 @@ impl Job {
             beta2: o.betas[1],
             weight_decay: o.weight_decay,
             max_grad_norm: o.max_grad_norm,
+            ratio_of_b: o.ratio_of_b,
             ..optim::Options::default()
         };
         let model_hash = prepared.model_hash()?;

@@ -25,11 +25,25 @@ pub struct Options {
     pub weight_decay: f64,
     /// Maximum gradient norm; 0 disables clipping.
     pub max_grad_norm: f64,
+    /// Learning rate of every B over that of all other values (LoRA+, Hayou et al. 2024, arXiv:2402.12354).
+    #[serde(default = "one")]
+    pub ratio_of_b: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 }
+        Options {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            ratio_of_b: 1.0,
+        }
     }
 }
 
@@ -130,20 +144,20 @@ pub(super) fn block(
     (exp_avg, exp_avg_sq): (&mut [f32], &mut [f32]),
 ) {
     for (((p, &g), m), v) in parameters.iter_mut().zip(gradient).zip(exp_avg).zip(exp_avg_sq) {
-        (*p, *m, *v) = one(s, g, (*p, *m, *v));
+        (*p, *m, *v) = updated(s, g, (*p, *m, *v));
     }
 }
 
 /// The first parameter in a block that the update would make infinite or NaN, with its index; nothing is stored.
 pub(super) fn not_finite(s: &Scalars, gradient: &[f32], (p, m, v): Moved<&[f32]>) -> Option<(usize, f32)> {
     let values = p.iter().zip(m).zip(v).zip(gradient);
-    let mut next = values.map(|(((&p, &m), &v), &g)| one(s, g, (p, m, v)).0).enumerate();
+    let mut next = values.map(|(((&p, &m), &v), &g)| updated(s, g, (p, m, v)).0).enumerate();
     next.find(|(_, p)| !p.is_finite())
 }
 
 /// The update of one value: each line is one torch operation.
 #[inline(always)]
-fn one(s: &Scalars, g: f32, (mut p, mut m, mut v): Moved<f32>) -> Moved<f32> {
+fn updated(s: &Scalars, g: f32, (mut p, mut m, mut v): Moved<f32>) -> Moved<f32> {
     if let Some(shrink) = s.shrink {
         p *= shrink;
     }

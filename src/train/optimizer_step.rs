@@ -11,6 +11,7 @@ use super::optim::{self, BLOCK, Scalars};
 use super::sum::Sums;
 use crate::numeric::fixed::CELL;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Number of values per stretch; one stretch is passed on while the next one is computed.
 const STRETCH: usize = 8 * CELL;
@@ -47,6 +48,8 @@ struct Update<'a> {
     sums: &'a Sums,
     clip: Option<f32>,
     scalars: Scalars,
+    /// Those of B, and where B is, ascending; `None` where all values have one learning rate.
+    of_b: Option<(Scalars, &'a [Range<usize>])>,
 }
 
 impl Update<'_> {
@@ -60,6 +63,21 @@ impl Update<'_> {
         gradient
     }
 
+    /// Parts of the range with one learning rate each.
+    fn parts(&self, range: Range<usize>) -> Vec<(Range<usize>, &Scalars)> {
+        let Some((of_b, places)) = &self.of_b else { return vec![(range, &self.scalars)] };
+        let (mut parts, mut at) = (Vec::new(), range.start);
+        let first = places.partition_point(|b| b.end <= at);
+        for b in places[first..].iter().take_while(|b| b.start < range.end) {
+            parts.push((at..b.start.max(at), &self.scalars));
+            at = b.end.min(range.end);
+            parts.push((b.start.max(range.start)..at, of_b));
+        }
+        parts.push((at..range.end, &self.scalars));
+        parts.retain(|(part, _)| !part.is_empty());
+        parts
+    }
+
     /// The first next parameter that is not finite, with its index.
     fn not_finite(&self, state: &State) -> Option<(usize, f32)> {
         let moments =
@@ -68,35 +86,46 @@ impl Update<'_> {
         blocks.find_map_first(|(index, (p, (m, v)))| {
             let (at, mut block) = (index * BLOCK, [0.0; BLOCK]);
             let gradient = self.gradient(at, p.len(), &mut block);
-            optim::not_finite(&self.scalars, gradient, (p, m, v)).map(|(i, value)| (at + i, value))
+            self.parts(at..at + p.len()).into_iter().find_map(|(part, scalars)| {
+                let own = part.start - at..part.end - at;
+                let values = (&p[own.clone()], &m[own.clone()], &v[own.clone()]);
+                optim::not_finite(scalars, &gradient[own], values).map(|(i, value)| (part.start + i, value))
+            })
         })
     }
 
     /// Updates a stretch that begins at index `from`.
     fn store(&self, from: usize, (p, m, v): (&mut [f32], &mut [f32], &mut [f32])) {
         let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
-        p.par_chunks_mut(BLOCK).zip(moments).enumerate().for_each(|(index, (p, moments))| {
-            let mut block = [0.0; BLOCK];
-            let gradient = self.gradient(from + index * BLOCK, p.len(), &mut block);
-            optim::block(&self.scalars, p, gradient, moments);
+        p.par_chunks_mut(BLOCK).zip(moments).enumerate().for_each(|(index, (p, (m, v)))| {
+            let (at, mut block) = (from + index * BLOCK, [0.0; BLOCK]);
+            let gradient = self.gradient(at, p.len(), &mut block);
+            for (part, scalars) in self.parts(at..at + p.len()) {
+                let own = part.start - at..part.end - at;
+                let moments = (&mut m[own.clone()], &mut v[own.clone()]);
+                optim::block(scalars, &mut p[own.clone()], &gradient[own], moments);
+            }
         });
     }
 }
 
 /// Takes a step at learning rate `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates
-/// parameters and moments. The error is index and value of the first next parameter that is not finite; `state` is then
+/// parameters and moments. `places_of_b` are the ranges of every B, ascending. The error is index and value of the first next parameter that is not finite; `state` is then
 /// unchanged and `made` was not called. `made` runs on the calling thread, with one stretch while the next one is
 /// computed.
 pub fn update(
     state: &mut State,
     sums: &Sums,
     (grad_norm, rate): (f64, f64),
+    places_of_b: &[Range<usize>],
     made: Made,
 ) -> Result<(), (usize, f32)> {
     assert_eq!(sums.len(), state.parameters.len(), "one layout");
     let clip = optim::coefficient(grad_norm, state.optimizer.options().max_grad_norm);
-    let scalars = state.optimizer.scalars(state.optimizer.step + 1, rate);
-    let update = Update { sums, clip, scalars };
+    let (next, ratio) = (state.optimizer.step + 1, state.optimizer.options().ratio_of_b);
+    let scalars = state.optimizer.scalars(next, rate);
+    let of_b = (ratio != 1.0).then(|| (state.optimizer.scalars(next, rate * ratio), places_of_b));
+    let update = Update { sums, clip, scalars, of_b };
     if let Some(bad) = update.not_finite(state) {
         return Err(bad);
     }
@@ -170,10 +199,39 @@ mod tests {
                 assert_eq!(at, made.len(), "in order");
                 made.extend_from_slice(stretch);
             };
-            update(&mut fast, &sums, (means.grad_norm, 1e-3), &mut see).unwrap();
+            update(&mut fast, &sums, (means.grad_norm, 1e-3), &[], &mut see).unwrap();
             assert!(made == fast.parameters, "all of them are shown");
             assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
         }
+    }
+
+    /// Every value has the bits of a step in which all values have its learning rate.
+    #[test]
+    fn b_learns_at_its_own_rate() {
+        let len = STRETCH + 2 * CELL + 77;
+        let places =
+            [0..5, BLOCK - 3..BLOCK + 4, 2 * BLOCK..5 * BLOCK + 1, STRETCH - 1..STRETCH + 9, len - 2..len];
+        let options = Options { weight_decay: 0.1, ..Options::default() };
+        let start = State::new(draw(1, len), options);
+        let mut sums = Sums::new(len);
+        sums.add_gradient(&draw(2, len), fixed::cap(3)).unwrap();
+        sums.set_scalars(crate::train::sum::Scalars { weight: 3 << 40, ..Default::default() });
+        let grad_norm = Means::of(&sums).grad_norm;
+        let at = |rate: f64| {
+            let mut state = start.clone();
+            update(&mut state, &sums, (grad_norm, rate), &[], &mut |_, _| {}).unwrap();
+            bits(&state).2
+        };
+        let mut state = State::new(draw(1, len), Options { ratio_of_b: 16.0, ..options });
+        update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_, _| {}).unwrap();
+        let (slow, fast) = (at(1e-3), at(16e-3));
+        for (i, found) in bits(&state).2.into_iter().enumerate() {
+            let faster = places.iter().any(|b| b.contains(&(i % len)));
+            assert_eq!(found, if faster { fast[i] } else { slow[i] }, "value {i}");
+        }
+        state.parameters[BLOCK + 1] = f32::NAN;
+        let updated = update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_, _| {});
+        assert_eq!(updated.unwrap_err().0, BLOCK + 1);
     }
 
     fn bits(state: &State) -> (u64, u64, Vec<u32>) {
@@ -189,7 +247,7 @@ mod tests {
         let mut sums = Sums::new(3 * BLOCK);
         sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
         let shown = &mut |_, _: &[f32]| panic!("nothing is shown");
-        let updated = update(&mut state, &sums, (Means::of(&sums).grad_norm, 1e-3), shown);
+        let updated = update(&mut state, &sums, (Means::of(&sums).grad_norm, 1e-3), &[], shown);
         assert_eq!(updated, Err((BLOCK + 7, f32::INFINITY)));
         assert_eq!(bits(&state), bits(&before));
     }

@@ -28,6 +28,7 @@ impl Identity {
             .with("eps", options.eps)
             .with("weight_decay", options.weight_decay)
             .with("max_grad_norm", options.max_grad_norm)
+            .with_some("loraplus_lr_ratio", (options.ratio_of_b != 1.0).then_some(options.ratio_of_b))
             .with("trained tensors", format!("{} values, {}", layout.len(), shapes.to_hex()))
             .with("fraction bits", crate::numeric::fixed::FRACTION_BITS)
             .with("numerics revision", crate::numeric::REVISION)

@@ -1,6 +1,7 @@
-"""Writes optim.json: results of torch.optim.AdamW, clip_grad_norm_ and transformers' schedules, for tests/train_optim.rs.
+"""Writes optim.json, results of torch.optim.AdamW, clip_grad_norm_ and transformers' schedules, and loraplus.json, results of
+PEFT's create_loraplus_optimizer, for tests/train_optim.rs.
 
-Run: ATEN_CPU_CAPABILITY=default python make_optim.py   (torch 2.15.0, transformers 5.23.0)
+Run: ATEN_CPU_CAPABILITY=default python make_optim.py   (torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 Without that variable torch fuses a multiply-add inside lerp, and the last bit differs.
 """
 import json
@@ -67,3 +68,28 @@ cases = [
 ]
 path = pathlib.Path(__file__).with_name("optim.json")
 path.write_text(json.dumps(cases, indent=None, separators=(",", ":")) + "\n")
+
+
+def loraplus():
+    from peft import LoraConfig, get_peft_model
+    from peft.optimizers import create_loraplus_optimizer
+    generator = torch.Generator().manual_seed(8)
+    base = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 4))
+    model = get_peft_model(base, LoraConfig(r=3, target_modules=["0", "1"]))
+    optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, lr=2e-3, loraplus_lr_ratio=16.0, loraplus_weight_decay=0.1,
+                                          foreach=False, fused=False)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for _, p in named:
+        p.data = torch.randn(p.shape, generator=generator)
+    start = {name: p.detach().flatten().tolist() for name, p in named}
+    steps = []
+    for _ in range(4):
+        for _, p in named:  # multiples of 1/1024: sums in fixed point are exact
+            p.grad = torch.randint(-4096, 4096, p.shape, generator=generator) / 1024
+        gradient = {name: p.grad.flatten().tolist() for name, p in named}
+        optimizer.step()
+        steps.append({"gradient": gradient, "parameters": {name: p.detach().flatten().tolist() for name, p in named}})
+    return {"rate": 2e-3, "ratio": 16.0, "weight_decay": 0.1, "start": start, "steps": steps}
+
+
+path.with_name("loraplus.json").write_text(json.dumps(loraplus(), separators=(",", ":")) + "\n")
