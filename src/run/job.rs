@@ -63,19 +63,23 @@ pub struct Job {
     history: Live,
 }
 
+fn optimizer(o: &OptimOptions) -> optim::Options {
+    optim::Options {
+        beta1: o.betas[0],
+        beta2: o.betas[1],
+        weight_decay: o.weight_decay,
+        max_grad_norm: o.max_grad_norm,
+        ratio_of_b: o.ratio_of_b,
+        ..optim::Options::default()
+    }
+}
+
 impl Job {
     /// Builds the run from its options.
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
         let schedule = schedule(o, plan.total_steps())?;
-        let optim = optim::Options {
-            beta1: o.betas[0],
-            beta2: o.betas[1],
-            weight_decay: o.weight_decay,
-            max_grad_norm: o.max_grad_norm,
-            ratio_of_b: o.ratio_of_b,
-            ..optim::Options::default()
-        };
+        let optim = optimizer(o);
         let model_hash = prepared.model_hash()?;
         let p = &prepared;
         let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
