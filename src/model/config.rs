@@ -10,6 +10,8 @@ mod rope;
 mod traits;
 mod window;
 
+use super::lora::MODULES;
+use super::rows::Rows;
 pub use crate::backend::Heads;
 use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, HeadNorms};
 pub use attention::AttentionSpec;
@@ -52,6 +54,8 @@ pub struct Config {
     pub windows: Vec<Option<usize>>,
     /// Whether q and k of each layer are rotated.
     pub rotated: Vec<bool>,
+    /// Number of values of a head that are rotated, the first ones.
+    pub rotary: usize,
     /// Factor of the embedding.
     pub embedding_scale: f32,
     /// Factor of each half's output.
@@ -158,6 +162,7 @@ impl Config {
             mlp_bias: biased(&fields, family.biases.mlp)?,
             windows: window::read(&fields, family.windows, layers)?,
             rotated: rope::rotated(&fields, family, layers)?,
+            rotary: rope::rotary(&fields, family, heads.size)?,
             embedding_scale: match family.embedding_scale {
                 EmbeddingScale::One => 1.0,
                 EmbeddingScale::RootOfHidden => (hidden as f64).sqrt() as f32,
@@ -242,6 +247,22 @@ impl Config {
         }
     }
 
+    /// The rows of projection `i` in its matrix in the files, in the order in which a block computes them: backends
+    /// rotate pairs that are half a head apart, so the rotated rows of q and k are moved there.
+    pub fn rows(&self, i: usize) -> Rows {
+        let size = |i: usize| self.projection(MODULES[i]).unwrap_or_default().0;
+        let matrix = self.family.matrices().into_iter().find(|matrix| matrix.projections.contains(&i));
+        let first: usize = matrix.into_iter().flat_map(|matrix| matrix.projections.start..i).map(size).sum();
+        let order = rope::order(self.heads.size, self.rotary, self.family.adjacent_pairs);
+        match order.filter(|_| i < 2) {
+            None => Rows::Range(first..first + size(i)),
+            Some(order) => {
+                let heads = (first..first + size(i)).step_by(self.heads.size);
+                Rows::Each(heads.flat_map(|head| order.iter().map(move |row| head + row)).collect())
+            }
+        }
+    }
+
     /// The residual stream is kept divided by the factor of the halves' outputs: this is the factor of the embedding
     /// on that stream. Norms of the stream do not see its scale, but for [`Config::stream_eps`].
     pub fn stream_scale(&self) -> f32 {
@@ -253,14 +274,16 @@ impl Config {
         self.eps / (self.residual_scale * self.residual_scale)
     }
 
-    /// Outputs and inputs [N, K] of one of the seven projections; `None` for an unknown name.
+    /// Outputs and inputs [N, K] of a projection or of several fused ones; `None` for an unknown name.
     pub fn projection(&self, module: &str) -> Option<(usize, usize)> {
         let (q, kv) = (self.heads.query * self.heads.size, self.heads.kv * self.heads.size);
         match module {
             "q_proj" => Some((q, self.hidden)),
             "k_proj" | "v_proj" => Some((kv, self.hidden)),
+            "qkv_proj" => Some((q + 2 * kv, self.hidden)),
             "o_proj" => Some((self.hidden, q)),
             "gate_proj" | "up_proj" => Some((self.feed_forward, self.hidden)),
+            "gate_up_proj" => Some((2 * self.feed_forward, self.hidden)),
             "down_proj" => Some((self.hidden, self.feed_forward)),
             _ => None,
         }
@@ -312,6 +335,7 @@ fn biased(fields: &Fields, bias: Bias) -> Result<bool, ConfigError> {
         Bias::Never => Ok(false),
         Bias::Always => Ok(true),
         Bias::Key(key) => Ok(fields.flag(key)?.unwrap_or(false)),
+        Bias::KeyOrTrue(key) => Ok(fields.flag(key)?.unwrap_or(true)),
     }
 }
 
@@ -342,14 +366,7 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
     if let Some(key) = family.refused.iter().find(|key| fields.is_set(key)) {
         return Err(unsupported(format!("`{key}`"), "use another base"));
     }
-    match fields.number("partial_rotary_factor")? {
-        None => Ok(()),
-        Some(1.0) => Ok(()),
-        Some(f) => Err(unsupported(
-            format!("partial_rotary_factor {f}"),
-            "only whole heads are rotated; use another base",
-        )),
-    }
+    Ok(())
 }
 
 /// A factor in config.json, 1 where the family or the file has none.

@@ -3,7 +3,7 @@
 
 use super::config::Config;
 use super::layout::{Entry, Layout, SCORE, module_path};
-use super::lora::{LoraSpec, MODULES};
+use super::lora::LoraSpec;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
@@ -39,7 +39,7 @@ impl Merged<'_> {
         let (_, module) = path.rsplit_once('.')?;
         let layer: usize = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
         // Only the canonical spelling is a projection of this model.
-        if !MODULES.contains(&module) || module_path(layer, module) != path {
+        if module_path(layer, module) != path {
             return None;
         }
         let find = |ab: &str| self.layout.find(&format!("base_model.model.model.{path}.{ab}.weight"));

@@ -111,6 +111,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         feed_forward: c.feed_forward,
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv, c.heads.size),
+        rotary: c.rotary,
         eps: c.eps,
         theta: c.rope.theta,
         scaling,

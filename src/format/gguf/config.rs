@@ -117,7 +117,8 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
     if s.maybe("attention.value_length")?.is_some_and(|v| v != head_dim) {
         return Err(s.refuse("values and keys of different sizes are not supported".into()));
     }
-    if s.maybe("rope.dimension_count")?.is_some_and(|n| n != head_dim) {
+    let rotary = s.maybe("rope.dimension_count")?;
+    if rotary.is_some_and(|n| n > head_dim || n < head_dim && family.partial_rotary.is_none()) {
         return Err(s.refuse("rotary embedding of a part of the head is not supported".into()));
     }
     let embedding = s.file.tensors().get("token_embd.weight").and_then(|info| info.shape.first());
@@ -151,6 +152,10 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
     for (stored, key) in family.scales_in_gguf().into_iter().flatten() {
         config[key] = json!(clean(s.number(stored, 1.0)?));
     }
+    if let (Some(_), Some(size)) = (family.partial_rotary, config["head_dim"].as_f64()) {
+        let rotary = s.maybe("rope.dimension_count")?.map_or(size, |n| n as f64);
+        config["partial_rotary_factor"] = json!(rotary / size);
+    }
     if let Some(key) = family.local_rope_theta {
         config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?);
     }
@@ -181,11 +186,12 @@ fn clean(x: f64) -> f64 {
 
 fn biases(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     let q = s.has("blk.0.attn_q.bias");
+    let alone = family.biases.o == Bias::Never && matches!(family.biases.qkv, Bias::KeyOrTrue(_));
     match family.biases.qkv {
         // config.json says nothing of what every model of the family has.
         Bias::Always if q => Ok(()),
         Bias::Always => Err(s.refuse(format!("{} without biases is not supported", family.name))),
-        _ if q != s.has("blk.0.attn_output.bias") => {
+        _ if (q && !alone) != s.has("blk.0.attn_output.bias") => {
             Err(s.refuse(format!("architecture '{}' with biases on a part of attention", s.arch)))
         }
         _ => {

@@ -29,6 +29,8 @@ pub struct Shape {
     pub layers: usize,
     /// Query heads, key/value heads, size of a head.
     pub heads: (usize, usize, usize),
+    /// Number of values of a head that are rotated.
+    pub rotary: usize,
     /// Epsilon of all norms, added under the square root.
     pub eps: f32,
     /// Base of the rotary frequencies.
@@ -84,7 +86,9 @@ impl Shape {
         set("attention.value_length", number(size));
         if gguf.all_sizes {
             set("vocab_size", number(self.vocab));
-            set("rope.dimension_count", number(size));
+        }
+        if gguf.all_sizes || self.family.partial_rotary.is_some() {
+            set("rope.dimension_count", number(self.rotary));
         }
         if let Some(window) = self.window {
             set("attention.sliding_window", number(window));

@@ -93,6 +93,44 @@ pub(super) fn rotated(fields: &Fields, family: &Family, layers: usize) -> Result
     }
 }
 
+/// Reads how many values of a head are rotated.
+pub(super) fn rotary(fields: &Fields, family: &Family, size: usize) -> Result<usize, ConfigError> {
+    let name = "partial_rotary_factor";
+    let sections = ["rope_parameters", "rope_scaling"].map(|section| fields.object(section).map(Fields::of));
+    let own = sections.iter().flatten().map(|section| section.number(name)).find_map(Result::transpose);
+    let own = own.transpose()?.or(fields.number(name)?);
+    match (own, family.partial_rotary) {
+        (None | Some(1.0), None) => Ok(size),
+        (Some(f), None) => {
+            Err(unsupported(format!("{name} {f}"), "only whole heads are rotated; use another base"))
+        }
+        (own, Some(default)) => {
+            let factor = own.unwrap_or(default);
+            let rotary = (size as f64 * factor) as usize;
+            if !(0.0..=1.0).contains(&factor) || rotary == 0 || !rotary.is_multiple_of(2) {
+                let what =
+                    format!("is {factor}: {rotary} of {size} values of a head cannot be rotated in pairs");
+                return Err(key(name, what));
+            }
+            Ok(rotary)
+        }
+    }
+}
+
+/// The place in the files of each row of a head, in an order in which rotary pairs are half a head apart; `None` where
+/// they are there in the files. Pairs that are not rotated come last.
+pub(super) fn order(size: usize, rotary: usize, adjacent: bool) -> Option<Vec<usize>> {
+    if rotary == size && !adjacent {
+        return None;
+    }
+    let pair = |i: usize| {
+        let (first, pairs) = if i < rotary / 2 { (0, rotary / 2) } else { (rotary, (size - rotary) / 2) };
+        let i = i - first / 2;
+        if adjacent { [first + 2 * i, first + 2 * i + 1] } else { [first + i, first + i + pairs] }
+    };
+    Some([0, 1].into_iter().flat_map(|half| (0..size / 2).map(move |i| pair(i)[half])).collect())
+}
+
 /// Reads the rotary embedding of all layers.
 fn shared(fields: &Fields, family: &Family) -> Result<Rope, ConfigError> {
     let own = fields.number("rope_theta")?.unwrap_or(family.rope_theta);
