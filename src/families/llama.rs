@@ -30,6 +30,7 @@ pub const LLAMA: Family = Family {
     local_rope_theta: None,
     partial_rotary: None,
     adjacent_pairs: false,
+    long_rope: false,
     unrotated_layers: false,
     query_growth: None,
     score_scale: ScoreScale::HeadSize,

@@ -11,6 +11,7 @@ mod ministral3;
 mod mistral;
 mod olmo2;
 mod olmo3;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod smollm3;
@@ -24,13 +25,14 @@ pub use ministral3::MINISTRAL3;
 pub use mistral::MISTRAL;
 pub use olmo2::OLMO2;
 pub use olmo3::OLMO3;
+pub use phi3::PHI3;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
 pub use smollm3::SMOLLM3;
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
 pub const ALL: &[&Family] =
-    &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3, &MINISTRAL3, &GLM4];
+    &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3, &MINISTRAL3, &GLM4, &PHI3];
 
 /// A model family.
 #[derive(Debug, PartialEq)]
@@ -75,6 +77,8 @@ pub struct Family {
     /// Whether the two values of a rotary pair are adjacent in Hugging Face; otherwise they are half of the rotated part
     /// apart.
     pub adjacent_pairs: bool,
+    /// Whether `rope_type` longrope is read (also named su or yarn): factors of the frequencies, one for each.
+    pub long_rope: bool,
     /// Whether some layers are not rotated: those with 0 in `no_rope_layers`, without it every `no_rope_layer_interval`th
     /// (4).
     pub unrotated_layers: bool,
@@ -216,6 +220,8 @@ pub enum Windows {
     /// The layers that `layer_types` marks as sliding, all layers without `layer_types`. A missing `sliding_window`
     /// means 4096, null no window.
     All,
+    /// All layers, where `sliding_window` is given.
+    Given,
     /// Where `use_sliding_window` is true: the layers that `layer_types` marks as sliding, without `layer_types` those
     /// from `max_window_layers` (28) on. A missing `sliding_window` means 4096.
     Switched,
@@ -339,10 +345,10 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3 or Glm4"
+            "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4 or Phi3"
         );
         let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
-                   GLM-4 and GLM-Z1";
+                   GLM-4, GLM-Z1, Phi-3, Phi-3.5 and Phi-4-mini";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();

@@ -34,7 +34,8 @@ pub struct Config {
     pub layers: usize,
     /// H, G and D.
     pub heads: Heads,
-    /// Longest sequence that the model is made for; longer rows are refused.
+    /// Longest sequence that is computed: the one that the model is made for, with LongRoPE the one before scaling. Longer
+    /// rows are refused.
     pub max_positions: usize,
     /// Added under the root of every norm.
     pub eps: f32,
@@ -149,7 +150,7 @@ impl Config {
             feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
             layers,
             heads,
-            max_positions: fields.optional_size("max_position_embeddings", 1..=1 << 31)?.unwrap_or(2048),
+            max_positions: positions(&fields)?.min(rope.scaling.longest()),
             eps: fields.number("rms_norm_eps")?.map_or(Ok(family.eps), |eps| match eps {
                 eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
                 eps => Err(key("rms_norm_eps", format!("is {eps}, not in [0, 1)"))),
@@ -174,6 +175,7 @@ impl Config {
             soft_cap,
             labels: classifier.then(|| labels(&fields)).transpose()?,
         };
+        config.rope.scaling.check(config.rotary / 2)?;
         (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;
         Ok(config)
     }
@@ -230,7 +232,8 @@ impl Config {
 
     /// The rotary embedding of a layer.
     pub fn rope_of(&self, layer: usize) -> Rope {
-        let rope = self.attention(layer).window.and(self.local_rope).unwrap_or(self.rope);
+        let local = self.attention(layer).window.and(self.local_rope.as_ref());
+        let rope = local.unwrap_or(&self.rope).clone();
         match self.rotated.get(layer) {
             Some(false) => Rope { scaling: RopeScaling::Off, ..rope },
             _ => rope,
@@ -378,6 +381,10 @@ fn factor(fields: &Fields, name: Option<&str>) -> Result<f32, ConfigError> {
         }
         x => Ok(x.unwrap_or(1.0) as f32),
     }
+}
+
+fn positions(fields: &Fields) -> Result<usize, ConfigError> {
+    Ok(fields.optional_size("max_position_embeddings", 1..=1 << 31)?.unwrap_or(2048))
 }
 
 fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ConfigError> {

@@ -39,7 +39,8 @@ pub fn of_layer(config: &Config, layer: usize) -> [usize; 2] {
 /// The kinds of q and k of a layer.
 fn of(config: &Config, layer: usize) -> [Kind; 2] {
     let rope = config.rope_of(layer);
-    [(rope, config.attention(layer).query_factor(), rope.grows()), (rope, 1.0, false)]
+    let grows = rope.grows();
+    [(rope.clone(), config.attention(layer).query_factor(), grows), (rope, 1.0, false)]
 }
 
 /// The kinds of all layers, so that a stage of some layers numbers them like the whole model.

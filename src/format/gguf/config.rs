@@ -213,6 +213,9 @@ fn rope(s: &Source, config: &mut Value) -> Result<(), FormatError> {
         Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
+    if ["rope_factors_long.weight", "rope_factors_short.weight"].iter().any(|name| s.has(name)) {
+        return Err(s.refuse("rope scaling by LongRoPE is not read from GGUF".into()));
+    }
     if let Some(factors) = s.file.values("rope_freqs.weight") {
         let head_dim = config["head_dim"].as_u64().unwrap_or(0) as usize;
         let found = llama3(&factors, theta, head_dim).ok_or_else(|| {
