@@ -31,8 +31,20 @@ pub use qwen3::QWEN3;
 pub use smollm3::SMOLLM3;
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
-pub const ALL: &[&Family] =
-    &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3, &MINISTRAL3, &GLM4, &PHI3];
+pub const ALL: &[&Family] = &[
+    &LLAMA,
+    &MISTRAL,
+    &QWEN2,
+    &QWEN3,
+    &GEMMA3,
+    &SMOLLM3,
+    &GRANITE,
+    &OLMO2,
+    &OLMO3,
+    &MINISTRAL3,
+    &GLM4,
+    &PHI3,
+];
 
 /// A model family.
 #[derive(Debug, PartialEq)]

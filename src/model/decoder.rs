@@ -298,16 +298,15 @@ fn adapters<'a>(
     (config, lora): (&Config, &LoraSpec),
     layer: usize,
 ) -> [Option<Adapter>; 7] {
-    let mut module = (layer * lora.targets.len()) as u64;
     let mut all = [None; 7];
-    for matrix in config.family.matrices().iter().filter(|matrix| lora.has(matrix.module())) {
+    let matrices = config.family.matrices().into_iter().filter(|matrix| lora.has(matrix.module()));
+    for (module, matrix) in ((layer * lora.targets.len()) as u64..).zip(matrices) {
         for i in matrix.projections.clone() {
             let path = layout::module_path(layer, MODULES[i]);
             let a = entries.next_if(|entry| entry.name.ends_with(&format!(".{path}.lora_A.weight")));
             let (rank, scale) = (lora.rank, lora.scale());
             all[i] = a.map(|a| Adapter { a: a.offset, b: a.range().end, rank, scale, module });
         }
-        module += 1;
     }
     all
 }
