@@ -360,7 +360,7 @@ mod tests {
             "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4 or Phi3"
         );
         let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
-                   GLM-4, GLM-Z1, Phi-3, Phi-3.5 and Phi-4-mini";
+                   GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4 and Phi-4-mini";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();

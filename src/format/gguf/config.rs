@@ -98,7 +98,11 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     config["architectures"] = json!([format!("{}ForCausalLM", family.name)]);
     biases(&s, family, &mut config)?;
     rope(&s, &mut config)?;
-    if let Some(window) = s.maybe("attention.sliding_window")? {
+    // Phi-3's converter writes 0 where there is no window.
+    let zero = s.get("attention.sliding_window").and_then(Meta::as_u64) == Some(0);
+    if family.windows == Windows::Given && zero {
+        config["sliding_window"] = Value::Null;
+    } else if let Some(window) = s.maybe("attention.sliding_window")? {
         config["sliding_window"] = json!(window);
         config["use_sliding_window"] = json!(true);
     }
@@ -213,6 +217,9 @@ fn rope(s: &Source, config: &mut Value) -> Result<(), FormatError> {
         Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
+    if s.get("rope.dimension_sections").is_some() {
+        return Err(s.refuse("a rotary embedding of images is not supported".into()));
+    }
     if ["rope_factors_long.weight", "rope_factors_short.weight"].iter().any(|name| s.has(name)) {
         return Err(s.refuse("rope scaling by LongRoPE is not read from GGUF".into()));
     }

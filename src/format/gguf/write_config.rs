@@ -4,8 +4,8 @@
 
 use super::weights::{Rows, source_row};
 use super::write::{Meta, Metadata};
-use crate::families::Family;
 use crate::families::tensors::TOP;
+use crate::families::{Family, Windows};
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
@@ -90,7 +90,9 @@ impl Shape {
         if gguf.all_sizes || self.family.partial_rotary.is_some() {
             set("rope.dimension_count", number(self.rotary));
         }
-        if let Some(window) = self.window {
+        if self.family.windows == Windows::Given {
+            set("attention.sliding_window", number(self.window.unwrap_or(0)));
+        } else if let Some(window) = self.window {
             set("attention.sliding_window", number(window));
         }
         for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {
