@@ -256,7 +256,7 @@ impl Config {
         let size = |i: usize| self.projection(MODULES[i]).unwrap_or_default().0;
         let matrix = self.family.matrices().into_iter().find(|matrix| matrix.projections.contains(&i));
         let first: usize = matrix.into_iter().flat_map(|matrix| matrix.projections.start..i).map(size).sum();
-        let order = rope::order(self.heads.size, self.rotary, self.family.adjacent_pairs);
+        let order = rope::order(self.heads.size, self.rotary, self.family);
         match order.filter(|_| i < 2) {
             None => Rows::Range(first..first + size(i)),
             Some(order) => {

@@ -194,9 +194,8 @@ impl<B: Fused> Decoder<B> {
                 Some(Head::classes(&mut backend, &weights, config, e.offset, build.class_weights)?)
             }
         };
-        let len = on_device.len();
-        let (mut params, grads) = (backend.memory(len), backend.memory(len));
-        backend.fill(view_mut(&mut params, 1, len), 0.0);
+        let [mut params, grads] = [on_device.len(); 2].map(|len| backend.memory(len));
+        backend.fill(view_mut(&mut params, 1, on_device.len()), 0.0);
         let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
         let group = if shelf.streamed() > 0 { build.group.max(1) } else { 1 };

@@ -221,7 +221,7 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// Bytes of a matrix that is packed in parts of so many rows.
+    /// Bytes of a matrix that is packed in parts; `rows` has the number of rows of each part.
     fn packed_matrix(
         &self,
         packing: &dyn Fn(Encoding, usize) -> usize,

@@ -8,7 +8,8 @@ mod formula;
 
 use finetune::backend::Cpu;
 use finetune::families::{
-    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, HeadNorms, LLAMA, Norms, ScoreScale,
+    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, HeadNorms, LLAMA, Norms,
+    ScoreScale,
 };
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
@@ -294,6 +295,15 @@ fn recomputed_blocks_and_stages_give_the_same_bits() {
         let down = last.backward(Ticket(0), None, &mut above).unwrap();
         first.backward(Ticket(0), down.as_deref(), &mut below).unwrap();
         assert!([below, above].concat() == want, "{name}: two stages");
+    }
+}
+
+/// Rows of q and k are moved within a head; gains of norms are not.
+#[test]
+fn moved_rows_of_a_head_have_no_norms() {
+    for family in ALL.iter().chain(KNOWN) {
+        let moved = family.adjacent_pairs || family.partial_rotary.is_some();
+        assert!(!moved || family.head_norms == HeadNorms::None, "{}", family.name);
     }
 }
 

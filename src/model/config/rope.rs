@@ -130,7 +130,8 @@ pub(super) fn rotary(fields: &Fields, family: &Family, size: usize) -> Result<us
 
 /// The place in the files of each row of a head, in an order in which rotary pairs are half a head apart; `None` where
 /// they are there in the files. Pairs that are not rotated come last.
-pub(super) fn order(size: usize, rotary: usize, adjacent: bool) -> Option<Vec<usize>> {
+pub(super) fn order(size: usize, rotary: usize, family: &Family) -> Option<Vec<usize>> {
+    let adjacent = family.adjacent_pairs;
     if rotary == size && !adjacent {
         return None;
     }

@@ -327,7 +327,7 @@ fn missing_traits_are_refused_by_name() {
 #[test]
 fn a_part_of_each_head_is_rotated_where_the_family_says_so() {
     let glm = |more: Value| read(with(json!({"architectures": ["Glm4ForCausalLM"], "head_dim": 16}), more));
-    let config = glm(json!({"attention_bias": "-"})).unwrap();
+    let config = glm(json!({"attention_bias": null})).unwrap();
     assert!(config.qkv_bias && !config.o_bias && config.rotary == 8 && config.head_norms().is_none());
     assert!(!glm(json!({"attention_bias": false})).unwrap().qkv_bias);
     assert_eq!(glm(json!({"partial_rotary_factor": 0.75})).unwrap().rotary, 12);
@@ -345,11 +345,11 @@ fn a_part_of_each_head_is_rotated_where_the_family_says_so() {
 /// Pair i of a block is rows i and i + 4 of the head: first those that turn, then the others.
 #[test]
 fn rows_of_a_head_come_in_pairs_that_are_half_a_head_apart() {
-    assert_eq!(rope::order(8, 8, false), None);
-    assert_eq!(rope::order(8, 8, true).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
-    assert_eq!(rope::order(8, 4, true).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
-    assert_eq!(rope::order(8, 4, false).unwrap(), [0, 1, 4, 5, 2, 3, 6, 7]);
-    assert_eq!(rope::order(8, 6, false).unwrap(), [0, 1, 2, 6, 3, 4, 5, 7]);
+    assert_eq!(rope::order(8, 8, &families::LLAMA), None);
+    assert_eq!(rope::order(8, 8, &families::GLM4).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
+    assert_eq!(rope::order(8, 4, &families::GLM4).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
+    assert_eq!(rope::order(8, 4, &families::LLAMA).unwrap(), [0, 1, 4, 5, 2, 3, 6, 7]);
+    assert_eq!(rope::order(8, 6, &families::LLAMA).unwrap(), [0, 1, 2, 6, 3, 4, 5, 7]);
     let glm = json!({"architectures": ["Glm4ForCausalLM"], "head_dim": 4, "num_attention_heads": 2,
                      "num_key_value_heads": 2});
     let glm = read(glm).unwrap();
