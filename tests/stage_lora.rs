@@ -35,6 +35,12 @@ fn targets_are_suffixes_lists_or_all() {
     assert_eq!(resolve(&["all-linear"]), Ok(text(&MODULES)));
     assert_eq!(resolve(&["v_proj, q_proj"]), Ok(text(&["q_proj", "v_proj"])));
     assert_eq!(resolve(&["mlp.up_proj", "up_proj"]), Ok(text(&["up_proj"])));
+    let fused = |name: &str| cases().into_iter().find(|case| case.dir.ends_with(name)).unwrap().config;
+    let resolve_for = |name: &str, list: &[&str]| lora::resolve_targets(&text(list), &fused(name));
+    let four = text(&["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
+    assert_eq!(resolve_for("phi3", &["all-linear"]), Ok(four));
+    assert_eq!(resolve_for("glm4", &["gate_up_proj,k_proj"]), Ok(text(&["k_proj", "gate_up_proj"])));
+    assert!(resolve_for("glm4", &["up_proj"]).unwrap_err().to_string().contains("gate_up_proj"));
     let error = resolve(&["q_proj,c_attn"]).unwrap_err();
     assert!(matches!(&error, LoraError::Target { name, .. } if name == "c_attn"));
     assert!(error.to_string().contains("down_proj"), "{error}");

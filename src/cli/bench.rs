@@ -16,7 +16,7 @@ use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::generate::generate;
 use crate::model::layout;
-use crate::model::lora::{LoraSpec, MODULES};
+use crate::model::lora::LoraSpec;
 use crate::model::memory::{InUse, Used};
 use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets};
 use crate::numeric::line::Points;
@@ -61,7 +61,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let lora = LoraSpec {
         rank: whole("rank", 1)?,
         alpha: 32.0,
-        targets: MODULES.iter().filter(|m| config.projection(m).is_some()).map(|m| m.to_string()).collect(),
+        targets: config.family.modules().into_iter().map(String::from).collect(),
         ..LoraSpec::none()
     };
     let tensors = &base.files.tensors;

@@ -184,7 +184,7 @@ const AXOLOTL: Table = &[
     ("plugins", Lost("plugins are code of Axolotl's, and some of them change the loss: none of it is run")),
     ("loss_watchdog_threshold", WATCHDOG), ("loss_watchdog_patience", WATCHDOG),
     ("s2_attention", When(&[("false", Same)], No("shifted sparse attention is not supported: every row is attended to in full"))),
-    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("gemma3forcausallm", Same), ("smollm3forcausallm", Same), ("graniteforcausallm", Same), ("olmo2forcausallm", Same), ("olmo3forcausallm", Same), ("ministral3forcausallm", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
+    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("gemma3forcausallm", Same), ("smollm3forcausallm", Same), ("graniteforcausallm", Same), ("olmo2forcausallm", Same), ("olmo3forcausallm", Same), ("ministral3forcausallm", Same), ("glm4forcausallm", Same), ("phi3forcausallm", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
     ("tokenizer_type", When(&[("autotokenizer", Same), ("pretrainedtokenizerfast", Same), ("llamatokenizer", Same), ("llamatokenizerfast", Same)], No("the tokenizer is the model's tokenizer.json"))),
     ("is_llama_derived_model", Needless("the model's config.json says what it is")),
     ("is_mistral_derived_model", Needless("the model's config.json says what it is")),

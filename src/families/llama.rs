@@ -1,7 +1,8 @@
 //! Llama 1 to 3, SmolLM2, TinyLlama: the base of the other families' descriptions.
 
 use super::{
-    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Gguf, HeadNorms, Norms, ScoreScale, Windows,
+    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, Gguf, HeadNorms, Norms, ScoreScale,
+    Windows,
 };
 
 /// Llama.
@@ -16,6 +17,7 @@ pub const LLAMA: Family = Family {
     eps: 1e-6,
     gain_offset: 0.0,
     head_norms: HeadNorms::None,
+    fused: Fused::None,
     activation: Activation::SwiGlu,
     activation_key: "hidden_act",
     biases: Biases {
@@ -26,6 +28,9 @@ pub const LLAMA: Family = Family {
     windows: Windows::Typed,
     rope_theta: 10_000.0,
     local_rope_theta: None,
+    partial_rotary: None,
+    adjacent_pairs: false,
+    long_rope: false,
     unrotated_layers: false,
     query_growth: None,
     score_scale: ScoreScale::HeadSize,

@@ -4,12 +4,14 @@
 //! docs/develop/add-a-model-family.md.
 
 mod gemma3;
+mod glm4;
 mod granite;
 mod llama;
 mod ministral3;
 mod mistral;
 mod olmo2;
 mod olmo3;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod smollm3;
@@ -17,19 +19,33 @@ pub mod tensors;
 pub mod wrapped;
 
 pub use gemma3::GEMMA3;
+pub use glm4::GLM4;
 pub use granite::GRANITE;
 pub use llama::LLAMA;
 pub use ministral3::MINISTRAL3;
 pub use mistral::MISTRAL;
 pub use olmo2::OLMO2;
 pub use olmo3::OLMO3;
+pub use phi3::PHI3;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
 pub use smollm3::SMOLLM3;
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
-pub const ALL: &[&Family] =
-    &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3, &MINISTRAL3];
+pub const ALL: &[&Family] = &[
+    &LLAMA,
+    &MISTRAL,
+    &QWEN2,
+    &QWEN3,
+    &GEMMA3,
+    &SMOLLM3,
+    &GRANITE,
+    &OLMO2,
+    &OLMO3,
+    &MINISTRAL3,
+    &GLM4,
+    &PHI3,
+];
 
 /// A model family.
 #[derive(Debug, PartialEq)]
@@ -54,6 +70,8 @@ pub struct Family {
     pub gain_offset: f32,
     /// Norms of q and k (`self_attn.q_norm`, `self_attn.k_norm`).
     pub head_norms: HeadNorms,
+    /// Projections that share a matrix.
+    pub fused: Fused,
     /// The feed-forward's activation.
     pub activation: Activation,
     /// Key in config.json for the activation.
@@ -67,6 +85,13 @@ pub struct Family {
     /// Key in config.json for the base of the rotary frequencies of sliding layers; `None` where all layers share one
     /// base.
     pub local_rope_theta: Option<&'static str>,
+    /// Part of each head that is rotated where config.json has no `partial_rotary_factor`; `None` where whole heads are.
+    pub partial_rotary: Option<f64>,
+    /// Whether the two values of a rotary pair are adjacent in Hugging Face; otherwise they are half of the rotated part
+    /// apart.
+    pub adjacent_pairs: bool,
+    /// Whether `rope_type` longrope is read (also named su or yarn): factors of the frequencies, one for each.
+    pub long_rope: bool,
     /// Whether some layers are not rotated: those with 0 in `no_rope_layers`, without it every `no_rope_layer_interval`th
     /// (4).
     pub unrotated_layers: bool,
@@ -109,6 +134,17 @@ pub enum HeadNorms {
     Each,
     /// All heads have one mean, and a gain of the projection's size.
     Whole,
+}
+
+/// Projections whose matrices are one matrix in the files, their rows one after the other. An adapter of it has one A.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fused {
+    /// Each projection has its own matrix.
+    None,
+    /// Gate and up are `mlp.gate_up_proj`.
+    GateUp,
+    /// Also q, k and v are `self_attn.qkv_proj`.
+    All,
 }
 
 /// Factor of the embedding.
@@ -185,6 +221,8 @@ pub enum Bias {
     Always,
     /// Where this key in config.json is true.
     Key(&'static str),
+    /// Where this key in config.json is true or missing.
+    KeyOrTrue(&'static str),
 }
 
 /// Layers with a window of `sliding_window` tokens.
@@ -195,6 +233,8 @@ pub enum Windows {
     /// The layers that `layer_types` marks as sliding, all layers without `layer_types`. A missing `sliding_window`
     /// means 4096, null no window.
     All,
+    /// All layers, where `sliding_window` is given.
+    Given,
     /// Where `use_sliding_window` is true: the layers that `layer_types` marks as sliding, without `layer_types` those
     /// from `max_window_layers` (28) on. A missing `sliding_window` means 4096.
     Switched,
@@ -223,6 +263,7 @@ impl Family {
             (self.score_scale != ScoreScale::HeadSize, "a scale of its scores"),
             (self.soft_cap.is_some(), "a soft cap of its scores"),
             (self.unrotated_layers, "layers without rotation"),
+            (self.partial_rotary.is_some(), "a rotary embedding of a part of the head"),
             (self.query_growth.is_some(), "queries that grow with their position"),
             (self.embedding_scale != EmbeddingScale::One, "a scale of its embedding"),
             (self.residual_scale.is_some(), "a scale of its residual branches"),
@@ -317,9 +358,10 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3 or Ministral3"
+            "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4 or Phi3"
         );
-        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3 and Ministral 3";
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
+                   GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4 and Phi-4-mini";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();

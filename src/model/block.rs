@@ -8,9 +8,7 @@ mod decode;
 mod saved;
 
 use super::config::Config;
-use super::layout::module_path;
 use super::linear::{Adapter, Batch, Linear};
-use super::lora::MODULES;
 use super::rotation;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fused, Heads, Qkv, View, Write, view, view_mut};
@@ -53,7 +51,8 @@ pub struct Block<B: Backend> {
     head_gains: Option<[B::Memory; 2]>,
     /// Their sizes.
     head_norms: [usize; 2],
-    linears: [Linear<B>; 7],
+    /// Seven.
+    linears: Vec<Linear<B>>,
     heads: Heads,
     /// Indices of the rotation tables of q and k.
     rotations: [usize; 2],
@@ -93,14 +92,7 @@ impl<B: Fused> Block<B> {
             }
             None => None,
         };
-        let mut linear = |i: usize| -> Result<Linear<B>, ModelError> {
-            let path = module_path(layer, MODULES[i]);
-            let shape = config.projection(MODULES[i]).unwrap_or_default();
-            let linear = Linear::load(backend, weights, &path, shape, adapters[i])?;
-            let biased = [config.qkv_bias, config.o_bias, config.mlp_bias][[0, 0, 0, 1, 2, 2, 2][i]];
-            if biased { linear.with_bias(backend, weights, &path) } else { Ok(linear) }
-        };
-        let linears = [linear(0)?, linear(1)?, linear(2)?, linear(3)?, linear(4)?, linear(5)?, linear(6)?];
+        let linears = Linear::of_layer(backend, weights, config, layer, adapters)?;
         Ok(Block {
             attention_gains: gains(backend, config.family.attention_norms)?,
             mlp_gains: gains(backend, config.family.mlp_norms)?,

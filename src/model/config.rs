@@ -11,6 +11,8 @@ mod traits;
 mod window;
 mod wrapped;
 
+use super::lora::MODULES;
+use super::rows::Rows;
 pub use crate::backend::Heads;
 use crate::families::wrapped::{PATH, Wrapper};
 use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, HeadNorms};
@@ -36,7 +38,8 @@ pub struct Config {
     pub layers: usize,
     /// H, G and D.
     pub heads: Heads,
-    /// Longest sequence that the model is made for; longer rows are refused.
+    /// Longest sequence that is computed: the one that the model is made for, with LongRoPE the one before scaling. Longer
+    /// rows are refused.
     pub max_positions: usize,
     /// Added under the root of every norm.
     pub eps: f32,
@@ -56,6 +59,8 @@ pub struct Config {
     pub windows: Vec<Option<usize>>,
     /// Whether q and k of each layer are rotated.
     pub rotated: Vec<bool>,
+    /// Number of values of a head that are rotated, the first ones.
+    pub rotary: usize,
     /// Factor of the embedding.
     pub embedding_scale: f32,
     /// Factor of each half's output.
@@ -155,7 +160,7 @@ impl Config {
             feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
             layers,
             heads,
-            max_positions: fields.optional_size("max_position_embeddings", 1..=1 << 31)?.unwrap_or(2048),
+            max_positions: positions(&fields)?.min(rope.scaling.longest()),
             eps: fields.number("rms_norm_eps")?.map_or(Ok(family.eps), |eps| match eps {
                 eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
                 eps => Err(key("rms_norm_eps", format!("is {eps}, not in [0, 1)"))),
@@ -168,6 +173,7 @@ impl Config {
             mlp_bias: biased(&fields, family.biases.mlp)?,
             windows: window::read(&fields, family.windows, layers)?,
             rotated: rope::rotated(&fields, family, layers)?,
+            rotary: rope::rotary(&fields, family, heads.size)?,
             embedding_scale: match family.embedding_scale {
                 EmbeddingScale::One => 1.0,
                 EmbeddingScale::RootOfHidden => (hidden as f64).sqrt() as f32,
@@ -179,6 +185,7 @@ impl Config {
             soft_cap,
             labels: classifier.then(|| labels(&fields)).transpose()?,
         };
+        config.rope.scaling.check(config.rotary / 2)?;
         (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;
         Ok(config)
     }
@@ -246,7 +253,8 @@ impl Config {
 
     /// The rotary embedding of a layer.
     pub fn rope_of(&self, layer: usize) -> Rope {
-        let rope = self.attention(layer).window.and(self.local_rope).unwrap_or(self.rope);
+        let local = self.attention(layer).window.and(self.local_rope.as_ref());
+        let rope = local.unwrap_or(&self.rope).clone();
         match self.rotated.get(layer) {
             Some(false) => Rope { scaling: RopeScaling::Off, ..rope },
             _ => rope,
@@ -263,6 +271,22 @@ impl Config {
         }
     }
 
+    /// The rows of projection `i` in its matrix in the files, in the order in which a block computes them: backends
+    /// rotate pairs that are half a head apart, so the rotated rows of q and k are moved there.
+    pub fn rows(&self, i: usize) -> Rows {
+        let size = |i: usize| self.projection(MODULES[i]).unwrap_or_default().0;
+        let matrix = self.family.matrices().into_iter().find(|matrix| matrix.projections.contains(&i));
+        let first: usize = matrix.into_iter().flat_map(|matrix| matrix.projections.start..i).map(size).sum();
+        let order = rope::order(self.heads.size, self.rotary, self.family);
+        match order.filter(|_| i < 2) {
+            None => Rows::Range(first..first + size(i)),
+            Some(order) => {
+                let heads = (first..first + size(i)).step_by(self.heads.size);
+                Rows::Each(heads.flat_map(|head| order.iter().map(move |row| head + row)).collect())
+            }
+        }
+    }
+
     /// The residual stream is kept divided by the factor of the halves' outputs: this is the factor of the embedding
     /// on that stream. Norms of the stream do not see its scale, but for [`Config::stream_eps`].
     pub fn stream_scale(&self) -> f32 {
@@ -274,14 +298,16 @@ impl Config {
         self.eps / (self.residual_scale * self.residual_scale)
     }
 
-    /// Outputs and inputs [N, K] of one of the seven projections; `None` for an unknown name.
+    /// Outputs and inputs [N, K] of a projection or of several fused ones; `None` for an unknown name.
     pub fn projection(&self, module: &str) -> Option<(usize, usize)> {
         let (q, kv) = (self.heads.query * self.heads.size, self.heads.kv * self.heads.size);
         match module {
             "q_proj" => Some((q, self.hidden)),
             "k_proj" | "v_proj" => Some((kv, self.hidden)),
+            "qkv_proj" => Some((q + 2 * kv, self.hidden)),
             "o_proj" => Some((self.hidden, q)),
             "gate_proj" | "up_proj" => Some((self.feed_forward, self.hidden)),
+            "gate_up_proj" => Some((2 * self.feed_forward, self.hidden)),
             "down_proj" => Some((self.hidden, self.feed_forward)),
             _ => None,
         }
@@ -333,6 +359,7 @@ fn biased(fields: &Fields, bias: Bias) -> Result<bool, ConfigError> {
         Bias::Never => Ok(false),
         Bias::Always => Ok(true),
         Bias::Key(key) => Ok(fields.flag(key)?.unwrap_or(false)),
+        Bias::KeyOrTrue(key) => Ok(fields.flag(key)?.unwrap_or(true)),
     }
 }
 
@@ -363,14 +390,7 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
     if let Some(key) = family.refused.iter().find(|key| fields.is_set(key)) {
         return Err(unsupported(format!("`{key}`"), "use another base"));
     }
-    match fields.number("partial_rotary_factor")? {
-        None => Ok(()),
-        Some(1.0) => Ok(()),
-        Some(f) => Err(unsupported(
-            format!("partial_rotary_factor {f}"),
-            "only whole heads are rotated; use another base",
-        )),
-    }
+    Ok(())
 }
 
 /// A factor in config.json, 1 where the family or the file has none.
@@ -382,6 +402,10 @@ fn factor(fields: &Fields, name: Option<&str>) -> Result<f32, ConfigError> {
         }
         x => Ok(x.unwrap_or(1.0) as f32),
     }
+}
+
+fn positions(fields: &Fields) -> Result<usize, ConfigError> {
+    Ok(fields.optional_size("max_position_embeddings", 1..=1 << 31)?.unwrap_or(2048))
 }
 
 fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ConfigError> {

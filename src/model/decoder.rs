@@ -14,6 +14,7 @@ use super::head::Head;
 use super::layout::{self, Entry, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec, MODULES};
+use super::placement::Placement;
 use super::rotation::Rotations;
 use super::stage::{Cancel, Session, Span, Ticket, Want};
 use super::weights::{ModelError, Weights};
@@ -107,6 +108,7 @@ pub struct Decoder<B: Backend> {
     lora: LoraSpec,
     span: Span,
     layout: Layout,
+    placement: Placement,
     keep: Keep,
     group: usize,
     /// Present in the first stage, and in the last one of a tied model.
@@ -180,18 +182,20 @@ impl<B: Fused> Decoder<B> {
             None
         };
         // A and B of each module follow each other.
-        let mut entries = layout.entries().iter().step_by(2).peekable();
-        let layers = layers.map(|layer| (layer, adapters(&mut entries, lora, layer))).collect();
+        let placement = Placement::of(config, lora, layers.clone());
+        let on_device = &placement.layout;
+        let mut entries = on_device.entries().iter().step_by(2).peekable();
+        let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer))).collect();
         let shelf = Shelf::load(&mut backend, (&weights, tensors), config, layers, build.streamed)?;
-        let head = match (last, layout.find(SCORE)) {
+        let head = match (last, on_device.find(SCORE)) {
             (false, _) => None,
             (true, None) => Some(Head::vocabulary(&mut backend, &weights, config)?),
             (true, Some(e)) => {
                 Some(Head::classes(&mut backend, &weights, config, e.offset, build.class_weights)?)
             }
         };
-        let (mut params, grads) = (backend.memory(layout.len()), backend.memory(layout.len()));
-        backend.fill(view_mut(&mut params, 1, layout.len()), 0.0);
+        let [mut params, grads] = [on_device.len(); 2].map(|len| backend.memory(len));
+        backend.fill(view_mut(&mut params, 1, on_device.len()), 0.0);
         let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
         let group = if shelf.streamed() > 0 { build.group.max(1) } else { 1 };
@@ -202,6 +206,7 @@ impl<B: Fused> Decoder<B> {
             lora,
             span,
             layout,
+            placement,
             keep,
             group,
             embedding,
@@ -285,18 +290,22 @@ fn dropout<'a>(lora: &LoraSpec, (step, rows): (u64, &'a [u64])) -> Option<Dropou
     (lora.dropout > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: lora.dropout })
 }
 
-/// Takes a layer's adapters from `entries`, which gives every A in the order of the layout.
+/// Takes a layer's adapters from `entries`, which gives every A in the order of the device. Projections of one matrix
+/// share the index of its module, so that their inputs have one mask.
 fn adapters<'a>(
     entries: &mut Peekable<impl Iterator<Item = &'a Entry>>,
-    lora: &LoraSpec,
+    (config, lora): (&Config, &LoraSpec),
     layer: usize,
 ) -> [Option<Adapter>; 7] {
-    let mut module = (layer * lora.targets.len()) as u64;
-    MODULES.map(|name| {
-        let path = layout::module_path(layer, name);
-        let a = entries.next_if(|entry| entry.name.ends_with(&format!(".{path}.lora_A.weight")))?;
-        let adapter = Adapter { a: a.offset, b: a.range().end, rank: lora.rank, scale: lora.scale(), module };
-        module += 1;
-        Some(adapter)
-    })
+    let mut all = [None; 7];
+    let matrices = config.family.matrices().into_iter().filter(|matrix| lora.has(matrix.module()));
+    for (module, matrix) in ((layer * lora.targets.len()) as u64..).zip(matrices) {
+        for i in matrix.projections.clone() {
+            let path = layout::module_path(layer, MODULES[i]);
+            let a = entries.next_if(|entry| entry.name.ends_with(&format!(".{path}.lora_A.weight")));
+            let (rank, scale) = (lora.rank, lora.scale());
+            all[i] = a.map(|a| Adapter { a: a.offset, b: a.range().end, rank, scale, module });
+        }
+    }
+    all
 }

@@ -3,7 +3,6 @@
 
 use super::config::Config;
 use super::layout::module_path;
-use super::lora::MODULES;
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
@@ -25,7 +24,7 @@ impl Implied {
     pub fn of(folder: &Path, config: &Config, json: &Value) -> Self {
         let mut shapes = BTreeMap::new();
         for layer in 0..config.layers {
-            for module in MODULES {
+            for module in config.family.modules() {
                 if let Some((rows, cols)) = config.projection(module) {
                     shapes.insert(format!("model.{}.weight", module_path(layer, module)), vec![rows, cols]);
                 }

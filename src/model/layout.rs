@@ -2,7 +2,7 @@
 //! export all use it. Order: A and B of each module in model order, then a classifier's head.
 
 use super::config::Config;
-use super::lora::{LoraSpec, MODULES};
+use super::lora::LoraSpec;
 use std::ops::Range;
 
 /// The name of a classifier's head; all of its values are trained.
@@ -41,6 +41,12 @@ impl Layout {
         self.entries.push(Entry { name: name.into(), offset: self.len, rows, cols });
         self.len += rows * cols;
         self.entries.len() - 1
+    }
+
+    /// Appends A and B of the projection `path` of `n` outputs and `k` inputs.
+    pub(super) fn push_adapter(&mut self, path: &str, (n, k): (usize, usize), rank: usize) {
+        self.push(format!("{path}.lora_A.weight"), rank, k);
+        self.push(format!("{path}.lora_B.weight"), n, rank);
     }
 
     /// The tensors in order.
@@ -95,13 +101,9 @@ impl Layout {
 pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     let mut layout = Layout::default();
     for layer in layers.clone() {
-        for module in MODULES {
-            if let Some((n, k)) =
-                config.projection(module).filter(|_| lora.targets.iter().any(|t| t == module))
-            {
-                let path = format!("base_model.model.model.{}{}", config.path(), module_path(layer, module));
-                layout.push(format!("{path}.lora_A.weight"), lora.rank, k);
-                layout.push(format!("{path}.lora_B.weight"), n, lora.rank);
+        for module in config.family.modules() {
+            if let Some(shape) = config.projection(module).filter(|_| lora.has(module)) {
+                layout.push_adapter(&peft_path(config, layer, module), shape, lora.rank);
             }
         }
     }
@@ -111,9 +113,15 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     layout
 }
 
+/// PEFT's path of a projection, without `.lora_A.weight`.
+pub fn peft_path(config: &Config, layer: usize, module: &str) -> String {
+    format!("base_model.model.model.{}{}", config.path(), module_path(layer, module))
+}
+
 /// Path of a projection below `model.`, such as `layers.3.self_attn.q_proj`.
 pub fn module_path(layer: usize, module: &str) -> String {
-    let group = if matches!(module, "gate_proj" | "up_proj" | "down_proj") { "mlp" } else { "self_attn" };
+    let inner = matches!(module, "gate_proj" | "up_proj" | "gate_up_proj" | "down_proj");
+    let group = if inner { "mlp" } else { "self_attn" };
     format!("layers.{layer}.{group}.{module}")
 }
 

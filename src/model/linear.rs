@@ -1,7 +1,10 @@
 //! One projection: a frozen matrix, with an optional bias and an optional adapter. With dropout the mask of the
 //! adapter's input is not kept: the key generates it again wherever it is needed.
 
+use super::config::Config;
+use super::layout::module_path;
 use super::rotation::Rotations;
+use super::rows::Rows;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, ViewMut, Write, view, view_mut};
 
@@ -64,22 +67,33 @@ impl Adapter {
 }
 
 impl<B: Fused> Linear<B> {
-    /// Reads `path.weight` and, where `biased`, `path.bias`.
-    pub fn load(
+    /// Reads the projections of a layer, in model order.
+    pub fn of_layer(
         backend: &mut B,
         weights: &Weights,
-        path: &str,
-        shape: (usize, usize),
-        adapter: Option<Adapter>,
-    ) -> Result<Self, ModelError> {
-        let weight = weights.matrix(backend, &weights.name(&format!("{path}.weight")), shape)?;
-        Ok(Linear { weight, bias: None, shape, adapter })
-    }
-
-    /// Reads `path.bias` too.
-    pub fn with_bias(mut self, backend: &mut B, weights: &Weights, path: &str) -> Result<Self, ModelError> {
-        self.bias = Some(weights.vector(backend, &weights.name(&format!("{path}.bias")), self.shape.0)?);
-        Ok(self)
+        config: &Config,
+        layer: usize,
+        adapters: [Option<Adapter>; 7],
+    ) -> Result<Vec<Self>, ModelError> {
+        let mut linears: Vec<Linear<B>> = Vec::with_capacity(7);
+        for matrix in config.family.matrices() {
+            let shape = config.projection(matrix.module()).unwrap_or_default();
+            let path = weights.name(&module_path(layer, matrix.module()));
+            let (first, cols) = (matrix.projections.start, shape.1);
+            let parts: Vec<Rows> = matrix.projections.clone().map(|i| config.rows(i)).collect();
+            weights.matrices(backend, &format!("{path}.weight"), shape, &parts, |weight| {
+                let i = linears.len();
+                let shape = (parts[i - first].len(), cols);
+                linears.push(Linear { weight, bias: None, shape, adapter: adapters[i] });
+            })?;
+            if [config.qkv_bias, config.o_bias, config.mlp_bias][[0, 0, 0, 1, 2, 2, 2][first]] {
+                for (linear, part) in linears[first..].iter_mut().zip(&parts) {
+                    let of = (shape.0, part);
+                    linear.bias = Some(weights.bias(backend, &format!("{path}.bias"), of)?);
+                }
+            }
+        }
+        Ok(linears)
     }
 
     /// Frees the matrix and returns the bias.

@@ -7,7 +7,8 @@ use super::layout::{Layout, SCORE};
 use crate::families::wrapped::PATH;
 use crate::numeric::rng::Stream;
 
-/// The seven projections of a decoder block, in model order.
+/// The seven projections of a decoder block, in model order. What can have an adapter is in
+/// [`Family::modules`](crate::families::Family::modules).
 pub const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// A LoRA configuration with targets resolved against a model.
@@ -21,7 +22,7 @@ pub struct LoraSpec {
     pub rslora: bool,
     /// Probability of dropping an input of A, in [0, 1).
     pub dropout: f32,
-    /// Suffixes from [`MODULES`], in model order, without repeats. An empty list is the base model without adapter.
+    /// Suffixes from the family's modules, in model order, without repeats. An empty list is the base model without adapter.
     pub targets: Vec<String>,
     /// Keys dropout masks and the initial A.
     pub seed: u64,
@@ -101,6 +102,11 @@ impl LoraSpec {
         LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets: Vec::new(), seed: 0 }
     }
 
+    /// Whether this module has an adapter.
+    pub fn has(&self, module: &str) -> bool {
+        self.targets.iter().any(|target| target == module)
+    }
+
     /// Factor of the product of B and A.
     pub fn scale(&self) -> f32 {
         let r = self.rank as f32;
@@ -129,24 +135,23 @@ impl LoraSpec {
 
 /// Resolves suffixes, comma-separated lists of suffixes, or `all-linear` to module names in model order.
 pub fn resolve_targets(asked: &[String], config: &Config) -> Result<Vec<String>, LoraError> {
-    let exists = |m: &str| config.projection(m).is_some();
-    let known = || MODULES.iter().filter(|m| exists(m)).copied().collect::<Vec<_>>().join(", ");
-    let mut chosen = [false; MODULES.len()];
+    let modules = config.family.modules();
+    let mut chosen = vec![false; modules.len()];
     for name in asked.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|n| !n.is_empty()) {
         if name == "all-linear" {
-            chosen = [true; MODULES.len()];
+            chosen.fill(true);
             continue;
         }
         let suffix = name.rsplit('.').next().unwrap_or(name);
-        match MODULES.iter().position(|m| *m == suffix && exists(m)) {
+        match modules.iter().position(|m| *m == suffix) {
             Some(i) => chosen[i] = true,
-            None => return Err(LoraError::Target { name: name.to_owned(), known: known() }),
+            None => return Err(LoraError::Target { name: name.to_owned(), known: modules.join(", ") }),
         }
     }
-    if chosen == [false; MODULES.len()] {
-        return Err(LoraError::NoTargets { known: known() });
+    if !chosen.contains(&true) {
+        return Err(LoraError::NoTargets { known: modules.join(", ") });
     }
-    Ok(MODULES.iter().zip(chosen).filter(|(_, c)| *c).map(|(m, _)| (*m).to_owned()).collect())
+    Ok(modules.iter().zip(chosen).filter(|(_, c)| *c).map(|(m, _)| (*m).to_owned()).collect())
 }
 
 /// Initial values: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A (a head in the base

@@ -2,8 +2,8 @@
 //! merged model is a source of tensors like the base, so the same readers and writers work for both.
 
 use super::config::Config;
-use super::layout::{Entry, Layout, SCORE, module_path};
-use super::lora::{LoraSpec, MODULES};
+use super::layout::{Entry, Layout, SCORE, module_path, peft_path};
+use super::lora::LoraSpec;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
@@ -39,11 +39,11 @@ impl Merged<'_> {
         let (_, module) = path.rsplit_once('.')?;
         let layer: usize = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
         // Only the canonical spelling is a projection of this model.
-        if !MODULES.contains(&module) || module_path(layer, module) != path {
+        if module_path(layer, module) != path {
             return None;
         }
-        let inner = self.config.path();
-        let find = |ab: &str| self.layout.find(&format!("base_model.model.model.{inner}{path}.{ab}.weight"));
+        let path = peft_path(self.config, layer, module);
+        let find = |ab: &str| self.layout.find(&format!("{path}.{ab}.weight"));
         Some((find("lora_A")?, find("lora_B")?))
     }
 

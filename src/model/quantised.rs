@@ -1,8 +1,8 @@
 //! A base whose weights are quantised to blocks while it is loaded, as --quantize requests. The same numbers give the
 //! same blocks on every machine, so workers quantise their own copies of the original files.
 
-use super::lora::MODULES;
 use super::weights::ModelError;
+use crate::families::tensors::is_module;
 use crate::numeric::block::{Block, Blocks, Encoding, nest, quantise};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors, Use};
@@ -84,7 +84,7 @@ impl Recipe {
     fn takes(self, name: &str) -> bool {
         let Some(path) = name.strip_suffix(".weight") else { return false };
         let last = path.rsplit('.').next().unwrap_or(path);
-        MODULES.contains(&last) || self == Recipe::Q8 && matches!(last, "embed_tokens" | "lm_head")
+        is_module(last) || self == Recipe::Q8 && matches!(last, "embed_tokens" | "lm_head")
     }
 }
 

@@ -13,6 +13,21 @@ pub struct Rotations<M> {
     tables: Vec<M>,
     positions: usize,
     size: usize,
+    rotary: usize,
+}
+
+/// A table for heads of `size` values, of which `rotary` are rotated; the others have cosines 1 and sines 0.
+fn widened(table: Vec<f32>, rotary: usize, size: usize) -> Vec<f32> {
+    if rotary == size {
+        return table;
+    }
+    let mut wide = Vec::with_capacity(table.len() / rotary * size);
+    for half in table.chunks_exact(rotary / 2).enumerate() {
+        wide.extend(half.1);
+        let rest = if half.0 % 2 == 0 { 1.0 } else { 0.0 };
+        wide.extend(std::iter::repeat_n(rest, (size - rotary) / 2));
+    }
+    wide
 }
 
 /// Indices of the tables that rotate q and k of a layer.
@@ -24,7 +39,8 @@ pub fn of_layer(config: &Config, layer: usize) -> [usize; 2] {
 /// The kinds of q and k of a layer.
 fn of(config: &Config, layer: usize) -> [Kind; 2] {
     let rope = config.rope_of(layer);
-    [(rope, config.attention(layer).query_factor(), rope.grows()), (rope, 1.0, false)]
+    let grows = rope.grows();
+    [(rope.clone(), config.attention(layer).query_factor(), grows), (rope, 1.0, false)]
 }
 
 /// The kinds of all layers, so that a stage of some layers numbers them like the whole model.
@@ -45,7 +61,7 @@ impl<M> Rotations<M> {
     pub fn new<B: Backend<Memory = M>>(backend: &mut B, config: &Config) -> Self {
         let kinds = kinds(config);
         let tables = kinds.iter().map(|_| backend.memory(0)).collect();
-        Rotations { kinds, tables, positions: 0, size: config.heads.size }
+        Rotations { kinds, tables, positions: 0, size: config.heads.size, rotary: config.rotary }
     }
 
     /// Extends the tables to `positions`. Lengths double, so that extensions are rare.
@@ -57,7 +73,7 @@ impl<M> Rotations<M> {
         for ((rope, factor, grows), table) in self.kinds.iter().zip(&mut self.tables) {
             let mut memory = backend.memory(positions * d);
             if backend.has_data() {
-                let mut values = rope.table(positions, d);
+                let mut values = widened(rope.table(positions, self.rotary), self.rotary, d);
                 if *factor != 1.0 {
                     values.iter_mut().for_each(|x| *x *= factor);
                 }

@@ -3,9 +3,12 @@
 
 use super::config::{Config, ConfigError};
 use super::layout::module_path;
-use super::lora::{LoraError, MODULES};
+use super::lora::LoraError;
 use super::memory::size;
+use super::rows::Rows;
 use crate::backend::{Backend, Fault, Frozen, view_mut};
+use crate::families::Family;
+use crate::families::tensors::Matrix;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors, Use};
@@ -153,9 +156,14 @@ impl<'a> Weights<'a> {
     }
 
     /// Says when the matrices of a layer will be read.
-    pub fn advise(&self, layer: usize, when: Use) {
-        let names = MODULES.map(|module| self.name(&format!("{}.weight", module_path(layer, module))));
-        names.iter().for_each(|name| self.tensors.advise(name, when));
+    pub fn advise(&self, family: &Family, layer: usize, when: Use) {
+        let names = family.modules().into_iter().map(|module| self.matrix_name(layer, module));
+        names.for_each(|name| self.tensors.advise(&name, when));
+    }
+
+    /// The name in the files of the matrix of a module.
+    fn matrix_name(&self, layer: usize, module: &str) -> String {
+        self.name(&format!("{}.weight", module_path(layer, module)))
     }
 
     /// Adds the path of the tensor's file to the error, where there is one.
@@ -187,13 +195,17 @@ impl<'a> Weights<'a> {
     ) -> Result<PackedLayers, ModelError> {
         let generates = config.labels.is_none();
         let output = match generates && !config.tied {
-            true => self.packed_matrices(packing, &["lm_head.weight".into()])?,
+            true => self.packed_matrix(packing, "lm_head.weight", &[config.vocab])?,
             false => 0,
         };
-        let embedding = self.packed_matrices(packing, &[self.name("embed_tokens.weight")])?;
+        let name = self.name("embed_tokens.weight");
+        let embedding = self.packed_matrix(packing, &name, &[config.vocab])?;
         let layers = (0..config.layers).map(|layer| {
-            let names = MODULES.map(|module| self.name(&format!("{}.weight", module_path(layer, module))));
-            self.packed_matrices(packing, &names)
+            let of = |matrix: Matrix| {
+                let rows: Vec<usize> = matrix.projections.clone().map(|i| config.rows(i).len()).collect();
+                self.packed_matrix(packing, &self.matrix_name(layer, matrix.module()), &rows)
+            };
+            config.family.matrices().into_iter().map(of).sum()
         });
         let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;
         // Norms and biases are small and always f32.
@@ -209,18 +221,17 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// Bytes of these matrices.
-    fn packed_matrices(
+    /// Bytes of a matrix that is packed in parts; `rows` has the number of rows of each part.
+    fn packed_matrix(
         &self,
         packing: &dyn Fn(Encoding, usize) -> usize,
-        names: &[String],
+        name: &str,
+        rows: &[usize],
     ) -> Result<u64, ModelError> {
-        let of = |name: &String| {
-            let about = self.said(name, self.tensors.about(name))?;
-            let about = about.ok_or_else(|| self.fault(name, ModelError::Missing { name: name.clone() }))?;
-            Ok(packing(about.encoding, about.shape.iter().product()) as u64)
-        };
-        names.iter().map(of).sum()
+        let about = self.said(name, self.tensors.about(name))?;
+        let about = about.ok_or_else(|| self.fault(name, ModelError::Missing { name: name.to_owned() }))?;
+        let (values, all) = (about.shape.iter().product::<usize>(), rows.iter().sum::<usize>().max(1));
+        Ok(rows.iter().map(|rows| packing(about.encoding, values / all * rows) as u64).sum())
     }
 
     /// Returns the tensor `name` as stored; its shape must be `expected` and all values finite.
@@ -248,10 +259,27 @@ impl<'a> Weights<'a> {
         &self,
         backend: &mut B,
         name: &str,
-        (rows, cols): (usize, usize),
+        shape: (usize, usize),
     ) -> Result<B::Weight, ModelError> {
+        let mut whole = None;
+        self.matrices(backend, name, shape, &[Rows::Range(0..shape.0)], |weight| whole = Some(weight))?;
+        whole.ok_or_else(|| self.fault(name, ModelError::Missing { name: name.to_owned() }))
+    }
+
+    /// Loads a frozen matrix [rows, cols] in `parts`, each packed by the backend.
+    pub fn matrices<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        (rows, cols): (usize, usize),
+        parts: &[Rows],
+        mut done: impl FnMut(B::Weight),
+    ) -> Result<(), ModelError> {
         if !backend.has_data() {
-            return self.unread(backend, name, (rows, cols));
+            for part in parts {
+                done(self.unread(backend, name, (part.len(), cols))?);
+            }
+            return Ok(());
         }
         if let Some(blocks) = self.said(name, self.tensors.blocks(name))? {
             let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
@@ -260,13 +288,21 @@ impl<'a> Weights<'a> {
             if expected != found {
                 return fault(ModelError::Shape { name: full, expected, found });
             }
-            return match self.checks.then(|| first_not_finite_in(&blocks)).flatten() {
-                Some(index) => fault(ModelError::NonFinite { name: full, index }),
-                None => Ok(backend.weight_of_blocks(&blocks)?),
-            };
+            if let Some(index) = self.checks.then(|| first_not_finite_in(&blocks)).flatten() {
+                return fault(ModelError::NonFinite { name: full, index });
+            }
+            for part in parts {
+                let bytes = part.shared(&blocks.bytes, blocks.block.size_of(cols));
+                done(backend.weight_of_blocks(&Blocks { rows: part.len(), bytes, ..blocks })?);
+            }
+            return Ok(());
         }
         let tensor = self.checked(name, &[rows, cols])?;
-        Ok(backend.weight(Frozen { rows, cols, dtype: tensor.dtype, bytes: &tensor.bytes })?)
+        for part in parts {
+            let bytes = part.of(&tensor.bytes, cols * tensor.dtype.size());
+            done(backend.weight(Frozen { rows: part.len(), cols, dtype: tensor.dtype, bytes: &bytes })?);
+        }
+        Ok(())
     }
 
     /// A frozen matrix of a backend without data: only its shape and encoding are known.
@@ -289,14 +325,20 @@ impl<'a> Weights<'a> {
         Ok(weight?)
     }
 
-    /// Loads a bias to device memory.
-    pub fn vector<B: Backend>(
+    /// Loads these values of a bias of `len` values to device memory.
+    pub fn bias<B: Backend>(
         &self,
         backend: &mut B,
         name: &str,
-        len: usize,
+        (len, rows): (usize, &Rows),
     ) -> Result<B::Memory, ModelError> {
-        self.gain(backend, name, len, 0.0)
+        let mut memory = backend.memory(rows.len());
+        if backend.has_data() {
+            let tensor = self.checked(name, &[len])?;
+            let values = tensor.dtype.widen(&rows.of(&tensor.bytes, tensor.dtype.size()));
+            backend.upload(view_mut(&mut memory, 1, rows.len()), &values);
+        }
+        Ok(memory)
     }
 
     /// Loads the gain of a norm to device memory: the stored values plus `offset`.

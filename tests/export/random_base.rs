@@ -8,7 +8,6 @@ use finetune::families::Family;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::config::Config;
 use finetune::model::layout::module_path;
-use finetune::model::lora::MODULES;
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 use serde_json::{Value, json};
@@ -47,7 +46,7 @@ pub fn write(b: &Bench, family: &Family) {
         shapes.extend(
             ["q_norm", "k_norm"].iter().zip(sizes).map(|(n, d)| (name(&format!("self_attn.{n}")), vec![d])),
         );
-        for module in MODULES {
+        for module in family.modules() {
             let (n, k) = config.projection(module).unwrap();
             shapes.push((format!("model.{}", module_path(layer, module)), vec![n, k]));
         }

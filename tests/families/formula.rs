@@ -22,6 +22,8 @@ pub struct Formula<'a> {
     /// Keys that a query of each layer sees.
     pub windows: [usize; 3],
     pub gelu: bool,
+    /// Whether q, k and v share a matrix and an adapter, as gate and up do, and only the first two values of a head rotate.
+    pub joined: bool,
     pub embedding_scale: f64,
     pub residual_scale: f64,
     pub logits_scale: f64,
@@ -60,9 +62,30 @@ impl Formula<'_> {
         w.chunks(x.len()).enumerate().map(row).collect()
     }
 
+    /// Some of the outputs of a projection that may be a part of another one.
+    fn part(&self, flat: &[f64], (layer, module): (usize, &str), x: &[f64]) -> Vec<f64> {
+        let (whole, rows) = match module {
+            _ if !self.joined => (module, 0..usize::MAX),
+            "q_proj" => ("qkv_proj", 0..16),
+            "k_proj" => ("qkv_proj", 16..24),
+            "v_proj" => ("qkv_proj", 24..32),
+            "gate_proj" => ("gate_up_proj", 0..20),
+            "up_proj" => ("gate_up_proj", 20..40),
+            _ => (module, 0..usize::MAX),
+        };
+        let all = self.project(flat, (layer, whole), x);
+        all[rows.start..rows.end.min(all.len())].to_vec()
+    }
+
     /// Rotates each head of x at a position.
     fn rotate(&self, layer: usize, position: usize, mut x: Vec<f64>) -> Vec<f64> {
         for head in x.chunks_mut(SIZE) {
+            if self.joined {
+                // The first pair turns by the position itself.
+                let (sin, cos) = (position as f64).sin_cos();
+                (head[0], head[1]) = (head[0] * cos - head[1] * sin, head[1] * cos + head[0] * sin);
+                continue;
+            }
             for i in 0..SIZE / 2 {
                 let frequency = match self.thetas[layer] {
                     f64::INFINITY => 0.0,
@@ -80,7 +103,7 @@ impl Formula<'_> {
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
         let projected = |module: &'static str, norm: Option<&str>| -> Vec<Vec<f64>> {
             let each = |(position, x): (usize, &Vec<f64>)| {
-                let y = self.project(flat, (layer, module), x);
+                let y = self.part(flat, (layer, module), x);
                 norm.map_or(y.clone(), |norm| self.rotate(layer, position, self.norm(&name(norm), &y)))
             };
             x.iter().enumerate().map(each).collect()
@@ -105,7 +128,7 @@ impl Formula<'_> {
     }
 
     fn feed_forward(&self, flat: &[f64], layer: usize, x: &[f64]) -> Vec<f64> {
-        let [gate, up] = ["gate_proj", "up_proj"].map(|module| self.project(flat, (layer, module), x));
+        let [gate, up] = ["gate_proj", "up_proj"].map(|module| self.part(flat, (layer, module), x));
         let root = (2.0 / std::f64::consts::PI).sqrt();
         let act = |x: f64| match self.gelu {
             true => 0.5 * x * (1.0 + (root * (x + 0.044715 * x.powi(3))).tanh()),

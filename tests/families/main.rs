@@ -8,13 +8,14 @@ mod formula;
 
 use finetune::backend::Cpu;
 use finetune::families::{
-    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, HeadNorms, LLAMA, Norms, ScoreScale,
+    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, HeadNorms, LLAMA, Norms,
+    ScoreScale,
 };
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::generate::generate;
 use finetune::model::layout::{self, Layout};
-use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{IGNORE, Microbatch, Output, Sampling, Stage, Targets, Ticket, Want};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
@@ -65,8 +66,19 @@ const SCALED: Family = Family {
     ..LLAMA
 };
 
-const KNOWN: &[&Family] = &[&AROUND, &AFTER, &SCALED];
-const NAMES: [&str; 3] = ["Around", "After", "Scaled"];
+/// Fused projections with biases, as in Phi-3, and half of each head rotated in adjacent pairs, as in GLM-4.
+const JOINED: Family = Family {
+    name: "Joined",
+    model_type: "joined",
+    biases: Biases { qkv: Bias::KeyOrTrue("some_bias"), o: Bias::Never, mlp: Bias::Never },
+    fused: Fused::All,
+    partial_rotary: Some(0.5),
+    adjacent_pairs: true,
+    ..LLAMA
+};
+
+const KNOWN: &[&Family] = &[&AROUND, &AFTER, &SCALED, &JOINED];
+const NAMES: [&str; 4] = ["Around", "After", "Scaled", "Joined"];
 const ROWS: [&[u32]; 3] = [&[1, 5, 3, 16, 2, 9, 9], &[4, 11], &[0, 7, 7, 12, 15]];
 
 fn config_json(name: &str) -> Value {
@@ -99,11 +111,11 @@ impl Drawn {
             for (part, size) in ["q_norm", "k_norm"].iter().zip(sizes) {
                 shapes.push((name(&format!("self_attn.{part}.weight")), vec![size]));
             }
-            for module in MODULES {
+            for module in family.modules() {
                 let path = format!("model.{}", layout::module_path(layer, module));
                 let (n, k) = config.projection(module).unwrap();
                 shapes.push((format!("{path}.weight"), vec![n, k]));
-                if config.qkv_bias && ["q_proj", "k_proj", "v_proj"].contains(&module) {
+                if config.qkv_bias && ["q_proj", "k_proj", "v_proj", "qkv_proj"].contains(&module) {
                     shapes.push((format!("{path}.bias"), vec![n]));
                 }
             }
@@ -148,7 +160,7 @@ struct Case {
 impl Case {
     fn of(name: &str) -> Case {
         let config = Config::of_families(&config_json(name), KNOWN).unwrap();
-        let targets = MODULES.map(String::from).to_vec();
+        let targets = config.family.modules().into_iter().map(String::from).collect();
         let lora = LoraSpec { rank: 2, alpha: 3.0, rslora: false, dropout: 0.0, targets, seed: 1 };
         let layout = layout::of(&config, &lora, 0..config.layers);
         let mut draws = Stream::new(&[11]);
@@ -173,21 +185,22 @@ impl Case {
             gain_offset: if around { 1.0 } else { 0.0 },
             score_scale: match name {
                 "Around" => 7f64.sqrt().recip(),
-                "After" => 0.5,
-                _ => 0.4,
+                "Scaled" => 0.4,
+                _ => 0.5,
             },
             thetas: match name {
                 "Around" => [10.0, 100.0, 10.0],
                 "After" => [100.0, f64::INFINITY, 100.0],
                 _ => [100.0; 3],
             },
-            // `layer_types` counts in all three.
+            // `layer_types` counts in all of them.
             windows: [3, usize::MAX, 3],
             gelu: around,
+            joined: name == "Joined",
             embedding_scale: match name {
                 "Around" => 12f64.sqrt(),
-                "After" => 1.0,
-                _ => 3.0,
+                "Scaled" => 3.0,
+                _ => 1.0,
             },
             residual_scale: if scaled { 0.3 } else { 1.0 },
             logits_scale: if scaled { 1.7 } else { 1.0 },
@@ -282,6 +295,15 @@ fn recomputed_blocks_and_stages_give_the_same_bits() {
         let down = last.backward(Ticket(0), None, &mut above).unwrap();
         first.backward(Ticket(0), down.as_deref(), &mut below).unwrap();
         assert!([below, above].concat() == want, "{name}: two stages");
+    }
+}
+
+/// Rows of q and k are moved within a head; gains of norms are not.
+#[test]
+fn moved_rows_of_a_head_have_no_norms() {
+    for family in ALL.iter().chain(KNOWN) {
+        let moved = family.adjacent_pairs || family.partial_rotary.is_some();
+        assert!(!moved || family.head_norms == HeadNorms::None, "{}", family.name);
     }
 }
 

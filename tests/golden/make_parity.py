@@ -3,14 +3,14 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
-      olmo2 olmo3 ministral3 gemma3vl mistral3vl qwen3vl (default: all)
+      olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl (default: all)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
-                          Gemma3Config, Gemma3TextConfig, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config,
-                          MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config, Qwen3VLConfig, SmolLM3Config,
+                          Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config,
+                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
@@ -47,7 +47,15 @@ CONFIGS = {
         sliding_attention=dict(rope_type='default', rope_theta=500000.0)), tie_word_embeddings=False),
     'ministral3': lambda: Ministral3Config(**SIZES, head_dim=12, tie_word_embeddings=True, rope_parameters=dict(
         rope_type='yarn', rope_theta=1000000.0, factor=16.0, original_max_position_embeddings=6, beta_fast=32.0,
-        beta_slow=0.05, mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.1))}
+        beta_slow=0.05, mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.1)),
+    'glm4': lambda: Glm4Config(**SIZES, head_dim=12, partial_rotary_factor=0.5, attention_bias=True,
+                               tie_word_embeddings=False),
+    'phi3': lambda: Phi3Config(**SIZES, partial_rotary_factor=0.75, sliding_window=6, tie_word_embeddings=False),
+    # rows are shorter than the original length: the short factors
+    'phi3long': lambda: Phi3Config(**SIZES, tie_word_embeddings=True, original_max_position_embeddings=32,
+                                   rope_parameters=dict(rope_type='longrope', rope_theta=10000.0,
+                                                        short_factor=[1.0, 1.25, 2.5, 3.75],
+                                                        long_factor=[1.5, 4.0, 20.0, 50.0]))}
 # checkpoints with a vision tower, of which the text model is trained
 TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
 WRAPPED = {
@@ -65,7 +73,12 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'mistralwin': (4, 8, 'all', False), 'qwen3win': (3, 8, ['q_proj', 'k_proj', 'o_proj'], False),
     'gemma3': (4, 8, 'all', False), 'gemma3cls': (3, 4, 'all', False), 'smollm3': (4, 8, 'all', False),
     'granite': (4, 8, 'all', False), 'olmo2': (4, 8, 'all', False), 'olmo3': (3, 8, 'all', True),
-    'ministral3': (4, 8, 'all', False), 'gemma3vl': (4, 8, 'all', False), 'mistral3vl': (3, 6, 'all', False),
+    'ministral3': (4, 8, 'all', False),
+    'glm4': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_up_proj', 'down_proj'], False),
+    'glm4cls': (3, 8, ['k_proj', 'gate_up_proj'], True),
+    'phi3': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj'], False),
+    'phi3long': (3, 8, ['qkv_proj', 'down_proj'], True),
+    'gemma3vl': (4, 8, 'all', False), 'mistral3vl': (3, 6, 'all', False),
     'qwen3vl': (4, 8, ['q_proj', 'v_proj', 'down_proj'], False)}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 

@@ -94,7 +94,18 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
     // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings.
-    for name in ["llama", "qwen2", "qwen3", "llamacls", "mistralwin", "gemma3", "gemma3cls", "granite"] {
+    for name in [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "llamacls",
+        "mistralwin",
+        "gemma3",
+        "gemma3cls",
+        "granite",
+        "glm4",
+        "phi3",
+    ] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
         let mut stage = load(device(0), &case, Keep::Everything);
@@ -113,7 +124,9 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
 fn a_whole_model_on_tensor_cores_is_near() {
     // Heads of 10 use attention in f32, and dropout uses adapters in f32 in the backward pass. Heads of 8 (six query
     // heads, two key heads) without dropout use every kernel for tensor cores, within a window in olmo3.
-    for (name, dropout) in [("qwen3", 0.3), ("llama", 0.3), ("llama", 0.0), ("olmo3", 0.0), ("gemma3", 0.0)] {
+    for (name, dropout) in
+        [("qwen3", 0.3), ("llama", 0.3), ("llama", 0.0), ("olmo3", 0.0), ("gemma3", 0.0), ("glm4", 0.3)]
+    {
         let case = open(name, dropout);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
         let (Some(device), Some(other)) = (bf16(0), bf16(7)) else { return };
@@ -234,7 +247,7 @@ fn a_whole_model_with_attention_by_wgmma_is_near() {
 #[test]
 fn training_gives_what_peft_gives() {
     // Four steps each.
-    for name in ["llama", "qwen3", "llamacls", "mistralwin", "gemma3"] {
+    for name in ["llama", "qwen3", "llamacls", "mistralwin", "gemma3", "phi3"] {
         let case = open(name, 0.0);
         let build = Build::whole(&case.config);
         let mut stage = Decoder::load(device(0), &case.config, &case.tensors, &case.lora, build).unwrap();

@@ -6,7 +6,7 @@ mod own_keys;
 use finetune::families::Family;
 use finetune::model::config::Config;
 use finetune::model::layout;
-use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{IGNORE, Microbatch, Targets};
 use finetune::numeric::block::{Block, Blocks, Encoding, quantise};
 use finetune::numeric::dtype::Dtype;
@@ -48,7 +48,7 @@ impl Drawn {
         for norm in norms.as_flattened().iter().flatten() {
             add(&format!("model.layers.0.{norm}.weight"), &[c]);
         }
-        for module in MODULES {
+        for module in family.modules() {
             let (path, (n, k)) = (layout::module_path(0, module), config.projection(module).unwrap());
             add(&format!("model.{path}.weight"), &[n, k]);
             if config.qkv_bias && ["q_proj", "k_proj", "v_proj"].contains(&module) {
@@ -62,7 +62,7 @@ impl Drawn {
     }
 
     pub fn lora(&self) -> LoraSpec {
-        let targets = MODULES.map(str::to_owned).to_vec();
+        let targets = self.config.family.modules().into_iter().map(str::to_owned).collect();
         LoraSpec { rank: 3, alpha: 6.0, rslora: false, dropout: 0.0, targets, seed: 0 }
     }
 

@@ -99,6 +99,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
             Scaling::Llama3(factor, low_freq_factor, high_freq_factor, original as f64)
         }
         RopeScaling::Yarn { .. } => return Err(unwritten(base, "rope scaling by YaRN")),
+        RopeScaling::Long { .. } => return Err(unwritten(base, "rope scaling by LongRoPE")),
     };
     let id = base.files.base_id.as_deref().and_then(|id| id.rsplit('/').next());
     let folder = || base.path.file_stem().map(|s| s.to_string_lossy().into_owned());
@@ -111,6 +112,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         feed_forward: c.feed_forward,
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv, c.heads.size),
+        rotary: c.rotary,
         eps: c.eps,
         theta: c.rope.theta,
         scaling,
@@ -134,7 +136,8 @@ fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
     let c = &base.config;
     let differs = [
         (c.windows != again.windows, "this order of sliding layers"),
-        ((c.rope, c.local_rope) != (again.rope, again.local_rope), "this rotary embedding"),
+        ((&c.rope, &c.local_rope) != (&again.rope, &again.local_rope), "this rotary embedding"),
+        (c.rotary != again.rotary, "this part of each head that is rotated"),
         (c.rotated != again.rotated, "this order of unrotated layers"),
         (c.score_scale != again.score_scale, "this scale of the scores"),
         (factors(c) != factors(again), "these factors"),

@@ -46,9 +46,19 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     inv.say(&text)
 }
 
-/// Inserts the model families into the text of a topic.
+/// Inserts the model families into the text of a topic, in lines of at most 95 characters.
 fn complete(text: &str) -> String {
-    text.trim_end().replace("{families}", &families::releases("and"))
+    let (mut list, mut column) = (String::new(), 0);
+    for part in families::releases("and").split_inclusive(", ") {
+        if column + part.len() > 95 {
+            list.truncate(list.trim_end().len());
+            list.push('\n');
+            column = 0;
+        }
+        list += part;
+        column += part.len();
+    }
+    text.trim_end().replace("{families}", &list)
 }
 
 fn overview() -> String {

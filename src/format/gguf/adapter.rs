@@ -8,7 +8,7 @@ use super::value::Value;
 use super::weights::hugging_face_name;
 use super::write::{Meta, Metadata, Planned, write};
 use super::write_config::{pair_rows, stored_name, unpair_rows};
-use crate::families::tensors::PROJECTIONS;
+use crate::families::{LLAMA, Layers, of_gguf};
 use crate::format::error::FormatError;
 use crate::numeric::block::Encoding;
 use std::path::Path;
@@ -69,22 +69,28 @@ fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
     }
 }
 
+/// The matrices of a layer as (GGUF, Hugging Face). Families of one architecture have the same ones.
+fn matrices(architecture: &str) -> Vec<(&'static str, &'static str)> {
+    let family = of_gguf(architecture, Layers::SeeAll).unwrap_or(&LLAMA);
+    family.matrices().iter().map(|matrix| matrix.names).collect()
+}
+
 /// The GGUF name of a PEFT tensor: `blk.0.attn_q.weight.lora_a`.
-fn adapter_name(peft: &str) -> Option<String> {
+fn adapter_name(peft: &str, matrices: &[(&str, &str)]) -> Option<String> {
     let inner = peft.strip_prefix(PEFT)?;
     let (stem, suffix) = match inner.strip_suffix(".lora_A.weight") {
         Some(stem) => (stem, "lora_a"),
         None => (inner.strip_suffix(".lora_B.weight")?, "lora_b"),
     };
-    Some(format!("{}.{suffix}", stored_name(&format!("{stem}.weight"), &PROJECTIONS)?))
+    Some(format!("{}.{suffix}", stored_name(&format!("{stem}.weight"), matrices)?))
 }
 
-fn peft_name(stored: &str) -> Option<String> {
+fn peft_name(stored: &str, matrices: &[(&str, &str)]) -> Option<String> {
     let (base, letter) = match stored.strip_suffix(".lora_a") {
         Some(base) => (base, "A"),
         None => (stored.strip_suffix(".lora_b")?, "B"),
     };
-    let name = hugging_face_name(base, &PROJECTIONS)?;
+    let name = hugging_face_name(base, matrices)?;
     Some(format!("{PEFT}{}.lora_{letter}.weight", name.strip_suffix(".weight")?))
 }
 
@@ -103,9 +109,10 @@ pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) ->
     }
     all.set("adapter.lora.alpha", Meta::F32(about.alpha));
     all.set("general.quantization_version", Meta::U32(2));
+    let matrices = matrices(&about.architecture);
     let mut planned = Vec::with_capacity(parts.len());
     for part in parts {
-        let name = adapter_name(&part.name).ok_or_else(|| {
+        let name = adapter_name(&part.name, &matrices).ok_or_else(|| {
             FormatError::tensor(path, &part.name, "has no name in llama.cpp, so it cannot be exported")
         })?;
         planned.push(Planned { name, shape: vec![part.rows, part.cols], kind: kind_of(kind, part.cols) });
@@ -131,9 +138,9 @@ pub fn load(path: &Path, paired: Option<(usize, usize)>) -> Result<Adapter, Form
     }
     let alpha = file.get("adapter.lora.alpha").and_then(Value::as_f64);
     let alpha = alpha.ok_or_else(|| FormatError::malformed(path, "adapter.lora.alpha is missing"))? as f32;
-    let mut parts = Vec::new();
+    let (mut parts, matrices) = (Vec::new(), matrices(&text("general.architecture")));
     for (stored, info) in file.tensors() {
-        let name = peft_name(stored)
+        let name = peft_name(stored, &matrices)
             .ok_or_else(|| FormatError::tensor(path, stored, "is not one of a LoRA of a plain decoder"))?;
         let [rows, cols] = info.shape[..] else {
             return Err(FormatError::tensor(path, stored, format!("has shape {:?}", info.shape)));

@@ -98,7 +98,11 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     config["architectures"] = json!([format!("{}ForCausalLM", family.name)]);
     biases(&s, family, &mut config)?;
     rope(&s, &mut config)?;
-    if let Some(window) = s.maybe("attention.sliding_window")? {
+    // Phi-3's converter writes 0 where there is no window.
+    let zero = s.get("attention.sliding_window").and_then(Meta::as_u64) == Some(0);
+    if family.windows == Windows::Given && zero {
+        config["sliding_window"] = Value::Null;
+    } else if let Some(window) = s.maybe("attention.sliding_window")? {
         config["sliding_window"] = json!(window);
         config["use_sliding_window"] = json!(true);
     }
@@ -117,7 +121,8 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
     if s.maybe("attention.value_length")?.is_some_and(|v| v != head_dim) {
         return Err(s.refuse("values and keys of different sizes are not supported".into()));
     }
-    if s.maybe("rope.dimension_count")?.is_some_and(|n| n != head_dim) {
+    let rotary = s.maybe("rope.dimension_count")?;
+    if rotary.is_some_and(|n| n > head_dim || n < head_dim && family.partial_rotary.is_none()) {
         return Err(s.refuse("rotary embedding of a part of the head is not supported".into()));
     }
     let embedding = s.file.tensors().get("token_embd.weight").and_then(|info| info.shape.first());
@@ -151,6 +156,10 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
     for (stored, key) in family.scales_in_gguf().into_iter().flatten() {
         config[key] = json!(clean(s.number(stored, 1.0)?));
     }
+    if let (Some(_), Some(size)) = (family.partial_rotary, config["head_dim"].as_f64()) {
+        let rotary = s.maybe("rope.dimension_count")?.map_or(size, |n| n as f64);
+        config["partial_rotary_factor"] = json!(rotary / size);
+    }
     if let Some(key) = family.local_rope_theta {
         config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?);
     }
@@ -181,11 +190,12 @@ fn clean(x: f64) -> f64 {
 
 fn biases(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     let q = s.has("blk.0.attn_q.bias");
+    let alone = family.biases.o == Bias::Never && matches!(family.biases.qkv, Bias::KeyOrTrue(_));
     match family.biases.qkv {
         // config.json says nothing of what every model of the family has.
         Bias::Always if q => Ok(()),
         Bias::Always => Err(s.refuse(format!("{} without biases is not supported", family.name))),
-        _ if q != s.has("blk.0.attn_output.bias") => {
+        _ if (q && !alone) != s.has("blk.0.attn_output.bias") => {
             Err(s.refuse(format!("architecture '{}' with biases on a part of attention", s.arch)))
         }
         _ => {
@@ -207,6 +217,12 @@ fn rope(s: &Source, config: &mut Value) -> Result<(), FormatError> {
         Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
+    if s.get("rope.dimension_sections").is_some() {
+        return Err(s.refuse("a rotary embedding of images is not supported".into()));
+    }
+    if ["rope_factors_long.weight", "rope_factors_short.weight"].iter().any(|name| s.has(name)) {
+        return Err(s.refuse("rope scaling by LongRoPE is not read from GGUF".into()));
+    }
     if let Some(factors) = s.file.values("rope_freqs.weight") {
         let head_dim = config["head_dim"].as_u64().unwrap_or(0) as usize;
         let found = llama3(&factors, theta, head_dim).ok_or_else(|| {

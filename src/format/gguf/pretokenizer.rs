@@ -39,6 +39,7 @@ pub(super) fn rule(pre: &str) -> Option<Rule> {
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "smaug-bpe" => {
             rule(Value::Null, split(LLAMA3), true)
         }
+        "glm4" | "chatglm-bpe" => rule(Value::Null, split(LLAMA3), false),
         "tekken" => rule(Value::Null, split(TEKKEN), true),
         _ => None,
     }
@@ -51,7 +52,7 @@ pub(super) fn name_of(tokenizer: &Value) -> Option<&'static str> {
         forget_offsets(&mut v);
         v
     };
-    ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"].into_iter().find(|name| {
+    ["gpt-2", "smollm", "qwen2", "llama-bpe", "glm4", "tekken"].into_iter().find(|name| {
         rule(name).is_some_and(|rule| {
             plain(&rule.pre_tokenizer) == plain(&tokenizer["pre_tokenizer"])
                 && rule.normalizer == tokenizer["normalizer"]

@@ -4,8 +4,8 @@
 
 use super::weights::{Rows, source_row};
 use super::write::{Meta, Metadata};
-use crate::families::Family;
 use crate::families::tensors::TOP;
+use crate::families::{Family, Windows};
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
@@ -29,6 +29,8 @@ pub struct Shape {
     pub layers: usize,
     /// Query heads, key/value heads, size of a head.
     pub heads: (usize, usize, usize),
+    /// Number of values of a head that are rotated.
+    pub rotary: usize,
     /// Epsilon of all norms, added under the square root.
     pub eps: f32,
     /// Base of the rotary frequencies.
@@ -84,9 +86,13 @@ impl Shape {
         set("attention.value_length", number(size));
         if gguf.all_sizes {
             set("vocab_size", number(self.vocab));
-            set("rope.dimension_count", number(size));
         }
-        if let Some(window) = self.window {
+        if gguf.all_sizes || self.family.partial_rotary.is_some() {
+            set("rope.dimension_count", number(self.rotary));
+        }
+        if self.family.windows == Windows::Given {
+            set("attention.sliding_window", number(self.window.unwrap_or(0)));
+        } else if let Some(window) = self.window {
             set("attention.sliding_window", number(window));
         }
         for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {

@@ -5,12 +5,13 @@
 use super::read::Fields;
 use super::{ConfigError, key, unsupported};
 use crate::families::Family;
+use std::sync::Arc;
 
 /// The base of sliding layers where config.json gives none.
 const LOCAL: f64 = 10_000.0;
 
 /// Mapping of positions to angles.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the geometric series of frequencies.
     pub theta: f64,
@@ -19,7 +20,7 @@ pub struct Rope {
 }
 
 /// Scaling of the frequencies.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
     Default,
@@ -59,6 +60,16 @@ pub enum RopeScaling {
         /// Queries at position p are multiplied by 1 + growth * ln(1 + floor(p / original)).
         growth: f64,
     },
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency is divided by its factor, which here is the one of
+    /// rows up to the original length.
+    Long {
+        /// Of each frequency.
+        factors: Arc<[f32]>,
+        /// Sequence length before scaling.
+        original: usize,
+        /// Factor of cosines and sines.
+        amplitude: f64,
+    },
 }
 
 /// Reads the rotary embedding of all layers, and that of sliding layers where the family has a separate one.
@@ -91,6 +102,45 @@ pub(super) fn rotated(fields: &Fields, family: &Family, layers: usize) -> Result
         Some(bits) if bits.len() >= layers => Ok(bits[..layers].to_vec()),
         _ => Err(key(name, format!("is not a list of a 0 or 1 for each of {layers} layers"))),
     }
+}
+
+/// Reads how many values of a head are rotated.
+pub(super) fn rotary(fields: &Fields, family: &Family, size: usize) -> Result<usize, ConfigError> {
+    let name = "partial_rotary_factor";
+    let sections = ["rope_parameters", "rope_scaling"].map(|section| fields.object(section).map(Fields::of));
+    let own = sections.iter().flatten().map(|section| section.number(name)).find_map(Result::transpose);
+    let own = own.transpose()?.or(fields.number(name)?);
+    match (own, family.partial_rotary) {
+        (None | Some(1.0), None) => Ok(size),
+        (Some(f), None) => {
+            Err(unsupported(format!("{name} {f}"), "only whole heads are rotated; use another base"))
+        }
+        (own, Some(default)) => {
+            let factor = own.unwrap_or(default);
+            let rotary = (size as f64 * factor) as usize;
+            if !(0.0..=1.0).contains(&factor) || rotary == 0 || !rotary.is_multiple_of(2) {
+                let what =
+                    format!("is {factor}: {rotary} of {size} values of a head cannot be rotated in pairs");
+                return Err(key(name, what));
+            }
+            Ok(rotary)
+        }
+    }
+}
+
+/// The place in the files of each row of a head, in an order in which rotary pairs are half a head apart; `None` where
+/// they are there in the files. Pairs that are not rotated come last.
+pub(super) fn order(size: usize, rotary: usize, family: &Family) -> Option<Vec<usize>> {
+    let adjacent = family.adjacent_pairs;
+    if rotary == size && !adjacent {
+        return None;
+    }
+    let pair = |i: usize| {
+        let (first, pairs) = if i < rotary / 2 { (0, rotary / 2) } else { (rotary, (size - rotary) / 2) };
+        let i = i - first / 2;
+        if adjacent { [first + 2 * i, first + 2 * i + 1] } else { [first + i, first + i + pairs] }
+    };
+    Some([0, 1].into_iter().flat_map(|half| (0..size / 2).map(move |i| pair(i)[half])).collect())
 }
 
 /// Reads the rotary embedding of all layers.
@@ -150,6 +200,9 @@ fn scaling(section: &Fields, family: &Family, top: &Fields) -> Result<RopeScalin
     if let Some(growth) = family.query_growth.filter(|growth| kind != "yarn" && section.mentions(growth)) {
         return Err(key(growth, format!("is not supported with rope_type {kind}")));
     }
+    if family.long_rope && kind != "default" {
+        return long(section, kind, top);
+    }
     match kind {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: positive("factor")? }),
@@ -168,6 +221,27 @@ fn scaling(section: &Fields, family: &Family, top: &Fields) -> Result<RopeScalin
             "default, linear, llama3 and yarn are; choose a model with one of them",
         )),
     }
+}
+
+fn long(section: &Fields, kind: &str, top: &Fields) -> Result<RopeScaling, ConfigError> {
+    if !["longrope", "su", "yarn"].contains(&kind) {
+        return Err(unsupported(format!("rope type `{kind}`"), "this family has default and longrope"));
+    }
+    let name = "short_factor";
+    let list = section.list(name)?.ok_or_else(|| key(name, format!("is missing (rope_type {kind})")))?;
+    let factors = list.iter().map(|v| v.as_f64().filter(|x| *x > 0.0 && x.is_finite()).map(|x| x as f32));
+    let factors = factors.collect::<Option<Arc<[f32]>>>();
+    let factors = factors.ok_or_else(|| key(name, "is not a list of positive numbers"))?;
+    let original = top.size("original_max_position_embeddings", 2..=1 << 31)?;
+    let longest = top.size("max_position_embeddings", 1..=1 << 31)?;
+    let factor = section.number("factor")?.unwrap_or(longest as f64 / original as f64);
+    let amplitude = match section.number("attention_factor")? {
+        Some(own) if own > 0.0 => own,
+        Some(own) => return Err(key("attention_factor", format!("is {own}, not positive"))),
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + libm::log(factor) / libm::log(original as f64)).sqrt(),
+    };
+    Ok(RopeScaling::Long { factors, original, amplitude })
 }
 
 /// The sequence length before scaling.
@@ -206,7 +280,7 @@ impl Rope {
     pub fn frequencies(&self, size: usize) -> Vec<f32> {
         let base = |i: usize| {
             let exponent = (2 * i) as f32 / size as f32;
-            1.0f32 / libm::pow(self.theta, f64::from(exponent)) as f32
+            1.0f32 / (self.scaling.divisor(i) * libm::pow(self.theta, f64::from(exponent)) as f32)
         };
         let ramp = self.ramp(size);
         (0..size / 2).map(|i| self.scaling.apply(base(i), ramp(i))).collect()
@@ -221,7 +295,7 @@ impl Rope {
             table.extend(frequencies.iter().map(|f| libm::cos(angle(f)) as f32));
             table.extend(frequencies.iter().map(|f| libm::sin(angle(f)) as f32));
         }
-        if let RopeScaling::Yarn { amplitude, .. } = self.scaling {
+        if let RopeScaling::Yarn { amplitude, .. } | RopeScaling::Long { amplitude, .. } = self.scaling {
             table.iter_mut().for_each(|x| *x *= amplitude as f32);
         }
         table
@@ -264,9 +338,33 @@ impl Rope {
 }
 
 impl RopeScaling {
-    fn apply(self, frequency: f32, ramp: f32) -> f32 {
+    /// Divisor of frequency i in a series that is not interpolated.
+    fn divisor(&self, i: usize) -> f32 {
         match self {
-            RopeScaling::Default => frequency,
+            RopeScaling::Long { factors, .. } => factors.get(i).copied().unwrap_or(1.0),
+            _ => 1.0,
+        }
+    }
+
+    /// The longest row that the scaling is computed for.
+    pub(super) fn longest(&self) -> usize {
+        if let RopeScaling::Long { original, .. } = self { *original } else { usize::MAX }
+    }
+
+    /// Refuses another number of factors than that of the frequencies.
+    pub(super) fn check(&self, frequencies: usize) -> Result<(), ConfigError> {
+        match self {
+            RopeScaling::Long { factors, .. } if factors.len() != frequencies => {
+                let problem = format!("has {} numbers for {frequencies} frequencies", factors.len());
+                Err(key("short_factor", problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn apply(&self, frequency: f32, ramp: f32) -> f32 {
+        match *self {
+            RopeScaling::Default | RopeScaling::Long { .. } => frequency,
             RopeScaling::Off => 0.0,
             RopeScaling::Yarn { factor, .. } => {
                 let kept = 1.0 - ramp;

@@ -105,6 +105,8 @@ fn windows_are_those_of_transformers() {
         ),
         ("LlamaForCausalLM", json!({"layer_types": vec!["full_attention"; 30], "sliding_window": 9}), None),
         ("Gemma3ForCausalLM", json!({"query_pre_attn_scalar": 256, "sliding_window": 512}), Some(512)),
+        ("Phi3ForCausalLM", json!({"sliding_window": "-"}), None),
+        ("Phi3ForCausalLM", json!({"sliding_window": 2047}), Some(2047)),
         ("Olmo3ForCausalLM", json!({"layer_types": vec!["full_attention"; 30]}), None),
     ];
     for (name, more, window) in cases {
@@ -187,16 +189,20 @@ fn the_rotation_table_holds_cosines_and_sines() {
         truncate: true,
         growth: 0.0,
     };
-    for scaling in [RopeScaling::Default, RopeScaling::Off, RopeScaling::Linear { factor: 4.0 }, llama3, yarn]
+    let factors = (0..9).map(|i| 1.0 + i as f32 / 4.0).collect();
+    let long = RopeScaling::Long { factors, original: 128, amplitude: 1.5 };
+    for scaling in
+        [RopeScaling::Default, RopeScaling::Off, RopeScaling::Linear { factor: 4.0 }, llama3, yarn, long]
     {
         let (d, positions) = (18, 700);
-        let table = Rope { theta: 5e5, scaling }.table(positions, d);
+        let table = Rope { theta: 5e5, scaling: scaling.clone() }.table(positions, d);
         assert_eq!(table.len(), positions * d);
         for (i, position) in (0..d / 2).flat_map(|i| [(i, 0), (i, 1), (i, 37), (i, positions - 1)]) {
             let base = 5e5f64.powf(-2.0 * i as f64 / d as f64);
             let wave = std::f64::consts::TAU / base;
-            let frequency = match scaling {
+            let frequency = match &scaling {
                 RopeScaling::Default => base,
+                RopeScaling::Long { factors, .. } => base / f64::from(factors[i]),
                 RopeScaling::Off => 0.0,
                 RopeScaling::Yarn { factor, .. } => {
                     let divided = ((i as f64 - f64::from(low)) / f64::from(high - low)).clamp(0.0, 1.0);
@@ -212,7 +218,10 @@ fn the_rotation_table_holds_cosines_and_sines() {
             };
             let (angle, row) = (position as f64 * frequency, &table[position * d..][..d]);
             let bound = 2e-7 + angle * 6e-7;
-            let amplitude = if let RopeScaling::Yarn { amplitude, .. } = scaling { amplitude } else { 1.0 };
+            let amplitude = match scaling {
+                RopeScaling::Yarn { amplitude, .. } | RopeScaling::Long { amplitude, .. } => amplitude,
+                _ => 1.0,
+            };
             assert!(
                 (f64::from(row[i]) - amplitude * angle.cos()).abs() <= bound,
                 "cos {scaling:?} {position} {i}"
@@ -336,4 +345,69 @@ fn sizes_that_a_text_config_leaves_out_are_the_class_defaults() {
         (config.architecture(), config.path()),
         (json["architectures"][0].as_str().unwrap().into(), "language_model.")
     );
+}
+
+#[test]
+fn a_part_of_each_head_is_rotated_where_the_family_says_so() {
+    let glm = |more: Value| read(with(json!({"architectures": ["Glm4ForCausalLM"], "head_dim": 16}), more));
+    let config = glm(json!({"attention_bias": null})).unwrap();
+    assert!(config.qkv_bias && !config.o_bias && config.rotary == 8 && config.head_norms().is_none());
+    assert!(!glm(json!({"attention_bias": false})).unwrap().qkv_bias);
+    assert_eq!(glm(json!({"partial_rotary_factor": 0.75})).unwrap().rotary, 12);
+    let section = json!({"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1e5}});
+    assert_eq!(glm(section).unwrap().rotary, 4);
+    for bad in [0.0, 0.2, 1.5, -0.5] {
+        let error = glm(json!({"partial_rotary_factor": bad})).unwrap_err().to_string();
+        assert!(error.contains("partial_rotary_factor"), "{error}");
+    }
+    let phi = read(json!({"architectures": ["Phi3ForCausalLM"]})).unwrap();
+    assert_eq!((phi.rotary, phi.rows(1)), (64, Rows::Range(576..768)));
+    assert_eq!(phi.projection("qkv_proj"), Some((576 + 2 * 192, 576)));
+}
+
+/// Pair i of a block is rows i and i + 4 of the head: first those that turn, then the others.
+#[test]
+fn rows_of_a_head_come_in_pairs_that_are_half_a_head_apart() {
+    assert_eq!(rope::order(8, 8, &families::LLAMA), None);
+    assert_eq!(rope::order(8, 8, &families::GLM4).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
+    assert_eq!(rope::order(8, 4, &families::GLM4).unwrap(), [0, 2, 4, 6, 1, 3, 5, 7]);
+    assert_eq!(rope::order(8, 4, &families::LLAMA).unwrap(), [0, 1, 4, 5, 2, 3, 6, 7]);
+    assert_eq!(rope::order(8, 6, &families::LLAMA).unwrap(), [0, 1, 2, 6, 3, 4, 5, 7]);
+    let glm = json!({"architectures": ["Glm4ForCausalLM"], "head_dim": 4, "num_attention_heads": 2,
+                     "num_key_value_heads": 2});
+    let glm = read(glm).unwrap();
+    assert_eq!(glm.rows(1), Rows::Each(vec![0, 2, 1, 3, 4, 6, 5, 7]));
+    assert_eq!(glm.rows(2), Rows::Range(0..8));
+    assert_eq!(glm.rows(5), Rows::Range(1536..3072));
+}
+
+/// Phi-4-mini's keys in both dialects.
+#[test]
+fn longrope_divides_by_the_short_factors_up_to_the_original_length() {
+    let base = json!({"architectures": ["Phi3ForCausalLM"], "num_attention_heads": 144, "num_key_value_heads": 144,
+                      "original_max_position_embeddings": 4096, "max_position_embeddings": 131_072});
+    let older =
+        json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [9, 9]}});
+    let older = with(base.clone(), older);
+    let newer = json!({"rope_theta": "-", "rope_scaling": "-", "rope_parameters": {"rope_type": "longrope",
+                       "rope_theta": 1e5, "short_factor": [1.0, 2.0], "long_factor": [9.0, 9.0]}});
+    let config = read(older.clone()).unwrap();
+    assert_eq!(read(with(base, newer)).unwrap(), config);
+    assert_eq!(config.max_positions, 4096);
+    let amplitude = (1.0 + 32f64.ln() / 4096f64.ln()).sqrt() as f32;
+    let second = 1.0 / (2.0 * 1e5f32.sqrt());
+    assert_eq!(config.rope.frequencies(4), [1.0, second]);
+    let table = config.rope.table(2, 4);
+    assert_eq!(table[..4], [amplitude, amplitude, 0.0, 0.0]);
+    assert!((table[4] - amplitude * 1f32.cos()).abs() < 1e-6);
+    for (changes, said) in [
+        (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}), "short_factor"),
+        (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0]}}), "short_factor"),
+        (json!({"rope_scaling": {"type": "longrope"}}), "short_factor"),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "linear"),
+        (json!({"original_max_position_embeddings": "-"}), "original_max_position_embeddings"),
+    ] {
+        let error = read(with(older.clone(), changes)).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }

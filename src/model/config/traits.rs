@@ -18,7 +18,7 @@ const TRAITS: [(&str, &str, Computed); 21] = [
     ("mlp_bias", "biases of the feed-forward", Computed::Yes),
     ("attn_logit_softcapping", "a soft cap of scores", Computed::No),
     ("final_logit_softcapping", "a soft cap of logits", Computed::No),
-    ("partial_rotary_factor", "a partial rotary embedding", Computed::No),
+    ("partial_rotary_factor", "a partial rotary embedding", Computed::Yes),
     ("num_experts", "a mixture of experts", Computed::No),
     ("num_local_experts", "a mixture of experts", Computed::No),
     ("n_routed_experts", "a mixture of experts", Computed::No),

@@ -32,6 +32,7 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
         // transformers sets the class's default before it reads the layers' types.
         Windows::All if !fields.mentions("sliding_window") => window(&|_| true, or_default),
         Windows::All => window(&|layer| kinds.is_empty() || typed(layer), size),
+        Windows::Given => window(&|_| true, size),
         Windows::Pattern(every) => {
             let every = fields.optional_size("sliding_window_pattern", 1..=1 << 31)?.unwrap_or(every);
             let slides = |layer: usize| match kinds.is_empty() {

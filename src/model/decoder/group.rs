@@ -47,7 +47,7 @@ impl<B: Fused> Decoder<B> {
         let all = self.shelf.len();
         for batch in batches {
             let (tape, stream) = self.begin(batch, None)?;
-            let grads = self.backend.memory(self.layout.len());
+            let grads = self.backend.memory(self.placement.layout.len());
             members.push(Member { tape, stream: Some(stream), grads, top: None });
         }
         for layer in 0..away {

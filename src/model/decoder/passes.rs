@@ -161,7 +161,7 @@ impl<B: Fused> Decoder<B> {
 
     /// Puts the gradient of a classifier's head in its place of the flat gradient.
     pub(super) fn leave_head(&mut self, tape: &mut Tape<B>) {
-        if let (Some(score), Some(entry)) = (tape.score.take(), self.layout.find(SCORE)) {
+        if let (Some(score), Some(entry)) = (tape.score.take(), self.placement.layout.find(SCORE)) {
             let (offset, rows, cols) = (entry.offset, entry.rows, entry.cols);
             let out = ViewMut { memory: &mut self.grads, offset, rows, cols };
             self.backend.copy(out, view(&score, rows, cols));
@@ -215,15 +215,29 @@ impl<B: Fused> Decoder<B> {
         top: Top<B::Memory>,
         done: &mut dyn FnMut(&LossSums, &[f32]),
     ) -> Result<(), Fault> {
-        let lent = self.backend.lend(&self.grads).is_some();
+        let lent = self.placement.is_plain() && self.backend.lend(&self.grads).is_some();
         let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
         let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
-        done(&sums, self.backend.lend(&self.grads).unwrap_or(&copy));
+        let own = if lent { self.backend.lend(&self.grads) } else { None };
+        done(&sums, own.unwrap_or(&copy));
         Ok(())
     }
 
     /// Reads the sums of the loss and, where requested, the gradient, in one wait.
     fn sums(&mut self, top: Top<B::Memory>, gradient: Option<&mut [f32]>) -> Result<LossSums, Fault> {
+        match gradient {
+            Some(gradient) if !self.placement.is_plain() => {
+                let mut device = vec![0.0; self.placement.layout.len()];
+                let sums = self.sums_and(top, Some(&mut device))?;
+                self.placement.collect(&device, gradient);
+                Ok(sums)
+            }
+            plain => self.sums_and(top, plain),
+        }
+    }
+
+    /// The same with the gradient of the device.
+    fn sums_and(&mut self, top: Top<B::Memory>, gradient: Option<&mut [f32]>) -> Result<LossSums, Fault> {
         let flat = gradient.map(|out| (view(&self.grads, 1, out.len()), out));
         match top {
             Top::Losses(pending) => pending.read(&mut self.backend, flat),
@@ -269,7 +283,8 @@ impl<B: Fused> Stage for Decoder<B> {
                 self.layout.len()
             )));
         }
-        self.backend.upload(view_mut(&mut self.params, 1, flat.len()), flat);
+        let values = self.placement.place(flat);
+        self.backend.upload(view_mut(&mut self.params, 1, values.len()), &values);
         Ok(())
     }
 
@@ -299,13 +314,20 @@ impl<B: Fused> Stage for Decoder<B> {
         let t = self.tapes.get(&ticket).map_or(0, |tape| tape.t);
         let (residual, below) = self.descend(ticket, grad)?;
         let mut input = (below == Below::Wanted).then(|| vec![0.0; t * self.config.hidden]);
-        let mut parts = vec![(view(&self.grads, 1, gradient.len()), gradient)];
+        let plain = self.placement.is_plain();
+        let mut device = vec![0.0; if plain { 0 } else { self.placement.layout.len() }];
+        let values = if plain { &mut *gradient } else { &mut device[..] };
+        let mut parts = vec![(view(&self.grads, 1, values.len()), values)];
         if let Some(values) = input.as_mut() {
             parts.push((view(&residual, 1, values.len()), values));
         }
         let read = self.backend.read_all(&mut parts);
         self.backend.recycle(residual);
-        read.map(|()| input)
+        read?;
+        if !plain {
+            self.placement.collect(&device, gradient);
+        }
+        Ok(input)
     }
 
     fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
