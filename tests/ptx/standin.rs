@@ -219,6 +219,9 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
         78,
         "the weights alone do not fit: choose",
     ),
+    // A list launches no kernel that is untried, and says so in the class.
+    ("volta-compiler", "devices", 0, "class cuda-sm70-f32-stand-in-cuda12080-untried"),
+    ("hopper", "devices", 0, "-untried"),
     // The trial's message, once for any number of openings of the card, and not if f32 is typed.
     (
         "volta-compiler",
@@ -256,14 +259,43 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
         // Once when it happens, and once at the end of the run.
         assert!(said.matches("can take part").count() <= 1, "{case}, {typed}: {said}");
         assert!(said.matches(part).count() <= 2, "{case}, {typed}: {said}");
-        let tried = usize::from(*case == "volta-compiler" && !typed.contains("f32"));
+        let tried =
+            usize::from(*case == "volta-compiler" && typed.contains("-o out") && !typed.contains("f32"));
         assert_eq!(said.matches("products stay in f32").count(), tried, "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
         // The memory check precedes any upload, also for the self-test.
-        let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        let launched = log.lines().any(|line| !line.starts_with('#'));
+        assert!(!(launched && *typed == "devices"), "{case}: a list launches kernels: {log}");
+        let uploaded = log.contains("upload");
         assert!(!(uploaded && typed.contains("--memory-limit")), "{case}, {typed}: {said}");
         assert!(uploaded || !said.contains("computes wrong numbers"), "{case}, {typed}: {said}");
     }
+}
+
+/// A trial runs once for a card, driver and kernels; a list names the class that it decided.
+#[test]
+fn verdict_of_a_trial_is_kept_between_processes() {
+    let Some(folder) = standin() else { return };
+    let here = tempfile::tempdir().unwrap();
+    let said = |typed: &str| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        program.current_dir(here.path()).args(typed.split(' ')).env("XDG_CACHE_HOME", here.path());
+        program.env("VK_DRIVER_FILES", "/nowhere.json").env("VK_ICD_FILENAMES", "/nowhere.json");
+        program.env("STANDIN", "volta-compiler").env("LD_LIBRARY_PATH", folder.path());
+        let done = program.output().unwrap();
+        [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat()
+    };
+    let run = "--gpu-backend cuda -o out";
+    assert!(said("devices").contains("-untried"));
+    assert!(said(run).contains("products stay in f32"), "the first run tries");
+    let again = said(run);
+    assert!(!again.contains("products stay in f32") && again.contains("computes wrong numbers"), "{again}");
+    let listed = said("devices");
+    assert!(listed.contains("class cuda-sm70-f32") && !listed.contains("-untried"), "{listed}");
+    let trials: Vec<_> = std::fs::read_dir(here.path().join("finetune/trials")).unwrap().flatten().collect();
+    std::fs::write(trials[0].path(), "damaged").unwrap();
+    assert!(said(run).contains("products stay in f32"), "a damaged verdict counts as none");
 }
 
 #[test]

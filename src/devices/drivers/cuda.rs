@@ -1,17 +1,19 @@
 //! NVIDIA's cards through their own driver. They are used where `--gpu-backend cuda` names the backend, and not yet by
 //! `auto`: the kernels have run on an interpreter, never on a card. So a card is tested before it computes anything.
 
+use super::verdicts::{self, Verdicts};
 use super::{Device, Driver, Share, speaking, usable};
+use crate::backend::cuda::Driver as _;
 use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
 use crate::backend::facts::{BF16, Facts, Kind};
-use crate::backend::{Cuda, Fault, Target};
+use crate::backend::{Backend, Cuda, Fault, Target};
 use crate::config::groups::ComputeDtype;
 use crate::devices::building::{Opened, Whole};
 use crate::model::memory::{Home, Load};
 use crate::model::weights::ModelError;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// The driver.
 pub struct Nvidia;
@@ -62,6 +64,13 @@ impl Driver for Nvidia {
     }
 }
 
+impl Card {
+    /// Under which the verdicts of its trials are kept.
+    fn key(&self) -> String {
+        verdicts::key(&self.device, &self.facts.driver)
+    }
+}
+
 impl Device for Card {
     fn driver(&self) -> &'static dyn Driver {
         &Nvidia
@@ -91,11 +100,23 @@ impl Device for Card {
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
         let ordinal = self.device.ordinal;
         let device = Cuda::open(ordinal)?.within(share.limit.bytes());
-        Ok(Box::new(match self.settled(share.dtype) {
-            ComputeDtype::Bf16 => tiered(device.bf16()?, ordinal),
-            ComputeDtype::Auto => rounded(device, ordinal),
-            ComputeDtype::F32 => device,
-        }))
+        let (device, kernels) = classed(device, self.settled(share.dtype))?;
+        let (mut known, key) = (verdicts::known(), self.key());
+        let mut verdicts = known.of(&key);
+        let (device, all) = applied(device, kernels, verdicts);
+        if all {
+            return Ok(Box::new(device));
+        }
+        let device = tried(device, kernels, (&mut verdicts, ordinal));
+        known.keep(&key, verdicts);
+        Ok(Box::new(device))
+    }
+
+    /// No kernel is launched: the verdicts of earlier trials count, and the class says where one is missing.
+    fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
+        let (device, kernels) = classed(Cuda::open(self.device.ordinal)?, self.settled(dtype))?;
+        let (device, all) = applied(device, kernels, verdicts::known().of(&self.key()));
+        Ok(format!("{}{}", device.class(), if all { "" } else { "-untried" }))
     }
 }
 
@@ -149,61 +170,73 @@ fn described(found: cuda::Found) -> Cards {
     (cards, found.broken.into_iter().map(broken).collect())
 }
 
-/// Chooses the f16 class where the card's trial prefers it and no f32 was typed. A card has one trial per process,
-/// because its class must not change.
-fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    match taken.get(&ordinal) {
-        Some(true) => device.f16(),
-        Some(false) => device,
-        None => {
-            let device = device.sm70(Trial::default());
-            // A trial without enough memory decides nothing: the next opening repeats it.
-            if !device.undecided() {
-                taken.insert(ordinal, device.below().is_none());
-            }
-            if let Some(why) = device.below() {
-                say!("cuda {ordinal}: products stay in f32: {why}");
-            }
-            device
+/// Kernels that need a trial, on cards that can run them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Untried {
+    No,
+    F16,
+    Wgmma,
+}
+
+/// The device in its class, and the kernels that need a trial there.
+fn classed(mut device: Cuda<Libcuda>, dtype: ComputeDtype) -> Result<(Cuda<Libcuda>, Untried), Fault> {
+    Ok(match dtype {
+        ComputeDtype::Bf16 if device.driver().sm90a().is_some() => (device.bf16()?, Untried::Wgmma),
+        ComputeDtype::Bf16 => (device.bf16()?, Untried::No),
+        ComputeDtype::Auto if device.driver().capability().0 == 7 => (device, Untried::F16),
+        ComputeDtype::Auto | ComputeDtype::F32 => (device, Untried::No),
+    })
+}
+
+/// Applies what earlier trials decided; false if one is missing.
+fn applied(device: Cuda<Libcuda>, kernels: Untried, verdicts: Verdicts) -> (Cuda<Libcuda>, bool) {
+    match kernels {
+        Untried::No => (device, true),
+        Untried::F16 if verdicts.f16 == Some(true) => (device.f16(), true),
+        Untried::F16 => (device, verdicts.f16.is_some()),
+        Untried::Wgmma => {
+            let device = if verdicts.wgmma == Some(true) { device.untried() } else { device };
+            let all = verdicts.wgmma.is_some() && verdicts.attention.is_some();
+            (device.attending(verdicts.flash()), all)
         }
     }
 }
 
-/// Results of a card's trials: for its products, and for its attention.
-type Verdicts = (Option<bool>, Option<Flash>);
-
-/// Applies the results of the card's trials. A card has one trial per process, because its class must not change.
-fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, Verdicts>> = Mutex::new(BTreeMap::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (products, attention) = taken.entry(ordinal).or_default();
+/// Runs the trials that are missing, and adds what they decide. One without enough memory decides nothing: the next
+/// opening repeats it.
+fn tried(
+    device: Cuda<Libcuda>,
+    kernels: Untried,
+    (verdicts, ordinal): (&mut Verdicts, usize),
+) -> Cuda<Libcuda> {
     let report = |what: &str, why: Option<&str>| {
         if let Some(why) = why {
-            say!("cuda {ordinal}: {what} with mma: {why}");
+            say!("cuda {ordinal}: {what}: {why}");
         }
     };
-    let device = match *products {
-        Some(true) => device.untried(),
-        Some(false) => device,
-        None => {
-            let device = device.sm90a(Trial::default());
-            // A trial without enough memory decides nothing: the next opening repeats it.
-            *products = (!device.undecided()).then(|| device.below().is_none());
-            report("products stay", device.below());
-            device
-        }
-    };
-    match *attention {
-        Some(flash) => device.attending(flash),
-        None => {
-            let device = device.attention_sm90a(AttentionTrial::default());
-            *attention = (!device.undecided()).then(|| device.flash());
-            report("attention stays", device.attention_below());
-            device
-        }
+    if kernels == Untried::F16 {
+        let device = device.sm70(Trial::default());
+        verdicts.f16 = (!device.undecided()).then(|| device.below().is_none());
+        report("products stay in f32", device.below());
+        return device;
     }
+    let device = match verdicts.wgmma {
+        Some(_) => device,
+        None => {
+            let device = device.attending(Flash::default()).sm90a(Trial::default());
+            verdicts.wgmma = (!device.undecided()).then(|| device.below().is_none());
+            report("products stay with mma", device.below());
+            device
+        }
+    };
+    if verdicts.attention.is_some() {
+        return device.attending(verdicts.flash());
+    }
+    let device = device.attention_sm90a(AttentionTrial::default());
+    let Flash { forward, backward } = device.flash();
+    verdicts.attention = (!device.undecided()).then_some([forward, backward]);
+    report("attention stays with mma", device.attention_below());
+    device
 }
 
 #[cfg(test)]

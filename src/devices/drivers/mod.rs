@@ -3,6 +3,7 @@
 
 pub mod cpu;
 pub mod cuda;
+mod verdicts;
 pub mod wgpu;
 
 use super::building::{Opened, Whole};
@@ -78,6 +79,12 @@ pub trait Device: Send + Sync {
     /// Opens the device.
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault>;
 
+    /// Numeric class, as far as it is known without computing; the device is opened for it.
+    fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
+        let limit = Limit::Typed(u64::MAX);
+        Ok(self.open(Share { dtype, threads: 1, limit, offload: Offload::Never })?.class())
+    }
+
     /// Simulates the loss of the device as it was opened last.
     #[cfg(feature = "faults")]
     fn lose(&self) {}
@@ -125,13 +132,6 @@ impl dyn Device + '_ {
             (_, Some(limit)) => Limit::Typed(limit / among.card),
             (_, None) => Limit::Typed(among.share(own(self.memory()), self.is_shared().then_some(machine))),
         }
-    }
-
-    /// Numeric class; a card is opened for it.
-    pub fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
-        Ok(self
-            .open(Share { dtype, threads: 1, limit: Limit::Typed(u64::MAX), offload: Offload::Never })?
-            .class())
     }
 
     /// Input of the memory estimate of a model on the device.
