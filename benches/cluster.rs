@@ -92,7 +92,7 @@ fn reduce(workers: u64, canned: &[Vec<Piece>], (len, threads, repeat): (usize, u
             reducer.piece(member, 1, place, packed).unwrap_or_else(|e| panic!("{e}"));
         }
         for member in 0..workers {
-            let scalars = Scalars { loss: 1, weight: 1, targets: 1 };
+            let scalars = Scalars { loss: 1, weight: 1, targets: 1, ..Scalars::default() };
             reducer.finish(member, Claim { sum: 1, leases: LEASES, scalars });
         }
         for report in reports.iter().take(workers as usize) {

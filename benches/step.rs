@@ -11,10 +11,9 @@
 use finetune::backend::{Backend, Cpu, Target};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
-use finetune::model::flops;
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
-use finetune::model::memory::{Limit, Load};
+use finetune::model::memory::{self, Limit, Load};
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Ticket, Want};
 use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
@@ -205,11 +204,12 @@ fn main() {
     times.sort_by(f64::total_cmp);
     spent.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
+    let flops = memory::flops(Load::of(&config, &lora, shape.1, 0), Keep::Everything).unwrap();
     let line = json!({
         "trainer": "finetune", "class": class, "blocks": blocks, "threads": threads, "rows": shape.0, "tokens": shape.1,
         "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
         "cpu_s": spent[spent.len() / 2], "tok_s": (shape.0 * shape.1) as f64 / median, "rss_mb": peak_rss_mb(),
-        "kept": format!("{kept:?}"), "flops_token": flops::training(&config, &lora, shape.1 as f64)
+        "kept": format!("{kept:?}"), "flops_token": flops / shape.1 as f64
     });
     println!("{line}");
 }

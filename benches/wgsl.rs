@@ -145,9 +145,11 @@ fn attention(b: &mut Bench, t: usize, heads: Heads, count: usize) {
     let kv = std::cell::RefCell::new((b.memory(t * narrow), b.memory(t * narrow)));
     let tokens = b.device.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0 });
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
-    let pairs = (t * (t + 1) / 2) as f64 * wide as f64;
-    let Heads { query, kv: groups, size, .. } = heads;
-    let name = format!("attention {t}, {query}/{groups} heads of {size}");
+    let seen = |i: usize| heads.window.map_or(i, |w| i.min(w));
+    let pairs = (1..=t).map(seen).sum::<usize>() as f64 * wide as f64;
+    let Heads { query, kv: groups, size, window } = heads;
+    let window = window.map_or(String::new(), |w| format!(", window {w}"));
+    let name = format!("attention {t}, {query}/{groups} heads of {size}{window}");
     b.row(&name, (4.0 * pairs, count), &mut out, |device, out| {
         let lse = &mut *lse.borrow_mut();
         device.attention(view_mut(out, t, wide), view_mut(lse, t, query), qkv, heads, &tokens);
@@ -173,9 +175,13 @@ fn rows(b: &mut Bench, (t, c, f): (usize, usize, usize), [norms, acts]: [usize; 
         let norm = Norm { gain: view(&gain, 1, c), inv_rms: view(&inv, t, 1) };
         device.rmsnorm_grad(view_mut(out, t, c), Write::Set, view(&dy, t, c), view(&x, t, c), norm);
     });
+    gated(b, (t, f), Activation::SwiGlu, acts);
+}
+
+fn gated(b: &mut Bench, (t, f): (usize, usize), activation: Activation, count: usize) {
     let (gate, up, mut act) = (b.memory(t * f), b.memory(t * f), b.memory(t * f));
-    b.row(&format!("swiglu {t} x {f}"), (0.0, acts), &mut act, |device, act| {
-        device.gated(view_mut(act, t, f), view(&gate, t, f), view(&up, t, f), Activation::SwiGlu);
+    b.row(&format!("{activation:?} {t} x {f}"), (0.0, count), &mut act, |device, act| {
+        device.gated(view_mut(act, t, f), view(&gate, t, f), view(&up, t, f), activation);
     });
 }
 
@@ -219,8 +225,11 @@ fn table(b: &mut Bench) {
         frozen(b, (512, 512, 512), dtype, (1, 1));
     }
     frozen(b, (256, 1536, 576), Dtype::Bf16, (1, 1));
-    attention(b, 256, Heads::new(9, 3, 64), 1);
+    for (t, window) in [(256, None), (1024, None), (1024, Some(128))] {
+        attention(b, t, Heads { window, ..Heads::new(9, 3, 64) }, 1);
+    }
     rows(b, (256, 576, 1536), [1, 1]);
+    gated(b, (256, 1536), Activation::GeGlu, 1);
     cross_entropy(b, (64, 49_152), 1);
 }
 

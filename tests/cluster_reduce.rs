@@ -7,7 +7,7 @@ use finetune::cluster::reduce::{Claim, Reducer, Refusal, Report};
 use finetune::cluster::sum_chunk::{self, SumChunkError};
 use finetune::numeric::fixed::{self, CELL};
 use finetune::numeric::rng::Stream;
-use finetune::train::sum::{Scalars, Sums};
+use finetune::train::sum::{RewardSums, Scalars, Sums};
 use std::sync::mpsc::{Receiver, channel};
 
 const LEN: usize = 2 * CELL + 777;
@@ -30,7 +30,17 @@ impl Bench {
     }
 
     fn claim(&self, member: u64, sum: u64, leases: usize) {
-        let scalars = Scalars { loss: 7 * leases as i128, weight: leases as i128, targets: leases as u64 };
+        let scalars = Scalars {
+            loss: 7 * leases as i128,
+            weight: leases as i128,
+            targets: leases as u64,
+            rewards: RewardSums {
+                sums: [leases as i128, -3],
+                counts: [leases as u64, 1],
+                pairs: 1,
+                right: 0,
+            },
+        };
         self.reducer.finish(member, Claim { sum, leases, scalars });
     }
 
@@ -188,8 +198,10 @@ fn any_interleaving_gives_the_plain_sum() {
         assert_eq!(play(&bench, &mut draws, scripts), honest, "seed {seed}");
         let total = bench.total();
         assert!(total.cells() == want.cells(), "seed {seed}");
-        let Scalars { loss, weight, targets } = total.scalars();
+        let Scalars { loss, weight, targets, rewards } = total.scalars();
         let said = (loss, weight, targets);
+        let sums = rewards.sums[0];
+        assert_eq!((sums, rewards.counts[0]), (leases as i128, leases as u64), "seed {seed}");
         assert_eq!(said, (7 * leases as i128, leases as i128, leases as u64), "seed {seed}");
     }
 }
@@ -274,6 +286,9 @@ fn malformed_pieces_of_sums_are_refused() {
     assert!(bench.send(1, many.next().unwrap()).is_err(), "sums without end");
     let loss = i128::from(i64::MAX) * 2 + 1;
     sum_chunk::of_sum(1, &good).for_each(|p| bench.send(2, p).unwrap());
-    bench.reducer.finish(2, Claim { sum: 1, leases: 2, scalars: Scalars { loss, weight: 2, targets: 2 } });
+    bench.reducer.finish(
+        2,
+        Claim { sum: 1, leases: 2, scalars: Scalars { loss, weight: 2, targets: 2, ..Scalars::default() } },
+    );
     assert!(matches!(bench.reports.recv().unwrap().result, Err(Refusal::Scalars { .. })));
 }

@@ -77,6 +77,7 @@ fn manifest() -> Manifest {
         fraction_bits: fixed::FRACTION_BITS,
         steps: 9,
         silence_millis: 0,
+        seat: None,
     }
 }
 
@@ -225,6 +226,7 @@ impl Toy {
             loss: scalars.loss,
             weight: scalars.weight,
             targets: scalars.targets,
+            rewards: scalars.rewards,
             parameters: self.hash,
             traffic: Traffic { submissions: 1, ..Traffic::default() },
         });
@@ -242,6 +244,7 @@ fn coordinator<'a>(config: Config, runtime: &Runtime, stop: &'a Stop) -> Coordin
         threads: 2,
         hint: Hint { batch_size: 8, micro_batch_tokens: 256 },
         company: Company::Open,
+        lines: None,
         stop,
     };
     Coordinator::new(setup).unwrap()

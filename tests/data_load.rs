@@ -368,7 +368,8 @@ fn previews_show_what_is_supervised() {
     let dir = tempfile::tempdir().unwrap();
     let row = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}"#;
     let corpus = load(&[write(dir.path(), "rows.jsonl", row)], &Options::default()).unwrap();
-    let pieces = data::preview::preview(&corpus.samples.get(0), &tokenizer()).unwrap();
+    let sample = corpus.samples.get(0);
+    let pieces = data::preview::preview(&sample, 0..sample.ids.len(), &tokenizer()).unwrap();
     let shown: Vec<(&str, bool)> = pieces.iter().map(|p| (p.text.as_str(), p.supervised)).collect();
     assert_eq!(
         shown,

@@ -5,12 +5,14 @@
 mod cli_fixture;
 #[path = "export/families.rs"]
 mod families;
+#[path = "export/random_base.rs"]
+mod random_base;
 #[path = "export/refused.rs"]
 mod refused;
 
 use cli_fixture::{Bench, stderr};
 use finetune::format::FormatError;
-use finetune::format::gguf::adapter::{self, About, Part};
+use finetune::format::gguf::adapter::{self, About, LoraMatrix};
 use finetune::format::gguf::{self, Gguf, Meta, Metadata, Planned, Value as Stored, encode};
 use finetune::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use finetune::numeric::block::{Block, Encoding};
@@ -91,10 +93,10 @@ fn adapter_matches_the_llama_cpp_converter() {
     for (name, paired) in [("llama", Some((4, 2))), ("qwen2", None)] {
         let from = golden("export").join(name);
         let peft = peft::read(&from).unwrap();
-        let mut parts: Vec<Part> = peft
+        let mut parts: Vec<LoraMatrix> = peft
             .tensors
             .into_iter()
-            .map(|t| Part { name: t.name, rows: t.rows, cols: t.cols, values: t.values })
+            .map(|t| LoraMatrix { name: t.name, rows: t.rows, cols: t.cols, values: t.values })
             .collect();
         let about = About {
             architecture: name.into(),

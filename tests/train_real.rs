@@ -12,7 +12,7 @@ use finetune::model::stage::{Microbatch, Sampling};
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::optim::Options;
-use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::schedule::Schedule;
 use finetune::train::stop::{Stop, Urgency};
 use finetune::train::{Asked, Finished, Local, Run, Sampler, Work, run};
 use std::path::Path;
@@ -97,7 +97,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
     let options = Options { max_grad_norm: case.number("clip"), ..Options::default() };
     let warmup = case.number("warmup_steps") as u64;
     let schedule =
-        Schedule { peak: case.number("lr"), decay: Decay::Cosine, warmup, total: work.total_steps() };
+        Schedule { peak: case.number("lr"), warmup, total: work.total_steps(), ..Schedule::default() };
     let identity = Identity::new(&schedule, &options, &case.layout);
     let (mut state, mut last) = (State::new(case.adapter("adapter_init"), options), None);
     if let Ok(found) = checkpoint::find(out) {
@@ -124,6 +124,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
             compute: &mut Local::new(&mut model, stop.0),
             work: &work,
             state,
+            reference: None,
             schedule,
             eval_steps: 2,
             choice: Default::default(),

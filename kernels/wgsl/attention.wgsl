@@ -1,5 +1,6 @@
-// out[T, H*D] = softmax(q k^T / sqrt(D)) v, causal, each row of the microbatch alone; logsumexp [T, H] is kept.
-struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+// out[T, H*D] = softmax(scale q k^T) v over the keys of a window, each row of the microbatch alone; logsumexp
+// [T, H] is kept.
+struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read_write> logsumexp: array<f32>;
@@ -9,7 +10,7 @@ struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, token
 @group(0) @binding(6) var<storage, read> integers: array<u32>;
 
 fn keys(i: u32) -> vec2<u32> {
-    let start = integers[2u * p.tokens + i];
+    let start = first_key(i);
     return vec2<u32>(start, i + 1u - start);
 }
 

@@ -1,6 +1,6 @@
 // dk, dv [T, G*D]: one workgroup of 64 lanes per key and key/value head, over the heads of its group in order and the
-// queries of its row from its own on.
-struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+// queries that see it.
+struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dk: array<f32>;
 @group(0) @binding(2) var<storage, read_write> dv: array<f32>;
@@ -32,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         value[c] = v[p.v_at + j * narrow + kv * SIZE + c];
     }
     workgroupBarrier();
-    let end = integers[3u * p.tokens + j];
+    let end = end_of_queries(j);
     var acc_k: array<f32, PER_LANE>;
     var acc_v: array<f32, PER_LANE>;
     for (var head = kv * each; head < (kv + 1u) * each; head++) {

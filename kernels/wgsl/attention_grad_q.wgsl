@@ -1,5 +1,5 @@
 // dq[T, H*D]: one workgroup of 64 lanes per query and head; probabilities are computed again from logsumexp.
-struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dq: array<f32>;
 @group(0) @binding(2) var<storage, read> q: array<f32>;
@@ -29,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         pull[c] = dout[p.dout_at + i * wide + head * SIZE + c];
     }
     workgroupBarrier();
-    let start = integers[2u * p.tokens + i];
+    let start = first_key(i);
     let seen = i + 1u - start;
     let lse = saved[i * p.heads + head];
     let off = saved[(p.tokens + i) * p.heads + head];

@@ -1,6 +1,7 @@
-// out[T, H*D] = softmax(q k^T / sqrt(D)) v, causal, each row of the microbatch alone; logsumexp [T, H] is kept. A
-// workgroup per 32 queries and head; the softmax runs on (largest, sum) as blocks of keys come.
-struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+// out[T, H*D] = softmax(scale q k^T) v over the keys of a window, each row of the microbatch alone; logsumexp
+// [T, H] is kept. A workgroup per 32 queries and head; the softmax runs on (largest, sum) as blocks of keys come, from the
+// oldest key that its first query sees.
+struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read_write> logsumexp: array<f32>;
@@ -29,14 +30,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let last = min(first + 31u, p.begin + p.count - 1u);
 #for i in 0..4
     let query$i = min(first + ty * 4u + ${i}u, last);
-    let start$i = integers[2u * p.tokens + query$i];
+    let start$i = first_key(query$i);
 #for c in 0..CHUNKS
     var out${c}_$i = vec4<f32>();
 #end
 #end
     var largest = vec4<f32>(-3.4e38);
     var total = vec4<f32>();
-    for (var start = integers[2u * p.tokens + first]; start <= last; start += 32u) {
+    for (var start = first_key(first); start <= last; start += 32u) {
         var s = array<vec4<f32>, 4>();
         for (var c = 0u; c < CHUNKS; c++) {
             q_by_channel(first, head, c, lane, true);

@@ -1,6 +1,7 @@
 // dk, dv [T, G*D] of flash attention: a workgroup per 32 keys and key/value head, over the heads of its group in order
-// and the queries from its first key on. Rows are keys here, columns queries.
-struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+// and the queries from its first key to the last that sees its last key. Rows are keys here, columns queries. PART 0
+// computes both; 1 dv and 2 dk alone, with fewer sums in registers.
+struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dk: array<f32>;
 @group(0) @binding(2) var<storage, read_write> dv: array<f32>;
@@ -30,13 +31,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let ty = lane / 8u;
     let tx = lane % 8u;
     let last = min(first + 31u, p.begin + p.count - 1u);
-    let end = integers[3u * p.tokens + last];
+    let end = end_of_queries(last);
 #for i in 0..4
     let key$i = min(first + ty * 4u + ${i}u, last);
-    let end$i = integers[3u * p.tokens + key$i];
+    let end$i = end_of_queries(key$i);
 #for c in 0..CHUNKS
+#if PART != 1
     var dk${c}_$i = vec4<f32>();
+#end
+#if PART != 2
     var dv${c}_$i = vec4<f32>();
+#end
 #end
 #end
     for (var head = kv * each; head < (kv + 1u) * each; head++) {
@@ -49,11 +54,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 workgroupBarrier();
                 s = dots(s, ty, tx);
                 workgroupBarrier();
+#if PART != 1
                 v_by_channel(first, kv, c, lane, true);
                 dout_by_channel(start, head, c, lane, false);
                 workgroupBarrier();
                 d = dots(d, ty, tx);
                 workgroupBarrier();
+#end
             }
             let query = vec4<u32>(start + tx * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
             let at = min(query, vec4<u32>(end - 1u)) * p.heads + head;
@@ -64,6 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let w$i = select(vec4<f32>(), exp(s[$i] * p.scale - lse), seen$i);
             let ds$i = select(vec4<f32>(), w$i * (d[$i] - off) * p.scale, seen$i);
 #end
+#if PART != 2
             share(array<vec4<f32>, 4>(w0, w1, w2, w3), ty, tx);
 #for c in 0..CHUNKS
             dout_by_row(start, head, ${c}u, lane);
@@ -76,6 +84,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
             workgroupBarrier();
 #end
+#end
+#if PART != 1
             share(array<vec4<f32>, 4>(ds0, ds1, ds2, ds3), ty, tx);
 #for c in 0..CHUNKS
             q_by_row(start, head, ${c}u, lane);
@@ -88,6 +98,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
             workgroupBarrier();
 #end
+#end
         }
     }
 #for i in 0..4
@@ -95,8 +106,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #for c in 0..CHUNKS
 #for l in 0..4
         if (${c * 32 + l}u + tx * 4u < SIZE) {
+#if PART != 1
             dk[p.dk_at + key$i * p.kv_heads * SIZE + kv * SIZE + ${c * 32 + l}u + tx * 4u] = dk${c}_$i[$l];
+#end
+#if PART != 2
             dv[p.dv_at + key$i * p.kv_heads * SIZE + kv * SIZE + ${c * 32 + l}u + tx * 4u] = dv${c}_$i[$l];
+#end
         }
 #end
 #end

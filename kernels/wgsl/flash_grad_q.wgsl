@@ -1,5 +1,5 @@
 // dq[T, H*D] of flash attention: a workgroup per 32 queries and head; probabilities are computed again from logsumexp.
-struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dq: array<f32>;
 @group(0) @binding(2) var<storage, read> q: array<f32>;
@@ -29,14 +29,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let last = min(first + 31u, p.begin + p.count - 1u);
 #for i in 0..4
     let query$i = min(first + ty * 4u + ${i}u, last);
-    let start$i = integers[2u * p.tokens + query$i];
+    let start$i = first_key(query$i);
     let lse$i = saved[query$i * p.heads + head];
     let off$i = saved[(p.tokens + query$i) * p.heads + head];
 #for c in 0..CHUNKS
     var sum${c}_$i = vec4<f32>();
 #end
 #end
-    for (var start = integers[2u * p.tokens + first]; start <= last; start += 32u) {
+    for (var start = first_key(first); start <= last; start += 32u) {
         var s = array<vec4<f32>, 4>();
         var d = array<vec4<f32>, 4>();
         for (var c = 0u; c < CHUNKS; c++) {

@@ -242,4 +242,20 @@ mod tests {
         assert_eq!(seen, want);
         assert!(notes.take().is_empty());
     }
+
+    #[test]
+    fn windows_count_the_pairs_that_are_seen() {
+        let (mut cpu, notes) = Cpu::new(1).timed();
+        let heads = Heads { window: Some(2), ..Heads::new(1, 1, 2) };
+        let tokens = cpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 1, 4], past: 0 });
+        let [x, mut y, mut lse] = [8, 8, 4].map(|len| cpu.memory(len));
+        let qkv = Qkv { q: view(&x, 4, 2), k: view(&x, 4, 2), v: view(&x, 4, 2) };
+        cpu.attention(view_mut(&mut y, 4, 2), view_mut(&mut lse, 4, 1), qkv, heads, &tokens);
+        let qkv = Qkv { q: view(&x, 1, 2), k: view(&x, 4, 2), v: view(&x, 4, 2) };
+        cpu.attention_cached(view_mut(&mut y, 1, 2), qkv, heads);
+        let taken = notes.take();
+        // Pairs: 1 of the first row, 1 + 2 + 2 of the second. Two products of two channels, two operations each.
+        assert_eq!(taken["attention"].flops, 6.0 * 8.0);
+        assert_eq!(taken["attention_cached"].flops, 2.0 * 8.0);
+    }
 }

@@ -55,11 +55,11 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let base = base_model::open_as(s.text("model")?.unwrap_or(demo::NAME), groups::recipe(s)?)?;
     let config = &base.config;
-    let rows = groups::whole(s, "rows", 1)?.unwrap_or(4);
-    let length = groups::whole(s, "length", 2)?.unwrap_or(256).min(config.max_positions);
-    let repeats = groups::whole(s, "repeats", 1)?.unwrap_or(3);
+    let whole = |name, least| groups::filled(s, name, groups::whole(s, name, least)?);
+    let (rows, repeats) = (whole("rows", 1)?, whole("repeats", 1)?);
+    let length = whole("length", 2)?.min(config.max_positions);
     let lora = LoraSpec {
-        rank: groups::whole(s, "rank", 1)?.unwrap_or(16),
+        rank: whole("rank", 1)?,
         alpha: 32.0,
         targets: MODULES.iter().filter(|m| config.projection(m).is_some()).map(|m| m.to_string()).collect(),
         ..LoraSpec::none()
@@ -83,7 +83,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         pass(fewer)?;
     }
     let model = folder::stem(s.text("model")?.unwrap_or(demo::NAME));
-    let shape = ModelShape::of(&model, (config, &lora), &base.files.kind);
+    let shape = ModelShape::of(&model, (config, &lora), &base.files.kind)?;
     let device = profile::device(&profiled.model.class(), &profiled.hardware);
     let measured = Measured { train: points, memory: used, ..Measured::default() };
     Profiles::keep("", &device, &shape, &measured);

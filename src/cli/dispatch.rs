@@ -2,15 +2,16 @@
 
 use super::invocation::{Invocation, written};
 use super::{
-    bench, contracts, devices, doctor, eval, export, generate, help, import, inspect, plan, predict, report,
-    token, train,
+    bench, chat, contracts, devices, doctor, eval, export, generate, help, import, inspect, plan, predict,
+    report, serve, token, train,
 };
 use crate::config::flags::{self, Parsed};
 use crate::config::groups;
 use crate::config::refusal::Refusal;
 use crate::config::verb::{VERBS, Verb};
-use crate::config::{Origin, Settings, Typed, dialects, variables, yaml};
+use crate::config::{Origin, Settings, Typed, engine, variables, yaml};
 use crate::run::folder::{RUN_FILE, RUNS, run_of};
+use crate::support::stderr::say;
 use std::io::Write;
 use std::path::{Component, Path};
 
@@ -22,6 +23,8 @@ const ACTS: &[(&str, Act)] = &[
     ("train", train::run),
     ("plan", plan::run),
     ("generate", generate::run),
+    ("chat", chat::run),
+    ("serve", serve::run),
     ("predict", predict::run),
     ("eval", eval::run),
     ("export", export::run),
@@ -42,17 +45,9 @@ const ACTS: &[(&str, Act)] = &[
 ];
 
 /// Words that users try as verbs, and the messages with the right command.
-const NO_VERBS: [(&str, &str); 7] = [
+const NO_VERBS: [(&str, &str); 5] = [
     ("sft", "it is `finetune MODEL --data ROWS`, without a verb (`finetune help start`)"),
-    ("dpo", dialects::PREFERENCES),
-    (
-        "chat",
-        "it is `finetune generate MODEL --adapter OUT --chat`, on a terminal (`finetune help generate`)",
-    ),
-    (
-        "serve",
-        "`finetune export OUT --to ollama` makes files for Ollama, `--to merged` a directory for vLLM; both serve",
-    ),
+    ("dpo", "it is a task of training: finetune MODEL --data ROWS --task dpo"),
     ("dashboard", "add --dashboard to a training command (`finetune help watch`)"),
     ("worker", "it is `finetune --role worker --coordinator HOST:9000` (`finetune help cluster`)"),
     (
@@ -138,6 +133,8 @@ fn layers(
     };
     let mut layers = vec![flags, file, environment];
     if [VERBS[0].name, "plan"].contains(&verb.name) {
+        let found = engine::expand(&mut layers, &|name| std::env::var(name).ok(), crate::devices::cores())?;
+        found.iter().for_each(|line| say!("{line}"));
         let more = train::more_layers(&layers)?;
         layers.extend(more);
     }

@@ -1,14 +1,19 @@
 //! `finetune eval`: computes scores of a model, with its adapter or alone, on rows. The same code evaluates during a
 //! run, and here uses the options and microbatches of the adapter's run, so that the same rows give the same loss.
 
-use super::generate::{model_name, recipe_of, template_of};
 use super::invocation::Invocation;
+use super::speaker::{model_name, recipe_of, template_of};
 use crate::config::groups::{self, class_weights, field_names, whole};
 use crate::config::refusal::Refusal;
 use crate::config::{Settings, yaml};
 use crate::data::plan::{Plan, PlanOptions};
+use crate::data::samples::Samples;
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::devices::{self, Need};
+use crate::model::config::Config;
+use crate::model::layout;
+use crate::model::lora::LoraSpec;
+use crate::model::preference::Objective;
 use crate::model::stage::Model;
 use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
@@ -16,14 +21,27 @@ use crate::run::base_model;
 use crate::run::folder::{RUN_FILE, run_of};
 use crate::run::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
 use crate::run::run_file;
-use crate::train::event::Eval;
+use crate::train::event::{Eval, Rewards};
 use crate::train::stop::Stop;
-use crate::train::{Batches, Local, eval};
+use crate::train::{self, Batches, Compute, Known, Local, eval};
 use serde_json::json;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Options that determine the result: the default is the value of the adapter's run.
-const AS_TRAINED: [&str; 4] = ["data-fields", "max-seq-len", "class-weights", "dtype"];
+const AS_TRAINED: [&str; 11] = [
+    "data-fields",
+    "max-seq-len",
+    "class-weights",
+    "dtype",
+    "task",
+    "loss",
+    "beta",
+    "label-smoothing",
+    "simpo-gamma",
+    "nll-weight",
+    "reference-adapter",
+];
 
 /// Tokens of a microbatch, where no run gives a value.
 const TOKENS: usize = 2048;
@@ -43,8 +61,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
     let weights = class_weights(s)?;
     check_weights(s, weights.as_deref(), &config)?;
+    let (task, objective) = groups::task(s)?;
     let read = data::Options {
-        task: if config.labels.is_some() { Task::Classify } else { Task::Sft },
+        task: if config.labels.is_some() { Task::Classify } else { task },
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
         labels: config.labels.clone().map(|names| LabelMap { names }),
@@ -53,8 +72,14 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     };
     let rows = data::load(&eval_files(&paths)?, &read, &tokenizer)?;
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), weights, Need::SPEECH)?;
-    model.set_parameters(&flat)?;
-    let scores = scores(&mut *model, &rows, tokens)?;
+    let compared = match objective.filter(|_| config.labels.is_none()) {
+        Some(objective) => {
+            let reference = reference(s, (&config, &spec), &flat)?;
+            Some(Compared { objective, reference })
+        }
+        None => None,
+    };
+    let scores = scores(&mut *model, (&flat, compared), (&rows, tokens))?;
     say(inv, &scores, &rows)
 }
 
@@ -71,10 +96,28 @@ fn as_trained(s: &mut Settings, adapter: &Path) -> Result<usize, Refusal> {
     Ok(tokens.unwrap_or(TOKENS))
 }
 
-fn scores(model: &mut dyn Model, rows: &Corpus, tokens: usize) -> Result<Eval, Refusal> {
+/// A loss that compares answers, and the parameters of the reference.
+struct Compared {
+    objective: Objective,
+    reference: Vec<f32>,
+}
+
+/// The parameters of the reference, in the layout of the adapter.
+fn reference(s: &Settings, (config, spec): (&Config, &LoraSpec), flat: &[f32]) -> Result<Vec<f32>, Refusal> {
+    match s.text("reference-adapter")?.map(PathBuf::from) {
+        Some(dir) => adapter::read_flat(&dir, &layout::of(config, spec, 0..config.layers)),
+        None => Ok(vec![0.0; flat.len()]),
+    }
+}
+
+fn scores(
+    model: &mut dyn Model,
+    (flat, compared): (&[f32], Option<Compared>),
+    (rows, tokens): (&Corpus, usize),
+) -> Result<Eval, Refusal> {
     // Only the evaluation microbatches of the plan are used; no step is computed.
     let plan = Plan::new(
-        &rows.samples,
+        &Samples::default(),
         &PlanOptions {
             batch_size: 1,
             epochs: 1,
@@ -85,9 +128,15 @@ fn scores(model: &mut dyn Model, rows: &Corpus, tokens: usize) -> Result<Eval, R
             seed: 0,
         },
     );
-    let work = Batches::new(&rows.samples, &plan, Some(&rows.samples));
-    let stop = Stop::new();
-    let scores = eval::evaluate(&mut Local::new(model, &stop), &work, 0, &mut |_| ())?;
+    let (stop, known) = (Stop::new(), RefCell::new(Known::default()));
+    let (none, mut local) = (Samples::default(), Local::new(model, &stop));
+    let mut work = Batches::new(&none, &plan, Some(&rows.samples));
+    if let Some(Compared { objective, reference }) = &compared {
+        work = work.comparing(*objective, &known);
+        train::refer(&mut local, &work, (0, reference), &mut |_| ())?;
+    }
+    local.set_parameters(0, flat)?;
+    let scores = eval::evaluate(&mut local, &work, 0, &mut |_| ())?;
     scores.ok_or_else(|| Refusal::failure("the model gave no scores"))
 }
 
@@ -98,7 +147,8 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
         let line = json!({
             "loss": e.eval_loss, "perplexity": e.perplexity, "rows": c.rows, "dropped": c.dropped,
             "truncated": c.truncated, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
-            "macro_f1": e.macro_f1, "confusion": e.confusion, "labels": rows.labels.as_ref().map(|l| &l.names),
+            "macro_f1": e.macro_f1, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
+            "rewards_rejected": e.rewards.rewards_rejected, "margin": e.rewards.margin, "labels": rows.labels.as_ref().map(|l| &l.names),
         });
         return inv.say(&line.to_string());
     }
@@ -117,6 +167,14 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
     if let (Some(accuracy), Some(f1)) = (e.accuracy, e.macro_f1) {
         inv.say(&format!("accuracy    {accuracy:.4}"))?;
         inv.say(&format!("macro F1    {f1:.4}"))?;
+    }
+    let Rewards { rewards_chosen, rewards_rejected, margin } = e.rewards;
+    let numbers = [("chosen", rewards_chosen), ("rejected", rewards_rejected), ("margin", margin)];
+    for (name, value) in numbers.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        inv.say(&format!("{name:<10}  {value:.4}"))?;
+    }
+    if let (Some(accuracy), Some(_)) = (e.accuracy, margin) {
+        inv.say(&format!("accuracy    {accuracy:.4}"))?;
     }
     let matrix = e.confusion.as_ref().map(|m| confusion::lines(labels, m)).unwrap_or_default();
     matrix.iter().try_for_each(|line| inv.say(line))

@@ -13,8 +13,8 @@ mod peft;
 mod replace;
 mod runners;
 
-use super::generate::{model_name, recipe_of};
 use super::invocation::Invocation;
+use super::speaker::{model_name, recipe_of};
 use crate::config::Settings;
 use crate::config::groups::{self, ComputeDtype, DeviceOptions};
 use crate::config::refusal::{Refusal, nearest};

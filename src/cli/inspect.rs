@@ -169,8 +169,14 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
             let value = row.raw.parse();
             if let Ok(Value::Object(map)) = &value {
                 map.keys().for_each(|k| *fields.entry(k.clone()).or_insert(0u64) += 1);
-                if !given && rows == 1 && map.contains_key("label") {
-                    options.task = data::Task::Classify;
+                if !given && rows == 1 {
+                    let has = |names: &[&str]| names.iter().all(|name| map.contains_key(*name));
+                    options.task = match () {
+                        () if has(&["chosen", "rejected"]) => data::Task::Pairs,
+                        () if has(&["prompt", "completion", "label"]) => data::Task::Unpaired,
+                        () if has(&["label"]) => data::Task::Classify,
+                        () => options.task,
+                    };
                 }
             }
             let name = match value.and_then(|v| form::of(&v, &options)) {
@@ -214,15 +220,23 @@ fn form_name(form: &Form) -> &'static str {
         Form::Pair { .. } => "prompt/completion",
         Form::Alpaca(_) => "instruction/output",
         Form::Chat(_) => "messages",
+        Form::Answers { wanted: None, .. } => "chosen/rejected",
+        Form::Answers { .. } => "completion/label",
         Form::Class { .. } => "classification",
     }
 }
 
 fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refusal> {
-    let classify = s.text("task")? == Some("classify");
+    let task = match (s.text("task")?, s.text("loss")?) {
+        (Some("classify"), _) => data::Task::Classify,
+        (_, Some("apo_zero_unpaired")) => data::Task::Unpaired,
+        (Some("dpo" | "ipo" | "orpo" | "cpo" | "simpo"), _) => data::Task::Pairs,
+        _ => data::Task::Sft,
+    };
+    let classify = task == data::Task::Classify;
     let longest = base.map_or(usize::MAX, |b| b.config.max_positions);
     Ok(data::Options {
-        task: if classify { data::Task::Classify } else { data::Task::Sft },
+        task,
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(2048.min(longest)),
         num_classes: whole(s, "num-classes", 2)?,

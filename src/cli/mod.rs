@@ -1,6 +1,7 @@
 //! The command line: verbs and their output. `config` parses the options; `run` trains.
 
 mod bench;
+mod chat;
 mod contracts;
 mod devices;
 mod dispatch;
@@ -15,6 +16,8 @@ mod invocation;
 mod plan;
 mod predict;
 mod report;
+mod serve;
+mod speaker;
 mod token;
 mod train;
 

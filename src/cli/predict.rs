@@ -1,8 +1,8 @@
 //! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows have labels. Rows are
 //! computed in bounded microbatches, in the order of the data.
 
-use super::generate::{model_name, recipe_of};
 use super::invocation::Invocation;
+use super::speaker::{model_name, recipe_of};
 use crate::config::Settings;
 use crate::config::groups::{self, field_names, whole};
 use crate::config::refusal::Refusal;

@@ -4,7 +4,7 @@
 
 use super::invocation::Invocation;
 use crate::config::refusal::Refusal;
-use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
+use crate::net::keyring::{FoundToken, KeepError, Keyring, TokenSource, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
 use crate::support::stderr::say;
 use std::io::{BufRead, IsTerminal, Read};
@@ -25,7 +25,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
             if let Some(before) = before {
                 say!("note: another token was there: it is kept as {}", before.display());
             }
-            Found { token, source: Source::File(path), made: false }
+            FoundToken { token, source: TokenSource::File(path), made: false }
         }
         false => keyring.find_or_make_there()?,
     };

@@ -9,6 +9,7 @@ use super::codec::in_place;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
 use crate::train::event::Link;
+use crate::train::sum::RewardSums;
 pub use crate::train::trial::Trials;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,8 @@ pub enum ToCoordinator {
         weight: i128,
         /// Number of supervised targets (for a classifier: rows).
         targets: u64,
+        /// Sums of rewards, where a loss compares answers.
+        rewards: RewardSums,
         /// Hash of the parameters that the gradients were computed with.
         parameters: Hash,
         /// Data that was copied to and from devices for these microbatches.
@@ -161,6 +164,13 @@ pub enum ToCoordinator {
         /// Measured bandwidth and round trip of the network link, if there is one.
         link: Option<Link>,
     },
+    /// A seat of a line has sent `Ready` and listens for the seat above it.
+    Seated {
+        /// Its port for the seat above; 0 for the last seat, which has none.
+        port: u16,
+    },
+    /// A seat of a line is connected with its neighbours.
+    Linked,
 }
 
 /// Messages from the coordinator.
@@ -229,6 +239,13 @@ pub enum ToWorker {
     },
     /// The conversation is over.
     Bye(Bye),
+    /// To a seat of a line: the address of the seat below it, to which it connects.
+    Below {
+        /// Its host; empty for the coordinator's.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
 }
 
 /// A worker's identity, build and requirements.
@@ -289,6 +306,25 @@ pub struct Manifest {
     pub steps: u64,
     /// Either side treats the other as lost after this many milliseconds without a byte.
     pub silence_millis: u64,
+    /// The worker's place in a line, if it is to hold a part of the model.
+    pub seat: Option<SeatPlan>,
+}
+
+/// A worker's place in a line: workers that hold the layers of one model together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SeatPlan {
+    /// Random, one for each line: its seats prove to each other that they belong to the same one.
+    pub key: [u8; 16],
+    /// Position in the line, from 0 for the seat that embeds.
+    pub place: u16,
+    /// Number of seats.
+    pub of: u16,
+    /// Its first layer, and the one after its last.
+    pub layers: (u32, u32),
+    /// Its first value of the flat layout, and the one after its last.
+    pub values: (u64, u64),
+    /// Most microbatches that wait for their backward pass at the same time.
+    pub depth: u16,
 }
 
 /// A file of the model.

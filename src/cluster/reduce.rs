@@ -197,6 +197,7 @@ impl Reducer {
         taken.loss = taken.loss.wrapping_add(claim.scalars.loss);
         taken.weight = taken.weight.wrapping_add(claim.scalars.weight);
         taken.targets = taken.targets.wrapping_add(claim.scalars.targets);
+        taken.rewards.add(&claim.scalars.rewards);
         true
     }
 
@@ -333,8 +334,11 @@ impl Shared {
             return Err(Refusal::Leases { sum, leases });
         }
         let within = |value: i128| value.unsigned_abs() <= leases as u128 * i64::MAX as u128;
-        let Scalars { loss, weight, targets } = claim.scalars;
-        if !within(loss) || !within(weight) || targets > leases as u64 * u64::from(u32::MAX) {
+        let Scalars { loss, weight, targets, rewards } = claim.scalars;
+        let most = leases as u64 * u64::from(u32::MAX);
+        let rows = [targets, rewards.counts[0], rewards.counts[1], rewards.pairs];
+        let fits = [loss, weight, rewards.sums[0], rewards.sums[1]].into_iter().all(within);
+        if !fits || rows.into_iter().any(|n| n > most) || rewards.right > rewards.pairs {
             return Err(Refusal::Scalars { sum, leases });
         }
         let limit = cap.saturating_mul(leases as i64);

@@ -5,7 +5,7 @@
 use super::refusal::Refusal;
 use super::settings::Settings;
 use super::typed::Origin;
-use super::values::{choice, duration, whole};
+use super::values::{choice, duration, filled, whole};
 use crate::net::Endpoint;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +21,24 @@ pub enum Role {
     Worker,
 }
 
+/// What has to be there before the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// This many devices.
+    Devices(usize),
+    /// This many processes, each with at least one device. Engines count processes.
+    Tasks(usize),
+}
+
+impl Expect {
+    /// The number.
+    pub fn count(self) -> usize {
+        match self {
+            Expect::Devices(n) | Expect::Tasks(n) => n,
+        }
+    }
+}
+
 /// Address of a worker's coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Coordinator {
@@ -28,6 +46,39 @@ pub enum Coordinator {
     At(Endpoint),
     /// In the local network, found by the fingerprint of the shared token.
     Auto,
+}
+
+/// How workers hold the model together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stages {
+    /// That many workers.
+    Count(usize),
+    /// As many workers as numbers, each with that many layers.
+    Layers(Vec<usize>),
+}
+
+/// Most workers that hold a model together.
+const MOST_STAGES: usize = 64;
+
+impl std::str::FromStr for Stages {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<usize>, _> = text.split('+').map(|n| n.trim().parse()).collect();
+        match numbers.as_deref() {
+            Ok([count]) if (1..=MOST_STAGES).contains(count) => Ok(Stages::Count(*count)),
+            Ok([_, _, ..]) if numbers.iter().flatten().all(|n| *n > 0) => {
+                let layers = numbers.unwrap_or_default();
+                match layers.len() {
+                    0..=MOST_STAGES => Ok(Stages::Layers(layers)),
+                    _ => Err(format!("at most {MOST_STAGES} workers hold a model together")),
+                }
+            }
+            _ => {
+                Err(format!("expected a number of workers (1 to {MOST_STAGES}), or layers of each, as 20+12"))
+            }
+        }
+    }
 }
 
 /// `cluster`
@@ -42,12 +93,14 @@ pub struct ClusterOptions {
     pub coordinator: Option<Coordinator>,
     /// Workers that a coordinator connects to.
     pub nodes: Vec<Endpoint>,
-    /// Devices, local and remote, that a coordinator waits for before the first step.
-    pub expect_workers: Option<usize>,
+    /// What a coordinator waits for before the first step, local and remote.
+    pub expect_workers: Option<Expect>,
     /// The run pauses below this number of devices.
     pub min_workers: usize,
     /// Time limit for devices to join, and for connecting to a coordinator.
     pub join_timeout: Duration,
+    /// How workers hold the model together; `None` where each holds all of it.
+    pub stages: Option<Stages>,
     /// Path of the token.
     pub token_file: Option<PathBuf>,
     /// Plain TCP on this machine, without a token.
@@ -56,6 +109,8 @@ pub struct ClusterOptions {
     pub model_cache: Option<PathBuf>,
     /// Whether a worker waits for the next run.
     pub stay: bool,
+    /// Whether an engine started this process (`--role auto`): its command line is that of all tasks.
+    pub engine: bool,
 }
 
 /// Options of a single role.
@@ -66,6 +121,7 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("nodes", Role::Coordinator),
     ("expect-workers", Role::Coordinator),
     ("min-workers", Role::Coordinator),
+    ("stages", Role::Coordinator),
 ];
 
 /// Options that show a run; a worker knows only its own work.
@@ -80,7 +136,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         s,
         "role",
         &["single", "coordinator", "worker"],
-        "expected single, coordinator or worker",
+        "expected single, coordinator, worker or auto",
     )? {
         "coordinator" => Role::Coordinator,
         "worker" => Role::Worker,
@@ -100,17 +156,39 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         bind: endpoint("bind")?,
         coordinator,
         nodes: s.list("nodes").iter().map(node).collect::<Result<_, _>>()?,
-        expect_workers: whole(s, "expect-workers", 1)?,
-        min_workers: whole(s, "min-workers", 1)?.unwrap_or(1),
-        join_timeout: duration(s, "join-timeout")?.unwrap_or(Duration::from_secs(600)),
+        expect_workers: expect(s)?,
+        min_workers: filled(s, "min-workers", whole(s, "min-workers", 1)?)?,
+        join_timeout: filled(s, "join-timeout", duration(s, "join-timeout")?)?,
+        stages: stages(s)?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
         model_cache: s.text("model-cache")?.map(PathBuf::from),
         stay: s.switch("stay")?,
+        engine: s.get("role").is_some_and(|role| matches!(role.source, Origin::Computed(_))),
     };
-    fits_the_role(s, role)?;
+    if !options.engine {
+        fits_the_role(s, role)?;
+    }
     goes_together(s, &options)?;
     Ok(options)
+}
+
+fn expect(s: &Settings) -> Result<Option<Expect>, Refusal> {
+    let name = "expect-workers";
+    let Some(count) = s.text(name)?.and_then(|text| text.trim().strip_suffix("tasks")) else {
+        return Ok(whole(s, name, 1)?.map(Expect::Devices));
+    };
+    match count.trim().parse() {
+        Ok(count) if count > 0 => Ok(Some(Expect::Tasks(count))),
+        _ => Err(s.malformed(name, "expected a number of devices, or of processes, as 4 tasks".into())),
+    }
+}
+
+/// One stage is the whole model.
+fn stages(s: &Settings) -> Result<Option<Stages>, Refusal> {
+    let Some(text) = s.text("stages")? else { return Ok(None) };
+    let stages = text.parse::<Stages>().map_err(|e| s.malformed("stages", e))?;
+    Ok(Some(stages).filter(|stages| *stages != Stages::Count(1)))
 }
 
 fn typed(s: &Settings, name: &str) -> bool {
@@ -163,7 +241,7 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
         return Err(s.refuse(n, "port 0 cannot be dialled"));
     }
     match o.expect_workers {
-        Some(expected) if expected < o.min_workers => Err(
+        Some(Expect::Devices(expected)) if expected < o.min_workers => Err(
             s.refuse("expect-workers", format!("{expected} are fewer than --min-workers {}", o.min_workers))
         ),
         _ => Ok(()),
@@ -208,7 +286,14 @@ mod tests {
         check("role=worker coordinator=host:9000 stay=true model-cache=c join-timeout=90s", 0, "");
         check("role=worker coordinator=auto", 0, "");
         check("role=worker bind=:9001", 0, "");
-        check("role=boss", 78, "expected single, coordinator or worker");
+        for (expected, tasks) in [("4 tasks", 4), ("1tasks", 1)] {
+            let o =
+                of(&format!("role=coordinator expect-workers={}", expected.replace(' ', "")), Origin::Flag);
+            assert_eq!(o.unwrap().expect_workers, Some(Expect::Tasks(tasks)));
+        }
+        check("role=coordinator expect-workers=0tasks", 2, "as 4 tasks");
+        check("role=coordinator expect-workers=tasks", 2, "as 4 tasks");
+        check("role=boss", 78, "expected single, coordinator, worker or auto");
         check("role=worker", 78, "needs --coordinator HOST:PORT");
         check("role=worker coordinator=h bind=:1", 78, "not both");
         check("role=worker coordinator=h nodes=a", 78, "--nodes: only for --role coordinator");
@@ -221,6 +306,12 @@ mod tests {
         check("role=coordinator nodes=a:b", 2, "not a port");
         check("role=coordinator stay=true", 78, "--stay: only for --role worker");
         check("role=worker coordinator=h dashboard=true", 78, "give it to the coordinator");
+        check("role=coordinator stages=2", 0, "");
+        check("role=coordinator stages=20+12", 0, "");
+        for wrong in ["0", "two", "3+0", "20+", "65", "1,2"] {
+            check(&format!("role=coordinator stages={wrong}"), 2, "expected a number of workers");
+        }
+        check("role=worker coordinator=h stages=2", 78, "--stages: only for --role coordinator");
         check("role=coordinator expect-workers=0", 78, "at least 1");
         check("role=coordinator expect-workers=2 min-workers=3", 78, "fewer than --min-workers 3");
         check("role=coordinator join-timeout=soon", 2, "not a duration");
@@ -236,7 +327,7 @@ mod tests {
             let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
             let o = of(&format!("role={role} {words}"), file.clone()).unwrap();
             assert_eq!(o.join_timeout, Duration::from_secs(3600));
-            assert_eq!((o.expect_workers, o.min_workers), (Some(3), 2));
+            assert_eq!((o.expect_workers, o.min_workers), (Some(Expect::Devices(3)), 2));
             assert_eq!(o.coordinator, Some(Coordinator::At("h:9000".parse().unwrap())));
         }
     }

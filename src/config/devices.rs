@@ -5,6 +5,7 @@ use super::refusal::Refusal;
 use super::settings::Settings;
 use super::values::{choice, memory, whole};
 use crate::model::memory::Offload;
+use std::ops::Range;
 
 /// `devices`
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,12 +30,36 @@ pub struct DeviceOptions {
 pub enum Gpus {
     /// All devices of this process, if it computes.
     Auto,
+    /// A part of them, where several processes share the machine.
+    Share(Part),
     /// No GPU: the CPU, if this process must compute.
     None,
     /// The CPU, in every role.
     Cpu,
     /// These devices; a device named twice counts as two.
     Named(Vec<Wanted>),
+}
+
+/// One of several equal parts, from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which one.
+    pub at: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
+impl Part {
+    /// What this part gets of `count` things. Where there are fewer than parts, several parts get the same one.
+    pub fn range(self, count: usize) -> Range<usize> {
+        let start = self.at * count / self.of;
+        start..((self.at + 1) * count / self.of).max((start + 1).min(count))
+    }
+
+    /// The number of parts that get thing `index` of `count`.
+    pub fn sharing(self, count: usize, index: usize) -> usize {
+        (0..self.of).filter(|&at| Part { at, ..self }.range(count).contains(&index)).count()
+    }
 }
 
 /// A named device.
@@ -48,6 +73,16 @@ pub enum Wanted {
     Cpu,
     /// Devices that hold the layers of one model together: one device of the run.
     Line(Vec<Wanted>),
+}
+
+impl DeviceOptions {
+    /// The number of processes that share this machine's cores and memory, as far as is known.
+    pub fn processes(&self) -> usize {
+        match self.gpus {
+            Gpus::Share(part) => part.of,
+            Gpus::Auto | Gpus::None | Gpus::Cpu | Gpus::Named(_) => 1,
+        }
+    }
 }
 
 impl Wanted {
@@ -140,6 +175,7 @@ fn gpus(s: &Settings, backend: Option<&str>) -> Result<Gpus, Refusal> {
         [] => return Ok(Gpus::Auto),
         [one] if one == "auto" => return Ok(Gpus::Auto),
         [one] if one == "none" => return Ok(Gpus::None),
+        [one] if one.contains('/') => return part(one).map(Gpus::Share).or_else(refuse),
         [one] if one == "cpu" && backend.is_none_or(|name| name == CPU) => return Ok(Gpus::Cpu),
         list => match list.iter().map(|v| wanted(v)).collect::<Result<Vec<_>, _>>() {
             Ok(wanted) => wanted,
@@ -160,6 +196,15 @@ fn gpus(s: &Settings, backend: Option<&str>) -> Result<Gpus, Refusal> {
         }
     }
     Ok(Gpus::Named(wanted))
+}
+
+/// A part of the devices, counted from 1 as in `1/2`.
+fn part(text: &str) -> Result<Part, String> {
+    let (nth, of) = text.split_once('/').unwrap_or((text, ""));
+    match (nth.trim().parse::<usize>(), of.trim().parse::<usize>()) {
+        (Ok(nth), Ok(of)) if (1..=of).contains(&nth) && of <= MOST_DEVICES => Ok(Part { at: nth - 1, of }),
+        _ => Err(format!("{text:?} is no part: the first of two is 1/2, the second 2/2")),
+    }
 }
 
 /// A device, or several with `+` between them.

@@ -48,15 +48,34 @@ use Rule::{Key, Lost, Needless, PerEpoch, When};
 type Table = &'static [(&'static str, Rule)];
 
 const FULL: &str = "only adapters are trained, never all weights";
-/// Why nothing is trained on preferences.
-pub const PREFERENCES: &str = "preference tuning is not supported; supervised rows and classifiers are";
+/// Why KTO is not built.
+pub const KTO: &str = "KTO is not supported: its KL estimate couples the rows of a batch; unpaired rows: --task dpo --loss apo_zero_unpaired";
+/// Why nothing is trained on rewards.
+pub const REWARDS: &str =
+    "training on rewards is not supported; rows with preferences are (dpo, orpo, cpo, simpo)";
+/// The way from another trainer's setting to a task.
+const LOSS: Rule = When(
+    &[
+        ("sigmoid", Set("loss", "sigmoid")),
+        ("hinge", Set("loss", "hinge")),
+        ("ipo", Set("loss", "ipo")),
+        ("robust", Set("loss", "robust")),
+        ("apo_zero", Set("loss", "apo_zero")),
+        ("apo_down", Set("loss", "apo_down")),
+        ("apo_zero_unpaired", Set("loss", "apo_zero_unpaired")),
+        ("orpo", Set("task", "orpo")),
+        ("simpo", Set("task", "simpo")),
+        ("nll", Same),
+    ],
+    No(KTO),
+);
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
 const TOKENS: &str = "tokens and their meaning are the model's own";
 const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
 
-const COSINE: &str = "the cosine ends at 0, once";
+const COSINE: &str = "the cosine falls once, to min_lr";
 #[rustfmt::skip]
-const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("expected one of constant, linear, cosine"));
+const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("warmup_stable_decay", Set("lr_scheduler", "wsd")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("expected one of constant, linear, cosine, wsd"));
 
 const EIGHT_BITS: Becomes = No("computed with AdamW in f32, moments too");
 #[rustfmt::skip]
@@ -96,9 +115,9 @@ pub const SHARED: Table = &[
     ("load_in_4bit", When(&[("true", Set("quantize", "nf4"))], Same)),
     ("load_in_8bit", When(&[("true", Set("quantize", "q8_0"))], Same)),
     ("lr_scheduler_type", SCHEDULE), ("lr_scheduler", SCHEDULE),
-    ("lr_scheduler_kwargs", Lost("schedules have no settings but their warm-up")),
+    ("lr_scheduler_kwargs", Lost("settings of schedules are warmup_steps, min_lr and decay_steps")),
     ("optim", OPTIMIZER), ("optimizer", OPTIMIZER),
-    ("optim_args", Lost("AdamW's betas are 0.9 and 0.999, its epsilon 1e-8")),
+    ("optim_args", Lost("AdamW's betas are adam_beta1 and adam_beta2, its epsilon is 1e-8")),
     ("fp16", When(&[("true", No("products are computed in what dtype says; sums and parameters are f32"))], Same)),
     ("lora_target_linear", When(&[("true", Set("target_modules", "all-linear"))], Same)),
     ("overwrite_output_dir", Key("overwrite")),
@@ -112,8 +131,6 @@ pub const SHARED: Table = &[
     ("early_stopping_threshold", When(&[("0", Same), ("0.0", Same)], No("any improvement counts"))),
     ("eval_on_start", When(&[("true", Same)], No("the model is scored before the first step, too"))),
     ("eval_delay", When(&[("0", Same), ("0.0", Same)], No("the first eval is not delayed"))),
-    ("adam_beta1", When(&[("0.9", Same)], No("AdamW's betas are 0.9 and 0.999"))),
-    ("adam_beta2", When(&[("0.999", Same)], No("AdamW's betas are 0.9 and 0.999"))),
     ("adam_epsilon", When(&[("1e-8", Same), ("1e-08", Same), ("0.00000001", Same)], No("AdamW's epsilon is 1e-8"))),
     ("push_to_hub", When(&[("false", Same)], No("nothing is uploaded"))),
     ("hub_model_id", Lost("nothing is uploaded")), ("hub_strategy", Lost("nothing is uploaded")),
@@ -154,10 +171,11 @@ const AXOLOTL: Table = &[
     ("chat_template_jinja", Lost("write it to a file and name that: chat_template: FILE")),
     ("default_system_message", Lost("put it into the rows")),
     ("special_tokens", Lost(TOKENS)), ("tokens", Lost(TOKENS)), ("added_tokens_overrides", Lost(TOKENS)),
-    ("rl", Lost(PREFERENCES)), ("reward_model", When(&[("false", Same)], No(PREFERENCES))),
+    ("rl", When(&[("dpo", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No(REWARDS))), ("reward_model", When(&[("false", Same)], No(REWARDS))),
+    ("rl_beta", Key("beta")), ("dpo_label_smoothing", Key("label_smoothing")), ("orpo_alpha", Key("beta")), ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     ("gradient_clipping", Key("max_grad_norm")),
-    ("cosine_min_lr_ratio", Lost("the cosine ends at 0")),
+    ("cosine_min_lr_ratio", Lost("write the rate itself: min_lr")),
     ("loraplus_lr_ratio", Lost("both matrices learn at one rate")),
     ("revision_of_model", REVISION),
     ("dataset_exact_deduplication", When(&[("false", Same)], No("`finetune inspect` counts duplicates; they are trained on"))),
@@ -166,7 +184,7 @@ const AXOLOTL: Table = &[
     ("plugins", Lost("plugins are code of Axolotl's, and some of them change the loss: none of it is run")),
     ("loss_watchdog_threshold", WATCHDOG), ("loss_watchdog_patience", WATCHDOG),
     ("s2_attention", When(&[("false", Same)], No("shifted sparse attention is not supported: every row is attended to in full"))),
-    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("gemma3forcausallm", Same), ("smollm3forcausallm", Same), ("graniteforcausallm", Same), ("olmo2forcausallm", Same), ("olmo3forcausallm", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
+    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("gemma3forcausallm", Same), ("smollm3forcausallm", Same), ("graniteforcausallm", Same), ("olmo2forcausallm", Same), ("olmo3forcausallm", Same), ("ministral3forcausallm", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
     ("tokenizer_type", When(&[("autotokenizer", Same), ("pretrainedtokenizerfast", Same), ("llamatokenizer", Same), ("llamatokenizerfast", Same)], No("the tokenizer is the model's tokenizer.json"))),
     ("is_llama_derived_model", Needless("the model's config.json says what it is")),
     ("is_mistral_derived_model", Needless("the model's config.json says what it is")),
@@ -188,7 +206,7 @@ const AXOLOTL: Table = &[
 
 #[rustfmt::skip]
 const LLAMA_FACTORY: Table = &[
-    ("stage", When(&[("sft", Same)], No(PREFERENCES))),
+    ("stage", When(&[("sft", Same), ("dpo", Set("task", "dpo")), ("kto", No(KTO))], No(REWARDS))),
     ("finetuning_type", When(&[("lora", Same)], No(FULL))),
     ("lora_target", When(&[("all", Set("target_modules", "all-linear"))], Set("target_modules", ""))),
     ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
@@ -209,7 +227,7 @@ const LLAMA_FACTORY: Table = &[
     ("tokenized_path", Lost("every run tokenises its rows: name their files under data")),
     ("predict_with_generate", ANSWERS),
     ("upcast_layernorm", Needless("norms are computed in f32")),
-    ("pref_loss", Lost(PREFERENCES)), ("pref_beta", Lost(PREFERENCES)), ("reward_model", Lost(PREFERENCES)),
+    ("pref_loss", LOSS), ("pref_beta", Key("beta")), ("pref_ftx", Key("nll_weight")), ("dpo_label_smoothing", Key("label_smoothing")), ("reward_model", Lost(REWARDS)),
     ("preprocessing_num_workers", SPEED), ("overwrite_cache", CACHE),
     ("plot_loss", Needless("loss.svg and report.html are always written")),
     ("flash_attn", EXACT), ("enable_liger_kernel", KERNELS), ("use_unsloth", KERNELS),
@@ -235,7 +253,7 @@ const TRL: Table = &[
     ("chat_template_path", Key("chat_template")),
     ("packing_strategy", When(&[("bfd", Same)], No("rows are packed whole, and do not see each other"))),
     ("torch_dtype", DTYPE), ("dtype", DTYPE),
-    ("loss_type", When(&[("nll", Same)], No("the loss is the mean over supervised tokens"))),
+    ("loss_type", When(&[("nll", Same), ("sigmoid", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No("write task: dpo, and loss: one of hinge, robust, apo_zero, apo_down, apo_zero_unpaired"))), ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     // Converted together with load_in_4bit.
     ("use_bnb_nested_quant", Needless("it decides between nf4 and nf4-double")),

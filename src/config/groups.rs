@@ -2,17 +2,19 @@
 //! Invalid values (rank 0, a non-finite alpha) are refused here, with their source.
 
 use super::cluster::cluster;
-pub use super::cluster::{ClusterOptions, Coordinator, Role};
+pub use super::cluster::{ClusterOptions, Coordinator, Expect, Role, Stages};
 use super::demo;
-pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Wanted, devices};
-use super::dialects::PREFERENCES;
+pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted, devices};
+use super::dialects::{KTO, REWARDS};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
+use super::preference::objective;
 use super::refusal::Refusal;
 use super::settings::Settings;
-pub use super::values::{Amount, Every, class_weights, field_names, real, size, whole, within};
+pub use super::values::{Amount, Every, class_weights, field_names, filled, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::data::Task;
+use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
 use std::path::PathBuf;
 
@@ -61,6 +63,10 @@ pub struct DataOptions {
     pub num_classes: Option<usize>,
     /// One weight per class.
     pub class_weights: Option<Vec<f32>>,
+    /// The loss that compares answers.
+    pub objective: Option<Objective>,
+    /// The adapter of the reference.
+    pub reference: Option<PathBuf>,
     /// Accepted number of rows without supervised tokens; `None`: any number.
     pub max_dropped: Option<Amount>,
 }
@@ -97,7 +103,13 @@ pub struct OptimOptions {
     pub micro_batch_auto: bool,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// `constant`, `linear`, `cosine`.
+    /// Lowest learning rate after the warm-up.
+    pub min_lr: f64,
+    /// Steps in which the rate of `wsd` falls.
+    pub decay_steps: Amount,
+    /// Decay rates of AdamW's moments.
+    pub betas: [f64; 2],
+    /// `constant`, `linear`, `cosine`, `wsd`.
     pub scheduler: String,
     /// Steps of the warmup.
     pub warmup: Amount,
@@ -160,22 +172,33 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
     named.map_err(|e| s.refuse("quantize", e))
 }
 
-/// Tasks of other trainers that need preferences or rewards.
-const OF_PREFERENCES: [&str; 9] = ["dpo", "orpo", "kto", "ipo", "simpo", "cpo", "grpo", "ppo", "rm"];
-
-fn data(s: &Settings) -> Result<DataOptions, Refusal> {
-    if s.text("task")?.is_some_and(|task| OF_PREFERENCES.contains(&task)) {
-        return Err(s.refuse("task", PREFERENCES));
+/// The task, and the loss that compares answers.
+pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
+    match s.text("task")? {
+        Some("kto") => return Err(s.refuse("task", KTO)),
+        Some("grpo" | "ppo" | "rm") => return Err(s.refuse("task", REWARDS)),
+        _ => {}
     }
-    let task = match choice(s, "task", &["sft", "instruct", "classify"], "expected sft or classify")? {
-        "classify" => Task::Classify,
+    let tasks = ["sft", "instruct", "classify", "dpo", "ipo", "orpo", "cpo", "simpo"];
+    let rule = "expected sft, classify, dpo, ipo, orpo, cpo or simpo";
+    let named = choice(s, "task", &tasks, rule)?;
+    let objective = objective(s, named)?;
+    let task = match (named, &objective) {
+        ("classify", _) => Task::Classify,
+        (_, Some(Objective { loss: Loss::ApoZeroUnpaired, .. })) => Task::Unpaired,
+        (_, Some(_)) => Task::Pairs,
         _ => Task::Sft,
     };
+    Ok((task, objective))
+}
+
+fn data(s: &Settings) -> Result<DataOptions, Refusal> {
+    let (task, objective) = task(s)?;
     let class_weights = class_weights(s)?;
-    if task == Task::Sft && s.is_given("num-classes") {
+    if task != Task::Classify && s.is_given("num-classes") {
         return Err(s.refuse("num-classes", "goes with --task classify"));
     }
-    if task == Task::Sft && class_weights.is_some() {
+    if task != Task::Classify && class_weights.is_some() {
         return Err(s.refuse("class-weights", "goes with --task classify"));
     }
     Ok(DataOptions {
@@ -189,6 +212,8 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         shuffle: s.switch("shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
         class_weights,
+        objective,
+        reference: s.text("reference-adapter")?.map(PathBuf::from),
         max_dropped: amount(s, "max-dropped")?,
     })
 }
@@ -214,38 +239,56 @@ fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
 }
 
 fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
-    let rank = whole(s, "rank", 1)?.unwrap_or(16);
+    let rank = filled(s, "rank", whole(s, "rank", 1)?)?;
     let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?;
     let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "must be at least 0 and below 1")?;
     Ok(LoraOptions {
         rank,
-        alpha: alpha.unwrap_or(2.0 * rank as f64) as f32,
+        alpha: filled(s, "alpha", alpha)? as f32,
         targets: s.list("target-modules").to_vec(),
-        dropout: dropout.unwrap_or(0.0) as f32,
+        dropout: filled(s, "dropout", dropout)? as f32,
         rslora: s.switch("rslora")?,
         init_adapter: s.text("init-adapter")?.map(PathBuf::from),
     })
 }
 
 fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
-    let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
-    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear or cosine")?;
+    let schedulers = ["constant", "linear", "cosine", "wsd", "constant_with_warmup", "warmup_stable_decay"];
+    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear, cosine or wsd")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
-    let real = |name| real(s, name, finite, "must be finite and at least 0");
+    let beta =
+        |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
+    let betas = [beta("adam-beta1")?, beta("adam-beta2")?];
+    let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
+    let seed = s.parse("seed", "a whole number of at most 64 bits")?;
+    let (learning_rate, min_lr) = (real("learning-rate")?, real("min-lr")?);
+    let stable = ["wsd", "warmup_stable_decay"].contains(&scheduler);
+    if min_lr > 0.0 && !(stable || scheduler == "cosine") {
+        return Err(s.refuse("min-lr", "goes with --lr-scheduler cosine or wsd"));
+    }
+    if min_lr > learning_rate {
+        return Err(s.refuse("min-lr", format!("is above the learning rate of {learning_rate}")));
+    }
+    if s.is_given("decay-steps") && !stable {
+        return Err(s.refuse("decay-steps", "goes with --lr-scheduler wsd"));
+    }
     let auto = s.text("micro-batch-tokens")? == Some("auto");
     let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
     Ok(OptimOptions {
-        epochs: whole(s, "epochs", 1)?.unwrap_or(1) as u64,
+        epochs: filled(s, "epochs", whole(s, "epochs", 1)?)? as u64,
         max_steps: whole(s, "max-steps", 1)?.map(|n| n as u64),
-        batch_size: whole(s, "batch-size", 1)?.unwrap_or(8),
+        batch_size: filled(s, "batch-size", whole(s, "batch-size", 1)?)?,
         micro_batch_tokens: micro,
         micro_batch_auto: auto,
-        learning_rate: real("learning-rate")?.unwrap_or(2e-4),
+        learning_rate,
+        min_lr,
+        decay_steps: amount(s, "decay-steps")?.unwrap_or(Amount::Percent(10.0)),
+        betas,
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
-        warmup: amount(s, "warmup-steps")?.unwrap_or(Amount::Count(0)),
-        weight_decay: real("weight-decay")?.unwrap_or(0.0),
-        max_grad_norm: real("max-grad-norm")?.unwrap_or(1.0),
-        seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
+        warmup: filled(s, "warmup-steps", amount(s, "warmup-steps")?)?,
+        weight_decay: real("weight-decay")?,
+        max_grad_norm: real("max-grad-norm")?,
+        seed: filled(s, "seed", seed)?,
     })
 }
 
@@ -298,8 +341,7 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
-        check("task", "dpo", 78, "preference tuning is not supported");
-        check("task", "translate", 78, "expected sft or classify");
+        check("task", "translate", 78, "expected sft, classify");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");
@@ -321,6 +363,34 @@ mod tests {
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+    }
+
+    #[test]
+    fn an_empty_list_is_no_number() {
+        for name in ["rank", "alpha", "warmup-steps", "seed", "min-workers", "join-timeout", "sample-rows"] {
+            let source = Origin::File { path: "c.yaml".into(), line: 3 };
+            let typed = Typed { key: name.replace('-', "_"), values: vec![], source };
+            let options: Vec<_> = TABLE.iter().collect();
+            let refused = Options::of(&Settings::resolve(&options, vec![vec![typed]]).unwrap()).unwrap_err();
+            assert_eq!(refused.code(), 78);
+            let key = name.replace('-', "_");
+            assert_eq!(refused.line, format!("c.yaml:3: {key}: expected a value, not an empty list"));
+        }
+    }
+
+    #[test]
+    fn tasks_and_schedules_are_validated() {
+        check("min-lr", "1e-5", 0, "");
+        check("min-lr", "1", 78, "above the learning rate");
+        check("decay-steps", "5", 78, "--lr-scheduler wsd");
+        check("lr-scheduler", "warmup_stable_decay", 0, "");
+        check("adam-beta2", "0.95", 0, "");
+        check("adam-beta2", "1", 78, "below 1");
+        check("task", "dpo", 0, "");
+        check("task", "kto", 78, "KL estimate");
+        check("task", "grpo", 78, "rewards");
+        check("beta", "0.5", 78, "--task dpo");
+        check("reference-adapter", "ref", 78, "--task dpo");
     }
 
     #[test]

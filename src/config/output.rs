@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use super::settings::Settings;
-use super::values::{Every, choice, every, whole};
+use super::values::{Every, choice, every, filled, whole};
 use crate::data::Task;
 use crate::net::Endpoint;
 use crate::train::best::{Choice, Metric};
@@ -93,7 +93,7 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
 
 /// Reads --sample-rows. A classifier generates no text.
 fn sample_rows(s: &Settings, task: Task) -> Result<usize, Refusal> {
-    let rows = whole(s, "sample-rows", 0)?.unwrap_or(0);
+    let rows = filled(s, "sample-rows", whole(s, "sample-rows", 0)?)?;
     match rows > 0 && task == Task::Classify {
         true => {
             Err(s
@@ -112,8 +112,16 @@ fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
         "macro_f1" => Metric::MacroF1,
         _ => Metric::Loss,
     };
-    if metric != Metric::Loss && task != Task::Classify {
-        return Err(s.refuse("best-metric", format!("{name} goes with --task classify")));
+    let known = match task {
+        Task::Classify => true,
+        Task::Pairs => metric != Metric::MacroF1,
+        Task::Sft | Task::Unpaired => metric == Metric::Loss,
+    };
+    if !known {
+        return Err(s.refuse(
+            "best-metric",
+            format!("{name} goes with --task classify; accuracy also with pairs of answers"),
+        ));
     }
     let keep = s.switch("keep-best")?;
     let patience = whole(s, "early-stopping", 0)?.filter(|n| *n > 0).map(|n| n as u64);

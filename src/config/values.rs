@@ -57,6 +57,11 @@ pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
     s.list(name).iter().map(PathBuf::from).collect()
 }
 
+/// The value of an option with a default in the table. Only an empty list in a file has none.
+pub fn filled<T>(s: &Settings, name: &str, value: Option<T>) -> Result<T, Refusal> {
+    value.ok_or_else(|| s.refuse(name, "expected a value, not an empty list"))
+}
+
 /// A whole number of at least `least`.
 pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
     match s.parse::<i128>(name, "a whole number")? {

@@ -38,6 +38,14 @@ const SPEAKING: &[&str] = &[
     "offload",
 ];
 
+const SYSTEM: Opt =
+    own("system", Takes::One("TEXT"), "", "system turn before the conversation (with the chat template)");
+const LONGEST: Opt = own("max-new-tokens", Takes::One("N"), "256", "longest answer, in tokens");
+const TEMPERATURE: Opt = own("temperature", Takes::One("T"), "0", "0: always the most probable token");
+const TOP_P: Opt =
+    own("top-p", Takes::One("P"), "1", "sample among the most probable tokens whose probabilities sum to P");
+const SEED: Opt = own("seed", Takes::One("N"), "42", "seed of sampling");
+
 const GENERATE: &[Opt] = &[
     ADAPTER,
     own(
@@ -53,12 +61,55 @@ const GENERATE: &[Opt] = &[
         "the prompt is a user's turn of the chat template (default: if the adapter's run.yaml says that it was trained so)",
     ),
     own("raw", Takes::Switch, "false", "continue the prompt as it is, without the chat template"),
-    own("system", Takes::One("TEXT"), "", "system turn before the conversation (with the chat template)"),
-    own("max-new-tokens", Takes::One("N"), "256", "longest answer, in tokens"),
-    own("temperature", Takes::One("T"), "0", "0: always the most probable token"),
-    own("top-p", Takes::One("P"), "1", "sample among the most probable tokens whose probabilities sum to P"),
-    own("seed", Takes::One("N"), "42", "seed of sampling"),
+    SYSTEM,
+    LONGEST,
+    TEMPERATURE,
+    TOP_P,
+    SEED,
     JSON,
+];
+
+const ADAPTERS: Opt = own(
+    "adapter",
+    Takes::Many("NAME=DIR"),
+    "",
+    "folder of a run, of a checkpoint or of a PEFT adapter, with a name for it (default: the folder's); repeatable",
+);
+
+const CHAT: &[Opt] = &[ADAPTERS, SYSTEM, LONGEST, TEMPERATURE, TOP_P, SEED];
+
+const SERVE: &[Opt] = &[
+    ADAPTERS,
+    own(
+        "api-key-file",
+        Takes::One("FILE"),
+        "",
+        "file of the key that clients send (default: FINETUNE_API_KEY, then none on this machine, else one made from the token)",
+    ),
+    own(
+        "context",
+        Takes::One("TOKENS"),
+        "",
+        "most tokens of a prompt and its answer (default: the smaller of 8192 and the model's)",
+    ),
+    own("max-sessions", Takes::One("N"), "8", "texts that are generated at the same time"),
+    own("max-waiting", Takes::One("N"), "64", "texts that wait for their turn; further requests are refused"),
+    own("request-timeout", Takes::One("TIME"), "10m", "how long a request may take; its answer ends there"),
+];
+
+/// Options of a model that answers clients.
+const SERVING: &[&str] = &[
+    "model",
+    "quantize",
+    "chat-template",
+    "gpus",
+    "gpu-backend",
+    "dtype",
+    "threads",
+    "memory-limit",
+    "offload",
+    "bind",
+    "token-file",
 ];
 
 const TOKEN: &[Opt] = &[
@@ -148,7 +199,7 @@ const fn reworded(section: Section, name: &'static str, takes: Takes, help: &'st
 const EXPORTS: &[&str] = &["export", "merge"];
 
 /// Rows that replace those of [`TABLE`] for some verbs, where the option means something else than in training.
-static REWORDED: [(&[&str], Opt); 5] = [
+static REWORDED: [(&[&str], Opt); 6] = [
     (
         EXPORTS,
         reworded(
@@ -168,6 +219,15 @@ static REWORDED: [(&[&str], Opt); 5] = [
         ),
     ),
     (EXPORTS, reworded(Section::Output, "overwrite", Takes::Switch, "replace an earlier export")),
+    (
+        &["serve"],
+        reworded(
+            Section::Cluster,
+            "bind",
+            Takes::One("HOST:PORT"),
+            "address to listen on (default: port 8000 of this machine alone); clients of other machines need a key",
+        ),
+    ),
     (
         &["inspect"],
         reworded(
@@ -194,11 +254,13 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None },
     Verb { name: "plan", about: "print steps, memory and time of a training command, without running it", positional: "MODEL", most: 1, own: PLAN, shared: None },
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING) },
+    Verb { name: "chat", about: "converse with a model and its adapters on a terminal", positional: "MODEL", most: 1, own: CHAT, shared: Some(SPEAKING) },
+    Verb { name: "serve", about: "answer programs that speak OpenAI's interface, with a model and its adapters", positional: "MODEL", most: 1, own: SERVE, shared: Some(SERVING) },
     Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
-    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, or a classifier's accuracy", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "reference-adapter", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
-    Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]) },
+    Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "loss", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]) },
     Verb { name: "token", about: "print the token that the machines of a run share; create it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
     Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]) },

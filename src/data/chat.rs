@@ -28,7 +28,7 @@ pub fn render(chat: &Chat, tokenizer: &Tokenizer) -> Result<Rendered, DataError>
     template.render_traced(&chat.messages, chat.tools.as_ref(), Ending::Turn).map_err(|e| incomplete(chat, e))
 }
 
-fn no_template() -> DataError {
+pub(super) fn no_template() -> DataError {
     DataError::Template(
         "this model has none, and the row is a conversation: use --chat-template FILE or chatml".into(),
     )

@@ -1,11 +1,16 @@
 //! Converts a row to token ids and a mask, as described in the guide. Text: all tokens are supervised, with EOS at the
 //! end. Prompt and completion: the completion and EOS are supervised. Conversation: the assistant turns with their
 //! end-of-turn tokens are supervised. Classification: no token is added or supervised; only the label counts.
+//!
+//! Prompts with answers are converted as in TRL's DPOTrainer: the prompt alone, and the prompt with each answer are
+//! tokenised; the answers begin at the first token where the prompt alone differs from one of them. Texts get the end
+//! token, conversations are as the chat template renders them. Each row is cut by itself.
 
 use crate::data::chat;
 use crate::data::error::DataError;
-use crate::data::form::{Alpaca, Chat, Form, Label};
+use crate::data::form::{Alpaca, Chat, Form, Label, Said};
 use crate::data::samples::Encoded;
+use crate::data::template::{ChatTemplate, Ending};
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 
@@ -24,9 +29,10 @@ pub fn encode(
         }
         Form::Alpaca(row) => pair((&alpaca_prompt(row), &row.output), tokenizer, most)?,
         Form::Chat(chat) => conversation(chat, tokenizer, most)?,
+        Form::Answers { said, .. } => answers(said, tokenizer, most)?.encoded,
         Form::Class { text, label } => {
             let ids = tokenizer.beginning(text, Special::Add, most)?;
-            return Ok((Encoded { mask: vec![false; ids.len()], ids }, Some(label.clone())));
+            return Ok((Encoded::new(vec![false; ids.len()], ids), Some(label.clone())));
         }
     };
     Ok((encoded, None))
@@ -43,7 +49,7 @@ fn whole_text(text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Encoded,
     if ids.last() != Some(&eos) {
         ids.push(eos);
     }
-    Ok(Encoded { mask: vec![true; ids.len()], ids })
+    Ok(Encoded::new(vec![true; ids.len()], ids))
 }
 
 fn pair(
@@ -57,7 +63,7 @@ fn pair(
         ids.extend(tokenizer.beginning(completion, Special::Omit, most - given)?);
         ids.push(eos(tokenizer)?);
     }
-    Ok(Encoded { mask: (0..ids.len()).map(|i| i >= given).collect(), ids })
+    Ok(Encoded::new((0..ids.len()).map(|i| i >= given).collect(), ids))
 }
 
 fn conversation(chat: &Chat, tokenizer: &Tokenizer, most: usize) -> Result<Encoded, DataError> {
@@ -65,7 +71,81 @@ fn conversation(chat: &Chat, tokenizer: &Tokenizer, most: usize) -> Result<Encod
     let encoded = tokenizer.beginning_with_offsets(&whole.text, Special::Omit, most)?;
     let kept = encoded.offsets.iter().take(most).map(|&(_, end)| end).max().unwrap_or(0);
     let supervised = chat::supervised(chat, tokenizer, &whole, kept)?;
-    Ok(Encoded { mask: chat::mask(&encoded.offsets, &supervised), ids: encoded.ids })
+    Ok(Encoded::new(chat::mask(&encoded.offsets, &supervised), encoded.ids))
+}
+
+/// Tokens of a prompt with its answers, one row after the other.
+pub struct Answered {
+    /// The rows; all tokens of the answers are supervised.
+    pub encoded: Encoded,
+    /// Whether an answer was cut.
+    pub cut: bool,
+    /// Whether no token of an answer is left.
+    pub nothing: bool,
+}
+
+/// The tokens of the rows, `most` of each.
+pub fn answers(said: &Said, tokenizer: &Tokenizer, most: usize) -> Result<Answered, DataError> {
+    let (prompt, rows, special) = texts(said, tokenizer)?;
+    let tokens = |text: &String| tokenizer.beginning(text, special, most);
+    let (prompt, rows) = (tokens(&prompt)?, rows.iter().map(tokens).collect::<Result<Vec<_>, _>>()?);
+    let common = |row: &Vec<u32>| prompt.iter().zip(row).take_while(|(a, b)| a == b).count();
+    let begin = rows.iter().map(common).min().unwrap_or(0);
+    // The first token of a row is not predicted.
+    let nothing = rows.iter().any(|row| row.len().min(most) <= begin.max(1));
+    let mut encoded = Encoded { ids: Vec::new(), mask: Vec::new(), second: 0 };
+    for row in &rows {
+        encoded.second = encoded.ids.len() as u32;
+        let kept = &row[..row.len().min(most)];
+        encoded.ids.extend_from_slice(kept);
+        encoded.mask.extend((0..kept.len()).map(|i| i >= begin));
+    }
+    Ok(Answered { encoded, cut: rows.iter().any(|row| row.len() > most), nothing })
+}
+
+/// The prompt, and the prompt with each answer.
+fn texts(said: &Said, tokenizer: &Tokenizer) -> Result<(String, Vec<String>, Special), DataError> {
+    let ended = |prompt: &str, answers: &[String]| -> Result<(String, Vec<String>, Special), DataError> {
+        let eos = tokenizer
+            .eos_token()
+            .ok_or_else(|| DataError::Tokenizer("no eos_token (tokenizer_config.json names it)".into()))?;
+        let row = |answer: &String| {
+            let end = if answer.ends_with(eos) { "" } else { eos };
+            format!("{prompt}{answer}{end}")
+        };
+        Ok((prompt.to_owned(), answers.iter().map(row).collect(), Special::Add))
+    };
+    match said {
+        Said::Text { prompt, answers } => ended(prompt, answers),
+        Said::Alpaca(row, answers) => match tokenizer.template() {
+            None => ended(&alpaca_prompt(row), answers),
+            Some(template) => {
+                let Chat { messages, .. } = alpaca_chat(row);
+                let mut prompt = messages.as_array().cloned().unwrap_or_default();
+                prompt.pop();
+                let answer = |text: &String| vec![json!({"role": "assistant", "content": text})];
+                rendered(template, &prompt, &answers.iter().map(answer).collect::<Vec<_>>(), None)
+            }
+        },
+        Said::Turns { prompt, answers, tools } => {
+            let template = tokenizer.template().ok_or_else(chat::no_template)?;
+            rendered(template, prompt, answers, tools.as_ref())
+        }
+    }
+}
+
+fn rendered(
+    template: &ChatTemplate,
+    prompt: &[Value],
+    answers: &[Vec<Value>],
+    tools: Option<&Value>,
+) -> Result<(String, Vec<String>, Special), DataError> {
+    let row = |answer: &Vec<Value>| {
+        let messages = Value::Array([prompt, answer].concat());
+        template.render(&messages, tools, Ending::Turn)
+    };
+    let alone = template.render(&Value::Array(prompt.to_vec()), tools, Ending::GenerationPrompt)?;
+    Ok((alone, answers.iter().map(row).collect::<Result<_, _>>()?, Special::Omit))
 }
 
 /// The instruction, and the input on a new line if there is one.

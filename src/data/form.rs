@@ -1,9 +1,12 @@
 //! Determines the form of each row from the names of its fields, in this order: messages, conversations, preference
-//! (rejected with an error), instruction + output, prompt + completion, text. Rows of a classifier have text (or input)
+//! (rejected with an error; `--task dpo` and others read nothing else), instruction + output, prompt + completion, text. Rows of a classifier have text (or input)
 //! and label. Exception: a row that matches several forms has the first of them, unless `--data-fields FIELD=COLUMN`
 //! selects another one.
 
+mod preference;
 mod turns;
+
+pub use preference::Said;
 
 use crate::data::error::DataError;
 use crate::data::{Options, Task};
@@ -25,6 +28,13 @@ pub enum Form {
     Alpaca(Alpaca),
     /// `messages` or `conversations`.
     Chat(Chat),
+    /// `prompt` with `chosen` and `rejected`, or with `completion` and `label`.
+    Answers {
+        /// The prompt and its answers.
+        said: Said,
+        /// Whether a single answer is wanted; None for two.
+        wanted: Option<bool>,
+    },
     /// `text` or `input`, with `label`.
     Class {
         /// The text to classify.
@@ -206,6 +216,8 @@ pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
     match options.task {
         Task::Classify => classification(&fields),
         Task::Sft => sft(&fields),
+        Task::Pairs => preference::pair(&fields),
+        Task::Unpaired => preference::single(&fields),
     }
 }
 
@@ -217,7 +229,7 @@ fn sft(fields: &Fields<'_>) -> Result<Form, String> {
         }
     }
     if fields.has(&["chosen", "rejected"]) {
-        return Err("preference rows (chosen / rejected) are not supported yet: \
+        return Err("preference rows (chosen / rejected) are for --task dpo, orpo, cpo or simpo: \
                     to train on the chosen answers, use --data-fields completion=chosen"
             .into());
     }
@@ -252,6 +264,11 @@ fn pair(fields: &Fields<'_>) -> Result<Form, String> {
 }
 
 fn alpaca(fields: &Fields<'_>) -> Result<Alpaca, String> {
+    Ok(Alpaca { output: fields.text("output")?, ..question(fields)? })
+}
+
+/// Alpaca's fields without the output.
+fn question(fields: &Fields<'_>) -> Result<Alpaca, String> {
     let history = match fields.structured("history")? {
         None => Vec::new(),
         Some(list) => serde_json::from_value(list)
@@ -262,7 +279,7 @@ fn alpaca(fields: &Fields<'_>) -> Result<Alpaca, String> {
         history,
         instruction: fields.text("instruction")?,
         input: fields.optional("input")?,
-        output: fields.text("output")?,
+        output: String::new(),
     })
 }
 

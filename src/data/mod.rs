@@ -22,7 +22,7 @@ pub use tokenizer::Tokenizer;
 
 use crate::support::allocator;
 use files::{Flow, Raw, RawRow};
-use form::{Form, Label};
+use form::{Form, Label, Said};
 use labels::Labels;
 use rayon::prelude::*;
 use samples::Encoded;
@@ -40,6 +40,17 @@ pub enum Task {
     Sft,
     /// Learn to predict the label.
     Classify,
+    /// Learn from pairs of a chosen and a rejected answer.
+    Pairs,
+    /// Learn from answers that are wanted or not.
+    Unpaired,
+}
+
+impl Task {
+    /// Whether answers are compared.
+    pub fn prefers(self) -> bool {
+        matches!(self, Task::Pairs | Task::Unpaired)
+    }
 }
 
 /// Options for reading rows.
@@ -173,6 +184,8 @@ struct Loader<'a> {
 struct Ready {
     encoded: Encoded,
     label: Option<Label>,
+    /// Whether a single answer is wanted.
+    wanted: Option<bool>,
     truncated: bool,
     chat: bool,
     /// Why the row has no supervised token; None if it has one.
@@ -190,7 +203,7 @@ impl Loader<'_> {
     }
 
     fn limit(&self) -> Option<usize> {
-        self.options.limit.filter(|_| self.options.task == Task::Sft || self.options.labels.is_some())
+        self.options.limit.filter(|_| self.options.task != Task::Classify || self.options.labels.is_some())
     }
 
     /// Tokenizes the waiting rows on all threads and appends them in order.
@@ -216,6 +229,7 @@ impl Loader<'_> {
         self.counts.truncated += u64::from(ready.truncated);
         self.counts.chat += u64::from(ready.chat);
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
+        let label = label.or(ready.wanted.map(u32::from));
         match ready.useless {
             None => self.corpus.push(row, &ready.encoded, label),
             Some(why) => {
@@ -242,7 +256,7 @@ impl Loader<'_> {
         }
         let labels = match self.options.task {
             Task::Classify => Some(self.labels.settle(&mut self.corpus)),
-            Task::Sft => None,
+            Task::Sft | Task::Pairs | Task::Unpaired => None,
         };
         self.corpus.shrink();
         Ok(Corpus::of(self.corpus, self.counts, labels))
@@ -260,6 +274,9 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     let fault = |reason: String| DataError::Row { place: place.clone(), reason };
     let form = form::of(&raw.parse().map_err(fault)?, options).map_err(fault)?;
     let most = options.max_seq_len;
+    if let Form::Answers { said, wanted } = &form {
+        return answered(said, *wanted, tokenizer, most).map_err(|e| e.at(place));
+    }
     let (mut encoded, label) = encode::encode(&form, tokenizer, most).map_err(|e| e.at(place))?;
     let truncated = encoded.ids.len() > most;
     encoded.ids.truncate(most);
@@ -271,7 +288,22 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     let useless = useless(&form, &encoded, options, cut);
     let label = label.filter(|label| !is_empty(label, options));
     let chat = tokenizer.template().is_some() && matches!(form, Form::Alpaca(_) | Form::Chat(_));
-    Ok(Ready { encoded, label, truncated, chat, useless })
+    Ok(Ready { encoded, label, wanted: None, truncated, chat, useless })
+}
+
+fn answered(
+    said: &Said,
+    wanted: Option<bool>,
+    tokenizer: &Tokenizer,
+    most: usize,
+) -> Result<Ready, DataError> {
+    let encode::Answered { encoded, cut, nothing } = encode::answers(said, tokenizer, most)?;
+    let why = match cut {
+        true => format!("its first {most} tokens (--max-seq-len) hold no answer"),
+        false => "an answer is empty".into(),
+    };
+    let chat = tokenizer.template().is_some() && !matches!(said, Said::Text { .. });
+    Ok(Ready { encoded, label: None, wanted, truncated: cut, chat, useless: nothing.then_some(why) })
 }
 
 /// Whether a label is an empty cell and no class has that name.

@@ -142,6 +142,22 @@ impl Plan {
     /// All rows once and in order, for an evaluation, packed first-fit within windows of 256 rows.
     pub fn eval(samples: &Samples, micro_batch_tokens: usize) -> Vec<Vec<usize>> {
         let rows: Vec<usize> = (0..samples.len()).collect();
+        Plan::in_order(&rows, samples, micro_batch_tokens)
+    }
+
+    /// The rows of all steps, ascending.
+    pub fn rows(&self) -> Vec<usize> {
+        if self.total >= self.steps_per_epoch() {
+            return (0..self.lengths.len()).collect();
+        }
+        let mut rows: Vec<usize> =
+            (1..=self.total).flat_map(|s| self.step(s).rows().collect::<Vec<_>>()).collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    /// These rows in order, packed like those of an evaluation.
+    pub fn in_order(rows: &[usize], samples: &Samples, micro_batch_tokens: usize) -> Vec<Vec<usize>> {
         rows.chunks(EVAL_WINDOW)
             .flat_map(|w| first_fit(w, |i| samples.tokens(i), micro_batch_tokens))
             .collect()

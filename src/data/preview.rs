@@ -3,6 +3,7 @@
 use crate::data::error::DataError;
 use crate::data::samples::Sample;
 use crate::data::tokenizer::{Skip, Tokenizer};
+use std::ops::Range;
 
 /// Adjacent tokens that are all supervised or all unsupervised.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,13 +16,17 @@ pub struct Piece {
     pub tokens: usize,
 }
 
-/// The pieces of a row in order. Each piece is decoded separately, so a character whose bytes belong to two pieces is
+/// The pieces of a row of the sample in order. Each piece is decoded separately, so a character whose bytes belong to two pieces is
 /// shown as U+FFFD in both.
-pub fn preview(sample: &Sample<'_>, tokenizer: &Tokenizer) -> Result<Vec<Piece>, DataError> {
+pub fn preview(
+    sample: &Sample<'_>,
+    row: Range<usize>,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Piece>, DataError> {
     let mut pieces = Vec::new();
-    let mut start = 0;
-    for end in 1..=sample.ids.len() {
-        if end < sample.ids.len() && sample.supervised(end) == sample.supervised(start) {
+    let mut start = row.start;
+    for end in row.start + 1..=row.end {
+        if end < row.end && sample.supervised(end) == sample.supervised(start) {
             continue;
         }
         pieces.push(Piece {

@@ -13,6 +13,8 @@ pub struct Samples {
     targets: Vec<u32>,
     /// Class of each row; empty for rows without a class.
     labels: Vec<u32>,
+    /// First token of the second answer of each pair, from the start of the pair; empty for rows that are no pairs.
+    seconds: Vec<u32>,
 }
 
 /// A tokenised row.
@@ -24,6 +26,8 @@ pub struct Sample<'a> {
     pub ids: &'a [u32],
     /// The class, for a classifier.
     pub label: Option<u32>,
+    /// First token of the rejected answer's row, for a pair: the chosen one is before it.
+    pub second: Option<usize>,
     mask: &'a [u64],
     start: usize,
     targets: u32,
@@ -35,6 +39,12 @@ impl Sample<'_> {
     pub fn supervised(&self, i: usize) -> bool {
         debug_assert!(i < self.ids.len());
         bit(self.mask, self.start + i)
+    }
+
+    /// The rows: one, or the chosen and the rejected one of a pair.
+    pub fn rows(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let (at, end) = (self.second.unwrap_or(0), self.ids.len());
+        [0..at, at..end].into_iter().filter(|row| !row.is_empty())
     }
 
     /// Number of supervised tokens that have a predecessor in the row.
@@ -54,12 +64,20 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// One bit per token: whether it is supervised.
     pub mask: Vec<bool>,
+    /// First token of the second row of a pair; 0 for a single row.
+    pub second: u32,
 }
 
 impl Encoded {
+    /// A single row.
+    pub fn new(mask: Vec<bool>, ids: Vec<u32>) -> Self {
+        Encoded { ids, mask, second: 0 }
+    }
+
     /// Number of supervised tokens that have a predecessor.
     pub fn targets(&self) -> usize {
-        self.mask.iter().skip(1).filter(|&&m| m).count()
+        let (first, second) = self.mask.split_at(self.second as usize);
+        [first, second].iter().flat_map(|row| row.iter().skip(1)).filter(|&&m| m).count()
     }
 }
 
@@ -81,6 +99,7 @@ impl Samples {
             row: self.rows[i],
             ids: &self.ids[range.clone()],
             label: self.labels.get(i).copied(),
+            second: self.seconds.get(i).map(|&at| at as usize),
             mask: &self.mask,
             start: range.start,
             targets: self.targets[i],
@@ -122,6 +141,7 @@ impl Samples {
         self.rows.push(row);
         self.targets.push(encoded.targets() as u32);
         self.labels.extend(label);
+        self.seconds.extend((encoded.second > 0).then_some(encoded.second));
     }
 
     fn push_bit(&mut self, at: usize, m: bool) {
@@ -142,7 +162,8 @@ impl Samples {
         for i in (0..self.len()).filter(|&i| keep(i)) {
             let sample = self.get(i);
             let mask = (0..sample.ids.len()).map(|k| sample.supervised(k)).collect();
-            out.push(sample.row, &Encoded { ids: sample.ids.to_vec(), mask }, sample.label);
+            let second = sample.second.unwrap_or(0) as u32;
+            out.push(sample.row, &Encoded { ids: sample.ids.to_vec(), mask, second }, sample.label);
         }
         out.shrink();
         out
@@ -167,6 +188,9 @@ impl Samples {
         part("ends", bytemuck::cast_slice(&self.ends));
         part("rows", bytemuck::cast_slice(&self.rows));
         part("labels", bytemuck::cast_slice(&self.labels));
+        if !self.seconds.is_empty() {
+            part("seconds", bytemuck::cast_slice(&self.seconds));
+        }
         hasher.finalize().to_hex().to_string()
     }
 

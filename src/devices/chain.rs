@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The devices of this process for a run with many devices. Free memory is read once, before any device is opened: an
 /// adapter's own memory is divided among the devices on it, host memory among all devices.
 pub fn equipment(chosen: &Chosen, inject: Inject) -> Equipment {
-    let machine = cpu::free_memory();
+    let machine = free_memory(chosen);
     let candidates = chosen.devices().map(|picks| match picks.len() {
         1 => candidate(chosen, picks.start, machine),
         _ => line(chosen, picks, machine),
@@ -78,10 +78,21 @@ pub fn seat(chosen: &Chosen, at: usize, device: &'static dyn Device, machine: u6
     Seat { device, share: Share { dtype, threads: threads(chosen, at), limit, offload } }
 }
 
+/// Free host memory for this process.
+pub fn free_memory(chosen: &Chosen) -> u64 {
+    cpu::free_memory() / chosen.options.processes() as u64
+}
+
+/// Number of threads of this process.
+pub fn threads_of(chosen: &Chosen) -> usize {
+    let cores = || (cpu::cores() / chosen.options.processes()).max(1);
+    chosen.options.threads.unwrap_or_else(cores)
+}
+
 /// Number of threads of device `at` on the CPU.
 fn threads(chosen: &Chosen, at: usize) -> usize {
     let devices = chosen.picks.len();
-    let threads = chosen.options.threads.unwrap_or_else(cpu::cores);
+    let threads = threads_of(chosen);
     // The remainder goes to the first devices.
     (threads / devices + usize::from(at < threads % devices)).max(1)
 }

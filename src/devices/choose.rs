@@ -3,8 +3,9 @@
 //! falls back and reports this, a missing backend that was given by name is an error.
 
 use super::drivers::{self, DRIVERS};
+use super::visible::visible;
 use crate::backend::facts::{Facts, Kind};
-use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Wanted};
+use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted};
 use crate::config::refusal::Refusal;
 use crate::model::memory::Offload;
 use std::ops::Range;
@@ -16,7 +17,8 @@ pub struct Picked {
     pub name: String,
     /// Identity of the device.
     pub device: DeviceId,
-    /// Number of devices of this process on the same adapter, including this one; they share its memory.
+    /// Number of devices on the same adapter, including this one; they share its memory. Those of other processes count
+    /// where the devices of a machine are shared (`--gpus 1/2`).
     pub sharing: usize,
 }
 
@@ -76,14 +78,27 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
     let cpu = match &options.gpus {
         Gpus::None | Gpus::Cpu => true,
         Gpus::Named(wanted) => wanted.iter().all(Wanted::is_cpu),
-        Gpus::Auto => false,
+        Gpus::Auto | Gpus::Share(_) => false,
     };
     let automatic = || DRIVERS.into_iter().find(|driver| driver.is_automatic()).map_or(CPU, |d| d.name());
     let name = if cpu { CPU } else { options.backend.unwrap_or_else(automatic) };
     let driver = drivers::named(name);
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
-    let chosen = among(options, &Cards { driver: driver.name(), facts: &facts, why: &|| driver.absence() })?;
+    #[cfg(feature = "faults")]
+    let pretended = if name == CPU { Vec::new() } else { super::pretend::cards() };
+    #[cfg(feature = "faults")]
+    let facts: Vec<&Facts> = if pretended.is_empty() { facts } else { pretended.iter().collect() };
+    let name = driver.name();
+    #[cfg(feature = "faults")]
+    let name = if pretended.is_empty() { name } else { super::pretend::DRIVER };
+    let (seen, hiding) = match name {
+        // It heeds the variables itself.
+        CUDA => ((0..facts.len()).collect(), None),
+        _ => visible(&facts, &|name| std::env::var(name).ok()),
+    };
+    let cards = Cards { driver: name, facts: &facts, seen, hiding, why: &|| driver.absence() };
+    let chosen = among(options, &cards)?;
     if matches!(options.offload, Offload::Layers(1..)) && chosen.lines.iter().any(|picks| *picks > 1) {
         let why =
             "devices that hold a model together stream no layers: leave it out, or leave + out of --gpus";
@@ -96,6 +111,9 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
 struct Cards<'a> {
     driver: &'static str,
     facts: &'a [&'a Facts],
+    /// Those that an engine gave to this process, and the setting that hides the others.
+    seen: Vec<usize>,
+    hiding: Option<String>,
     /// Why there are none, or no real ones.
     why: &'a dyn Fn() -> String,
 }
@@ -104,17 +122,20 @@ struct Cards<'a> {
 fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     let mut notes = Vec::new();
     let devices = match (&options.gpus, options.backend) {
-        (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto, Some(CPU)) => vec![processor("cpu")],
+        (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto | Gpus::Share(_), Some(CPU)) => vec![processor("cpu")],
         (Gpus::Named(wanted), Some(CPU)) => {
             wanted.iter().flat_map(Wanted::seats).map(part_of_the_cpu).collect()
         }
-        (Gpus::Auto, backend) => match (cards.physical(), backend) {
-            (found, _) if !found.is_empty() => found.into_iter().map(|i| cards.named(i)).collect(),
+        (Gpus::Auto | Gpus::Share(_), backend) => match (cards.physical(), backend) {
+            (found, _) if !found.is_empty() => {
+                let mine = part(options).range(found.len());
+                found[mine].iter().map(|i| cards.named(*i)).collect()
+            }
             (_, Some(backend)) => {
                 return Err(refuse(format!("--gpu-backend {backend}: {}", cards.absence())));
             }
             (_, None) => {
-                notes.push("note: computes on the CPU: no GPU found (finetune devices says why)".into());
+                notes.push(cards.replaced());
                 vec![processor("cpu")]
             }
         },
@@ -147,9 +168,30 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     }
     let lines = match &options.gpus {
         Gpus::Named(wanted) => wanted.iter().map(|w| w.seats().len()).collect(),
-        Gpus::Auto | Gpus::None | Gpus::Cpu => vec![1; devices.len()],
+        Gpus::Auto | Gpus::Share(_) | Gpus::None | Gpus::Cpu => vec![1; devices.len()],
     };
-    Ok(Chosen { picks: number_repeated(devices), lines, notes, options: options.clone() })
+    let picks = shared(number_repeated(devices), part(options), cards);
+    Ok(Chosen { picks, lines, notes, options: options.clone() })
+}
+
+/// The part of the cards that this process takes, where it names none.
+fn part(options: &DeviceOptions) -> Part {
+    match options.gpus {
+        Gpus::Share(part) => part,
+        Gpus::Auto | Gpus::None | Gpus::Cpu | Gpus::Named(_) => Part { at: 0, of: 1 },
+    }
+}
+
+/// Counts the processes that take the same cards, where there are several.
+fn shared(mut picks: Vec<Picked>, part: Part, cards: &Cards) -> Vec<Picked> {
+    if part.of > 1 {
+        let found = cards.physical();
+        for pick in picks.iter_mut().filter(|pick| pick.device != DeviceId::PROCESSOR) {
+            let at = found.iter().position(|index| *index == pick.device.index).unwrap_or(0);
+            pick.sharing = part.sharing(found.len(), at);
+        }
+    }
+    picks
 }
 
 /// Whether NVIDIA's own driver drives the card: NVK, the driver of Mesa, excludes CUDA.
@@ -174,11 +216,11 @@ fn part_of_the_cpu(wanted: &Wanted) -> (DeviceId, String) {
 }
 
 impl Cards<'_> {
-    /// Every physical card once, under its first driver; without software adapters.
+    /// Every physical card of this process once, under its first driver; without software adapters.
     fn physical(&self) -> Vec<usize> {
-        let Cards { facts, .. } = self;
+        let Cards { facts, seen, .. } = self;
         let first = |i: &usize| facts.iter().position(|f| f.card == facts[*i].card) == Some(*i);
-        (0..facts.len()).filter(|i| facts[*i].kind != Kind::Software).filter(first).collect()
+        seen.iter().copied().filter(|i| facts[*i].kind != Kind::Software).filter(first).collect()
     }
 
     fn named(&self, index: usize) -> (DeviceId, String) {
@@ -188,8 +230,18 @@ impl Cards<'_> {
         (DeviceId { driver, index }, format!("{driver} {index} {name}"))
     }
 
+    /// The note that the CPU computes because there is no card.
+    fn replaced(&self) -> String {
+        let why = self.hiding.as_ref().map(|hiding| format!("{hiding} leaves no card"));
+        let why = why.unwrap_or("no GPU found (finetune devices says why)".into());
+        format!("note: computes on the CPU: {why}")
+    }
+
     /// Why there is no card, with a solution.
     fn absence(&self) -> String {
+        if let Some(hiding) = &self.hiding {
+            return format!("{hiding} leaves no card");
+        }
         let why = (self.why)();
         match self.facts {
             [] => format!("no GPU: {why}"),

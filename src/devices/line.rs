@@ -9,13 +9,16 @@ use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
+use crate::model::config::Config;
 use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
-use crate::model::memory::{self, Estimate, Home, Limit, Load, Part};
+use crate::model::lora::LoraSpec;
+use crate::model::memory::{self, Estimate, Home, Limit, Load, Offload, Part};
 use crate::model::split::Question;
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, PackedLayers, Weights};
+use crate::numeric::tensor::Tensors;
 use crate::support::panics::caught;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
@@ -162,10 +165,13 @@ impl Seats {
         Ok(ModelError::Memory { needed, limit: rooms[at].limit.bytes(), way_out })
     }
 
-    /// The same line in full precision, unless another one was typed.
+    /// The same line in the precision of devices alone: cards compute in f32, unless another type was typed.
     pub fn exact(mut self) -> Self {
-        let typed = |dtype| if dtype == ComputeDtype::Auto { ComputeDtype::F32 } else { dtype };
-        self.seats.iter_mut().for_each(|seat| seat.share.dtype = typed(seat.share.dtype));
+        for seat in &mut self.seats {
+            if seat.share.dtype == ComputeDtype::Auto && seat.device.facts().kind != Kind::Cpu {
+                seat.share.dtype = ComputeDtype::F32;
+            }
+        }
         self
     }
 
@@ -233,6 +239,10 @@ impl Opener for Seats {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        if blueprint.shape.portion.is_some() {
+            let why = "devices that hold a model together (+ in --gpus) are no seat of a line of workers (--stages)";
+            return Err(ModelError::Source(why.into()));
+        }
         self.typed(blueprint)?.build(&Whole::of(blueprint))
     }
 
@@ -306,6 +316,23 @@ fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>
         }
     });
     fault.map(|()| found)
+}
+
+/// The layers of each of `count` devices that are equally fast and have room for any number of layers.
+pub fn even_split(
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+    count: usize,
+) -> Result<Vec<Range<usize>>, ModelError> {
+    let offload = Offload::Never;
+    let whole = &Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
+    let load = whole.load_on(cpu::target(ComputeDtype::F32))?;
+    let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
+    let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
+    let (limit, known) = (Limit::Typed(u64::MAX), BTreeMap::new());
+    let room = Room { load, packed, limit, depth: 1, waiting: 0, known };
+    let question = Question { layers: whole.config.layers, costs: room.costs()?, speeds: &vec![1.0; count] };
+    Ok(question.split(&mut |_, _| true).unwrap_or_default())
 }
 
 fn tokens(most: usize) -> String {

@@ -49,7 +49,7 @@ pub fn open(
     let whole = Whole { config, tensors, lora, class_weights, tokens, measured, offload };
     if let Some(range) = chosen.first_line() {
         // As a device alone.
-        let seats = chain::seats(chosen, range, cpu::free_memory()).exact();
+        let seats = chain::seats(chosen, range, chain::free_memory(chosen)).exact();
         return seats.proved(&whole).map_err(|e| of_device(&seats.name(), e));
     }
     if let Some((pick, card)) = first_card(chosen) {
@@ -170,11 +170,11 @@ fn processor(chosen: &Chosen) -> Cpu {
 }
 
 fn threads(chosen: &Chosen) -> usize {
-    chosen.options.threads.unwrap_or_else(cpu::cores)
+    chain::threads_of(chosen)
 }
 
 fn limit(chosen: &Chosen) -> Limit {
-    Limit::of(chosen.options.memory_limit, cpu::free_memory)
+    Limit::of(chosen.options.memory_limit, || chain::free_memory(chosen))
 }
 
 /// A model with timed verbs.
@@ -201,11 +201,11 @@ pub fn profile(
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     let opened = match (chosen.first_line(), first_card(chosen)) {
         (Some(range), _) => {
-            let seats = chain::seats(chosen, range, cpu::free_memory());
+            let seats = chain::seats(chosen, range, chain::free_memory(chosen));
             Some((seats.name(), seats.proved(&whole)))
         }
         (None, Some((pick, card))) => {
-            let seat = chain::seat(chosen, 0, card, cpu::free_memory());
+            let seat = chain::seat(chosen, 0, card, chain::free_memory(chosen));
             if let Ok(how) = seat.choose(&whole) {
                 hardware = how.measured_on(hardware);
             }

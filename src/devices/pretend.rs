@@ -1,6 +1,8 @@
 //! Simulated devices for tests of real processes: a missing backend, and a CPU under another backend's name, for tests
 //! of the fallback.
 
+use crate::backend::facts::{Facts, Kind};
+use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Equipment, Opener};
 use crate::model::layout::Layout;
 use crate::model::stage::{
@@ -8,6 +10,23 @@ use crate::model::stage::{
 };
 use crate::model::weights::ModelError;
 use std::sync::Arc;
+
+/// Their driver, which has no devices: the CPU computes in their place.
+pub const DRIVER: &str = "pretended";
+
+/// The cards of a machine that pretends to have some.
+pub fn cards() -> Vec<Facts> {
+    let count = Inject::quietly().cards();
+    let card = |nth: usize| Facts {
+        name: "NVIDIA card".into(),
+        kind: Kind::Discrete,
+        api: "vulkan".into(),
+        pci: format!("0000:{nth:02x}:00.0"),
+        card: format!("{nth:02x}:00.0"),
+        ..Facts::default()
+    };
+    (1..=count).map(card).collect()
+}
 
 /// Puts the pretended backends before the real ones of every device, whose last one is the CPU.
 pub fn ahead(mut equipment: Equipment) -> Equipment {
@@ -97,8 +116,8 @@ impl Stage for Renamed {
         self.model.forget(ticket);
     }
 
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
-        self.model.extend(session, ids, input)
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.model.extend_all(texts, input)
     }
 
     fn end(&mut self, session: Session) {

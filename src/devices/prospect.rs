@@ -2,7 +2,7 @@
 //! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
 use super::building::{How, Whole};
-use super::chain::{found, hardware, hardware_of, seat, seats};
+use super::chain::{found, free_memory, hardware, hardware_of, seat, seats};
 use super::choose::Chosen;
 use super::drivers::{self, DRIVERS, cpu};
 use super::line::Place;
@@ -61,7 +61,7 @@ pub fn prospects(
         let pick = &chosen.picks[at];
         let (name, hardware) = (pick.name.clone(), hardware(chosen, at));
         let device = found(pick.device);
-        let share = seat(chosen, at, device, cpu::free_memory()).share;
+        let share = seat(chosen, at, device, free_memory(chosen)).share;
         let class = device.class(share.dtype);
         let (takes, unfit) = match &class {
             Ok(class) => {
@@ -82,7 +82,7 @@ pub fn prospects(
             (kind, _) => guess(kind) / pick.sharing as f64,
         };
         let limit = share.limit.known();
-        let how: Option<How> = takes.clone().map(How::from);
+        let how: Option<How> = takes.map(How::from);
         let hardware = how.map_or(hardware.clone(), |how| how.measured_on(hardware));
         Ok(Prospect { name, class, hardware, limit, takes, unfit, places: Vec::new(), guess })
     };
@@ -110,7 +110,7 @@ pub fn named_hardware(
     chosen: &Chosen,
     ((config, tensors, lora), tokens): ((&Config, &dyn Tensors, &LoraSpec), usize),
 ) -> Vec<(String, String)> {
-    let machine = cpu::free_memory();
+    let machine = free_memory(chosen);
     let offload = chosen.options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     let named = |picks: Range<usize>| {
@@ -130,7 +130,7 @@ pub fn named_hardware(
 
 /// Forecast for devices that hold a model together.
 fn line(chosen: &Chosen, picks: Range<usize>, whole: &Whole) -> Result<Prospect, ModelError> {
-    let seats = seats(chosen, picks.clone(), cpu::free_memory());
+    let seats = seats(chosen, picks.clone(), free_memory(chosen));
     let (name, hardware) = (seats.name(), hardware_of(chosen, picks));
     let (places, class, unfit) = match seats.places(whole) {
         Ok(places) => {

@@ -1,16 +1,17 @@
 //! A device with its share of this process: what a run opens, after a check of its memory.
 
 use super::building::{How, Whole, note_streaming};
-use super::drivers::{Among, Device, Share, cpu};
+use super::drivers::{Among, Device, Share, cpu, speaking};
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
-use crate::cluster::worker::{Blueprint, Opener, Reference};
+use crate::cluster::worker::{Blueprint, Opener, Portion, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Build;
-use crate::model::memory::{Limit, Offload};
+use crate::model::memory::{Limit, Offload, Part, size};
 use crate::model::stage::Model;
-use crate::model::weights::ModelError;
+use crate::model::weights::{ModelError, Weights};
+use crate::support::stderr::say;
 
 /// A device with its share.
 #[derive(Clone, Copy)]
@@ -53,6 +54,23 @@ impl Seat {
         self.part(whole, whole.build(how))
     }
 
+    /// Builds the part of a model that a seat of a line of workers holds.
+    fn portion(&self, whole: &Whole, portion: &Portion) -> Result<Box<dyn Model>, ModelError> {
+        let (layers, depth) = (portion.layers.clone(), portion.depth);
+        if layers.is_empty() || layers.end > whole.config.layers {
+            let reason = format!("the coordinator gave layers {layers:?} of {}", whole.config.layers);
+            return Err(ModelError::Source(reason));
+        }
+        let load = self.device.load(&speaking(whole), self.share.dtype)?;
+        let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
+        let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
+        let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting: depth };
+        let (keep, takes) = self.share.limit.choose(load.of_part(part, packed.of(layers.clone())))?;
+        let (last, all) = (layers.end - 1, whole.config.layers);
+        say!("holds    layers {} to {last} of {all}: {}", layers.start, size(takes.total()));
+        self.part(whole, Build { layers, keep, ..Build::whole(whole.config) })
+    }
+
     /// Builds a part of a model on the device.
     pub fn part(&self, whole: &Whole, build: Build) -> Result<Box<dyn Model>, ModelError> {
         match self.device.refusal() {
@@ -83,7 +101,11 @@ impl Opener for Seat {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        self.typed(blueprint)?.whole(&Whole::of(blueprint))
+        let (seat, whole) = (self.typed(blueprint)?, Whole::of(blueprint));
+        match &blueprint.shape.portion {
+            Some(portion) => seat.portion(&whole, portion),
+            None => seat.whole(&whole),
+        }
     }
 
     #[cfg(feature = "faults")]

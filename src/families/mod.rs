@@ -6,6 +6,7 @@
 mod gemma3;
 mod granite;
 mod llama;
+mod ministral3;
 mod mistral;
 mod olmo2;
 mod olmo3;
@@ -17,6 +18,7 @@ pub mod tensors;
 pub use gemma3::GEMMA3;
 pub use granite::GRANITE;
 pub use llama::LLAMA;
+pub use ministral3::MINISTRAL3;
 pub use mistral::MISTRAL;
 pub use olmo2::OLMO2;
 pub use olmo3::OLMO3;
@@ -25,7 +27,8 @@ pub use qwen3::QWEN3;
 pub use smollm3::SMOLLM3;
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
-pub const ALL: &[&Family] = &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3];
+pub const ALL: &[&Family] =
+    &[&LLAMA, &MISTRAL, &QWEN2, &QWEN3, &GEMMA3, &SMOLLM3, &GRANITE, &OLMO2, &OLMO3, &MINISTRAL3];
 
 /// A model family.
 #[derive(Debug, PartialEq)]
@@ -44,6 +47,8 @@ pub struct Family {
     pub attention_norms: Norms,
     /// The norms around the feed-forward.
     pub mlp_norms: Norms,
+    /// `rms_norm_eps` where config.json has none.
+    pub eps: f32,
     /// Offset of every stored gain: 1 where the norm multiplies by (1 + w).
     pub gain_offset: f32,
     /// Norms of q and k (`self_attn.q_norm`, `self_attn.k_norm`).
@@ -66,6 +71,9 @@ pub struct Family {
     pub unrotated_layers: bool,
     /// Factor of the scores.
     pub score_scale: ScoreScale,
+    /// Key in the rotary section for beta: queries at position p are multiplied by 1 + beta ln(1 + floor(p / the length
+    /// before scaling)).
+    pub query_growth: Option<&'static str>,
     /// Key in config.json for the soft cap of the scores.
     pub soft_cap: Option<&'static str>,
     /// Factor of the embedding.
@@ -214,6 +222,7 @@ impl Family {
             (self.score_scale != ScoreScale::HeadSize, "a scale of its scores"),
             (self.soft_cap.is_some(), "a soft cap of its scores"),
             (self.unrotated_layers, "layers without rotation"),
+            (self.query_growth.is_some(), "queries that grow with their position"),
             (self.embedding_scale != EmbeddingScale::One, "a scale of its embedding"),
             (self.residual_scale.is_some(), "a scale of its residual branches"),
             (self.head_norms == HeadNorms::Whole, "norms of whole projections"),
@@ -296,7 +305,8 @@ mod tests {
     #[test]
     fn present_families_are_in_gguf_under_unique_names() {
         for (i, family) in ALL.iter().enumerate() {
-            assert_eq!(family.not_in_gguf().is_some(), family.name == "Olmo3", "{}", family.name);
+            let absent = ["Olmo3", "Ministral3"].contains(&family.name);
+            assert_eq!(family.not_in_gguf().is_some(), absent, "{}", family.name);
             let same = |f: &&Family| f.name == family.name || f.model_type == family.model_type;
             assert!(!ALL[..i].iter().any(same), "{}", family.name);
         }
@@ -304,8 +314,11 @@ mod tests {
 
     #[test]
     fn texts_list_every_release() {
-        assert_eq!(names("or"), "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2 or Olmo3");
-        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2 and OLMo 3";
+        assert_eq!(
+            names("or"),
+            "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3 or Ministral3"
+        );
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3 and Ministral 3";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();

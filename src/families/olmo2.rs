@@ -10,6 +10,7 @@ pub const OLMO2: Family = Family {
     gguf: Gguf { architecture: "olmo2", adjacent_pairs: false, all_sizes: false, complete: true },
     attention_norms: Norms { before: None, after: Some("post_attention_layernorm") },
     mlp_norms: Norms { before: None, after: Some("post_feedforward_layernorm") },
+    eps: 1e-5,
     head_norms: HeadNorms::Whole,
     biases: Biases { qkv: Bias::Key("attention_bias"), o: Bias::Key("attention_bias"), mlp: Bias::Never },
     ..LLAMA

@@ -1,6 +1,6 @@
 //! Counts of a run's work, from the plan that the run follows.
 
-use super::time::Load;
+use super::time::Workload;
 use crate::config::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
@@ -63,7 +63,7 @@ pub struct Ahead<'a> {
 }
 
 /// Counts the steps after `done` and their contents.
-pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
+pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     let Ahead { plan, train, eval, done, most } = ahead;
     let total = plan.total_steps();
     let mut c = Counts {
@@ -74,7 +74,7 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
         exact: true,
         ..Counts::default()
     };
-    let mut load = Load::default();
+    let mut load = Workload::default();
     for step in done + 1..=total {
         let planned = plan.step(step).microbatches;
         let tokens = |rows: &Vec<usize>| rows.iter().map(|&i| train.samples.tokens(i) as u32).sum::<u32>();

@@ -6,9 +6,10 @@
 use crate::config::cache;
 use crate::format::atomic;
 use crate::model::config::Config;
-use crate::model::flops;
+use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{Fit, Used};
+use crate::model::memory::{self, Fit, Load, Used};
+use crate::model::weights::ModelError;
 use crate::numeric::line::{Line, Points};
 pub use crate::train::event::Link;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const OLD: f64 = 24.0;
 /// Maximum number of records; the newest are kept.
 const MOST: usize = 200;
+/// Tokens of the row by which models are compared.
+const ROW: usize = 256;
 
 /// Properties of a model that determine its speed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,7 +29,7 @@ pub struct ModelShape {
     pub key: String,
     /// Name for users.
     pub model: String,
-    /// Floating point operations per trained token, for rows of 256 tokens.
+    /// Floating point operations per trained token, of a dry run of a row of 256 tokens.
     pub flops: f64,
     /// Number of trained values.
     pub trained: u64,
@@ -34,7 +37,7 @@ pub struct ModelShape {
 
 impl ModelShape {
     /// The shape of a model with its adapter; `kind` is the storage type of its weights.
-    pub fn of(model: &str, (config, lora): (&Config, &LoraSpec), kind: &str) -> Self {
+    pub fn of(model: &str, (config, lora): (&Config, &LoraSpec), kind: &str) -> Result<Self, ModelError> {
         let h = &config.heads;
         let mut targets = lora.targets.clone();
         targets.sort();
@@ -55,7 +58,8 @@ impl ModelShape {
             lora.rank
         );
         let trained = crate::model::layout::of(config, lora, 0..config.layers).len() as u64;
-        ModelShape { key, model: model.into(), flops: flops::training(config, lora, 256.0), trained }
+        let flops = memory::flops(Load::of(config, lora, ROW, 0), Keep::Everything)? / ROW as f64;
+        Ok(ModelShape { key, model: model.into(), flops, trained })
     }
 }
 

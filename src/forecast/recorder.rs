@@ -4,7 +4,7 @@
 
 use super::counts::Counts;
 use super::profile::{self, Basis, Measured, ModelShape, Pace, Profiles};
-use super::time::{Load, Participant, forecast};
+use super::time::{Participant, Workload, forecast};
 use crate::numeric::line::Points;
 use crate::train::event::{Event, Forecast, HERE, Part, Speed, Step, Takes};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ type Here = (Vec<(String, String)>, Option<Takes>);
 pub struct Recorder {
     shape: ModelShape,
     counts: Counts,
-    load: Load,
+    load: Workload,
     /// Name and hardware of the devices of this process.
     here: Vec<(String, String)>,
     /// Estimated memory of the only device, where known before measurement.
@@ -45,7 +45,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// A recorder for a run with the steps of `load`.
-    pub fn new(shape: ModelShape, (counts, mut load): (Counts, Load), (here, takes): Here) -> Self {
+    pub fn new(shape: ModelShape, (counts, mut load): (Counts, Workload), (here, takes): Here) -> Self {
         load.trained = shape.trained;
         Recorder {
             shape,
@@ -237,7 +237,7 @@ mod tests {
         }
         let expected = |longest: u32| {
             let shape = ModelShape { key: "m".into(), model: "m".into(), flops: 1.0, trained: 1 };
-            let load = Load { steps: vec![vec![64, longest], vec![7]], ..Load::default() };
+            let load = Workload { steps: vec![vec![64, longest], vec![7]], ..Workload::default() };
             let mut recorder = Recorder::new(shape, (Counts::default(), load), (vec![], None));
             let speed = Speed { device: "cpu".into(), memory: Some(memory), ..Speed::default() };
             recorder.speeds.insert((String::new(), "cpu".into()), speed);

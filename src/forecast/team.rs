@@ -3,7 +3,7 @@
 use super::link;
 use super::profile::{self, Basis, ModelShape, Pace, Profiles};
 use super::time::Participant;
-use crate::config::groups::{Options, Role};
+use crate::config::groups::{Expect, Options, Role};
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Chosen, Prospect, Sizes};
 use crate::model::config::Config;
@@ -79,7 +79,12 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles:
         return vec![];
     }
     let min = options.cluster.min_workers;
-    let all = options.cluster.expect_workers.unwrap_or(min.max(here));
+    let all = match options.cluster.expect_workers {
+        None => min.max(here),
+        Some(Expect::Devices(count)) => count,
+        // This process is one; each of the others has at least one device.
+        Some(Expect::Tasks(count)) => here + count - usize::from(here > 0),
+    };
     let mut known = profiles.elsewhere(shape).into_iter();
     let one = |at: usize| {
         let (name, pace) = match known.next() {

@@ -16,7 +16,7 @@ pub struct Participant {
 
 /// Work of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Load {
+pub struct Workload {
     /// Tokens of every microbatch of every step.
     pub steps: Vec<Vec<u32>>,
     /// Number of repetitions of these steps, where only the first ones of a very long run are listed.
@@ -33,7 +33,7 @@ pub struct Load {
 
 /// Forecast of a run's time.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Forecast {
+pub struct TimeForecast {
     /// Seconds of all steps.
     pub steps: f64,
     /// Part of `steps` in which sums or parameters are transferred.
@@ -50,7 +50,7 @@ pub struct Forecast {
     pub idle: Vec<f64>,
 }
 
-impl Forecast {
+impl TimeForecast {
     /// Total seconds.
     pub fn total(&self) -> f64 {
         self.steps + self.looks + self.saves
@@ -72,9 +72,12 @@ impl Participant {
 }
 
 /// Forecasts `load` on `team`.
-pub fn forecast(team: &[Participant], load: &Load) -> Forecast {
-    let mut all =
-        Forecast { shares: vec![0.0; team.len()], idle: vec![0.0; team.len()], ..Forecast::default() };
+pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
+    let mut all = TimeForecast {
+        shares: vec![0.0; team.len()],
+        idle: vec![0.0; team.len()],
+        ..TimeForecast::default()
+    };
     let (mut tokens, mut busy) = (0.0, vec![0.0; team.len()]);
     if team.is_empty() {
         return all;
@@ -135,7 +138,7 @@ fn doubtful(team: &[Participant], left: &[usize]) -> Vec<usize> {
 }
 
 /// Workers whose removal would not slow the run down, the most useless first, with the seconds that each costs.
-pub fn useless(team: &[Participant], load: &Load) -> Vec<(usize, f64)> {
+pub fn useless(team: &[Participant], load: &Workload) -> Vec<(usize, f64)> {
     let mut left: Vec<usize> = (0..team.len()).collect();
     let mut found = Vec::new();
     while left.len() > 1 {
@@ -181,14 +184,14 @@ mod tests {
         Participant { pace, link }
     }
 
-    fn load(steps: &[&[u32]]) -> Load {
+    fn load(steps: &[&[u32]]) -> Workload {
         let steps = steps.iter().map(|s| s.to_vec()).collect();
-        Load { steps, trained: 1000, ..Load::default() }
+        Workload { steps, trained: 1000, ..Workload::default() }
     }
 
     #[test]
     fn single_device_forecast_adds_up() {
-        let load = Load { eval: (100, 2), saves: 1, answers: 2, ..load(&[&[10, 20], &[30]]) };
+        let load = Workload { eval: (100, 2), saves: 1, answers: 2, ..load(&[&[10, 20], &[30]]) };
         let f = forecast(&[worker(1.0, 0.1, None)], &load);
         // Three microbatches, 60 tokens, two steps.
         assert!((f.steps - (3.0 + 6.0 + 1.0)).abs() < 1e-9, "{f:?}");

@@ -306,6 +306,22 @@ impl<B: Fused> Block<B> {
         h: &mut [Option<B::Memory>; 7],
         batch: &Batch<B>,
     ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
+        let (mut qk, norms) = self.unrotated(backend, normed, h, batch);
+        for (x, i) in qk.iter_mut().zip([Q, K]) {
+            let x = view_mut(x, batch.rows, self.linears[i].shape.0);
+            backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), batch.tokens);
+        }
+        (qk, norms)
+    }
+
+    /// Returns q and k before their rotation.
+    pub(super) fn unrotated(
+        &self,
+        backend: &mut B,
+        normed: View<B::Memory>,
+        h: &mut [Option<B::Memory>; 7],
+        batch: &Batch<B>,
+    ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
         let mut qk = [Q, K].map(|i| self.project(backend, i, normed, h, batch));
         let mut norms = None;
         if let Some([q_gain, k_gain]) = &self.head_gains {
@@ -314,10 +330,6 @@ impl<B: Fused> Block<B> {
             let (k_normed, k_inv) = self.head_norm(backend, (&k, k_gain), K, batch);
             norms = Some(HeadNorms { q, k, q_inv, k_inv });
             qk = [q_normed, k_normed];
-        }
-        for (x, i) in qk.iter_mut().zip([Q, K]) {
-            let x = view_mut(x, batch.rows, self.linears[i].shape.0);
-            backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), batch.tokens);
         }
         (qk, norms)
     }

@@ -146,7 +146,7 @@ impl Config {
             layers,
             heads,
             max_positions: fields.optional_size("max_position_embeddings", 1..=1 << 31)?.unwrap_or(2048),
-            eps: fields.number("rms_norm_eps")?.map_or(Ok(1e-6), |eps| match eps {
+            eps: fields.number("rms_norm_eps")?.map_or(Ok(family.eps), |eps| match eps {
                 eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
                 eps => Err(key("rms_norm_eps", format!("is {eps}, not in [0, 1)"))),
             })?,
@@ -298,8 +298,8 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
     if is_expert_mixture(name) {
         return Err(unsupported(format!("mixture of experts ({name})"), supported()));
     }
-    let shown = traits::told(fields).map_or(String::new(), |shown| format!(" ({shown})"));
-    Err(unsupported(format!("architecture {name}{shown}"), supported()))
+    let shown = traits::shown(fields).map_or(String::new(), |shown| format!("{shown}; "));
+    Err(unsupported(format!("architecture {name}"), format!("{shown}{}", supported())))
 }
 
 fn is_expert_mixture(name: &str) -> bool {
@@ -354,10 +354,12 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
 
 /// A factor in config.json, 1 where the family or the file has none.
 fn factor(fields: &Fields, name: Option<&str>) -> Result<f32, ConfigError> {
-    match name.map(|name| Ok((name, fields.number(name)?))).transpose()? {
-        Some((name, Some(x))) if x <= 0.0 => Err(key(name, format!("is {x}, not positive"))),
-        Some((_, Some(x))) => Ok(x as f32),
-        _ => Ok(1.0),
+    let Some(name) = name else { return Ok(1.0) };
+    match fields.number(name)? {
+        Some(x) if x <= 0.0 || !(x as f32).is_normal() => {
+            Err(key(name, format!("is {x}, not a positive number of 32 bits")))
+        }
+        x => Ok(x.unwrap_or(1.0) as f32),
     }
 }
 

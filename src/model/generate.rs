@@ -1,8 +1,8 @@
 //! Decoding with a key/value cache: the prompt in one pass, then token by token. The draw of the n-th new token depends
 //! only on the seed and n, so a prompt gives the same text on every machine and at every time.
 
-use super::head::argmax;
-use super::stage::{Fault, Output, Sampling, Session, Stage};
+use super::head::{argmax, largest};
+use super::stage::{Fault, Output, Sampling, Session, Stage, TokenScore};
 use crate::numeric::rng::Stream;
 
 /// Session of a text that [`generate`] begins and ends.
@@ -74,6 +74,14 @@ pub fn choose(logits: &[f32], sampling: &Sampling, index: u64) -> u32 {
         }
     }
     kept[kept.len() - 1].1
+}
+
+/// Returns the score of a token, with the `top` most probable ones. Sums are in f64.
+pub fn score(logits: &[f32], token: u32, top: usize) -> TokenScore {
+    let most = f64::from(logits[argmax(logits)]);
+    let sum: f64 = logits.iter().map(|&l| libm::exp(f64::from(l) - most)).sum();
+    let of = |id: u32| f64::from(logits[id as usize]) - most - libm::log(sum);
+    TokenScore { token: of(token), top: largest(logits, top).into_iter().map(|id| (id, of(id))).collect() }
 }
 
 #[cfg(test)]

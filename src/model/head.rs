@@ -1,10 +1,10 @@
 //! The top of a model: the last norm, then either the vocabulary or a classifier's trained head. Only the requested
 //! rows are gathered and computed, and the logits of all rows never exist at once.
 
-use super::stage::LossSums;
+use super::stage::{LossSums, TokenScore};
 use super::weights::{ModelError, Weights};
 use crate::backend::{
-    Backend, Fault, Fused, LmHeadLoss, Norm, Product, Transpose, View, ViewMut, Write, view, view_mut,
+    Backend, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write, view, view_mut,
 };
 
 /// Approximate number of logits that exist at once (64 MiB).
@@ -41,6 +41,9 @@ pub struct Below<'a, B: Backend> {
     /// The embedding, where the head shares it.
     pub embedding: Option<&'a B::Weight>,
 }
+
+/// Returns the weights of losses, and the sums that they give.
+pub type Weigh<'a> = &'a dyn Fn(&[f32]) -> (Vec<f32>, LossSums);
 
 /// Destination of a head's gradients.
 pub struct HeadGrad<'a, M> {
@@ -134,6 +137,40 @@ impl<B: Fused> Head<B> {
         }
     }
 
+    /// Returns the score of every target: the negative loss, and by the difference of logits that of the most probable
+    /// tokens. The logits of a chunk of rows exist at once.
+    pub fn scores(
+        &self,
+        backend: &mut B,
+        below: Below<B>,
+        asked: Asked,
+        top: usize,
+    ) -> Result<Vec<TokenScore>, Fault> {
+        if asked.rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Below { hidden, params, embedding } = below;
+        let again = || Below { hidden, params, embedding };
+        let pending = self.loss(backend, again(), Asked { ..asked }, None);
+        let losses = pending.losses(backend)?;
+        let mut scores: Vec<TokenScore> =
+            losses.iter().map(|&loss| TokenScore { token: -f64::from(loss), top: Vec::new() }).collect();
+        if top == 0 {
+            return Ok(scores);
+        }
+        let (step, v) = (chunk(self.outputs), self.outputs);
+        let parts = asked.rows.chunks(step).zip(asked.targets.chunks(step));
+        for ((rows, targets), scores) in parts.zip(scores.chunks_mut(step)) {
+            let logits = self.logits(backend, again(), rows)?;
+            for ((logits, &target), score) in logits.chunks_exact(v).zip(targets).zip(scores) {
+                let own = f64::from(logits[target as usize]);
+                let of = |id: u32| score.token + (f64::from(logits[id as usize]) - own);
+                score.top = largest(logits, top).into_iter().map(|id| (id, of(id))).collect();
+            }
+        }
+        Ok(scores)
+    }
+
     /// Computes sums of losses, and their gradients where a destination is given.
     pub fn loss(
         &self,
@@ -142,13 +179,67 @@ impl<B: Fused> Head<B> {
         asked: Asked,
         grad: Option<HeadGrad<B::Memory>>,
     ) -> Pending<B::Memory> {
-        let (n, c, t) = (asked.rows.len(), self.hidden, below.hidden.rows);
-        let top = self.normed_rows(backend, &below, asked.rows);
+        let (score, hidden) = grad.map_or((None, None), |g| (g.score, Some(g.hidden)));
+        let (top, dnormed, pending) = self.losses(backend, &below, &asked, (hidden.is_some(), score));
+        if let (Some(dnormed), Some(hidden)) = (dnormed, hidden) {
+            self.spread(backend, &top, dnormed, view_mut(hidden, below.hidden.rows, self.hidden));
+        }
+        top.recycle(backend);
+        pending
+    }
+
+    /// Computes losses and, where a destination is given, the gradient of the hidden states. The weights of the losses
+    /// are known once all losses are: `weigh` returns the weight of each, and the sums.
+    pub fn weighted_loss(
+        &self,
+        backend: &mut B,
+        below: Below<B>,
+        asked: Asked,
+        (hidden, weigh): (Option<&mut B::Memory>, Weigh),
+    ) -> Result<LossSums, Fault> {
+        let n = asked.rows.len();
+        let (mut top, dnormed, pending) = self.losses(backend, &below, &asked, (hidden.is_some(), None));
+        let mut losses = vec![0.0; n];
+        let read = backend.read(view(&pending.losses, n, 1), &mut losses);
+        pending.recycle(backend);
+        let (weights, sums) = weigh(&losses);
+        if let (Some(dnormed), Some(hidden)) = (dnormed, hidden) {
+            let weighted = self.weighted(backend, &mut top, dnormed, &weights);
+            self.spread(backend, &top, weighted, view_mut(hidden, below.hidden.rows, self.hidden));
+        }
+        top.recycle(backend);
+        read.map(|()| sums)
+    }
+
+    /// Multiplies each row of `x` by its weight. The gradient of a norm with gain 1 whose input is 0 does exactly that
+    /// with its `inv_rms`; the input takes the place of the normed rows.
+    fn weighted(&self, backend: &mut B, top: &mut NormedRows<B>, x: B::Memory, weights: &[f32]) -> B::Memory {
+        let (n, c) = (weights.len(), self.hidden);
+        let [mut out, mut gain, mut by] = [n * c, c, n].map(|len| backend.memory(len));
+        backend.fill(view_mut(&mut top.normed, n, c), 0.0);
+        backend.fill(view_mut(&mut gain, 1, c), 1.0);
+        backend.upload(view_mut(&mut by, n, 1), weights);
+        let norm = Norm { gain: view(&gain, 1, c), inv_rms: view(&by, n, 1) };
+        let zeros = view(&top.normed, n, c);
+        backend.rmsnorm_grad(view_mut(&mut out, n, c), Write::Set, view(&x, n, c), zeros, norm);
+        [x, gain, by].into_iter().for_each(|memory| backend.recycle(memory));
+        out
+    }
+
+    /// Computes the losses of the asked rows and, where `grad` says so, their gradients in the normed rows.
+    fn losses(
+        &self,
+        backend: &mut B,
+        below: &Below<B>,
+        asked: &Asked,
+        (grad, score): (bool, Option<&mut B::Memory>),
+    ) -> (NormedRows<B>, Option<B::Memory>, Pending<B::Memory>) {
+        let (n, c) = (asked.rows.len(), self.hidden);
+        let top = self.normed_rows(backend, below, asked.rows);
         let mut losses = backend.memory(n);
-        let mut dnormed = grad.is_some().then(|| backend.memory(n * c));
+        let mut dnormed = grad.then(|| backend.memory(n * c));
         let out = (view_mut(&mut losses, n, 1), dnormed.as_mut().map(|m| view_mut(m, n, c)));
         let x = view(&top.normed, n, c);
-        let (score, dhidden) = grad.map_or((None, None), |g| (g.score, Some(g.hidden)));
         let logits = match &self.top {
             Top::Vocabulary(own) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
@@ -163,18 +254,19 @@ impl<B: Fused> Head<B> {
                 Some(self.class_loss(backend, out, (product, asked.targets), score))
             }
         };
-        if let (Some(dnormed), Some(dhidden)) = (&dnormed, dhidden) {
-            let mut drows = backend.memory(n * c);
-            let norm = Norm { gain: view(&self.gain, 1, c), inv_rms: view(&top.inv_rms, n, 1) };
-            let dx = view_mut(&mut drows, n, c);
-            backend.rmsnorm_grad(dx, Write::Set, view(dnormed, n, c), view(&top.rows, n, c), norm);
-            backend.gather_rows_grad(view_mut(dhidden, t, c), view(&drows, n, c), &top.ids);
-            backend.recycle(drows);
-        }
-        dnormed.into_iter().for_each(|m| backend.recycle(m));
-        top.recycle(backend);
         let weight = self.weight(asked.targets);
-        Pending { losses, logits, rows: n, outputs: self.outputs, weight }
+        (top, dnormed, Pending { losses, logits, rows: n, outputs: self.outputs, weight })
+    }
+
+    /// The gradient of the hidden states (=) from that of the normed rows.
+    fn spread(&self, backend: &mut B, top: &NormedRows<B>, dnormed: B::Memory, dhidden: ViewMut<B::Memory>) {
+        let (n, c) = (top.ids.shape().0, self.hidden);
+        let mut drows = backend.memory(n * c);
+        let norm = Norm { gain: view(&self.gain, 1, c), inv_rms: view(&top.inv_rms, n, 1) };
+        let dx = view_mut(&mut drows, n, c);
+        backend.rmsnorm_grad(dx, Write::Set, view(&dnormed, n, c), view(&top.rows, n, c), norm);
+        backend.gather_rows_grad(dhidden, view(&drows, n, c), &top.ids);
+        [drows, dnormed].into_iter().for_each(|memory| backend.recycle(memory));
     }
 
     /// The divisor of a sum of losses.
@@ -273,7 +365,15 @@ impl<M> Pending<M> {
         read?;
         let loss = losses.iter().map(|&l| f64::from(l)).sum();
         let predictions = logits.chunks_exact(outputs).map(|row| argmax(row) as u32).collect();
-        Ok(LossSums { loss, weight, targets, predictions })
+        Ok(LossSums { loss, weight, targets, predictions, ..LossSums::default() })
+    }
+
+    /// Reads the loss of each row.
+    pub fn losses<B: Backend<Memory = M>>(self, backend: &mut B) -> Result<Vec<f32>, Fault> {
+        let mut losses = vec![0.0; self.rows];
+        let read = backend.read(view(&self.losses, self.rows, 1), &mut losses);
+        self.recycle(backend);
+        read.map(|()| losses)
     }
 
     /// Frees the memory without reading.
@@ -293,6 +393,19 @@ impl<B: Backend> NormedRows<B> {
     fn recycle(self, backend: &mut B) {
         [self.rows, self.normed, self.inv_rms].into_iter().for_each(|m| backend.recycle(m));
     }
+}
+
+/// Indices of the largest values, at most `most`, in descending order, the lowest first among equals.
+pub fn largest(values: &[f32], most: usize) -> Vec<u32> {
+    let mut found: Vec<u32> = Vec::with_capacity(most + 1);
+    for (i, v) in values.iter().enumerate() {
+        let at = found.partition_point(|&other| values[other as usize] >= *v);
+        if at < most {
+            found.insert(at, i as u32);
+            found.truncate(most);
+        }
+    }
+    found
 }
 
 /// Index of the largest value, the lowest of equals.

@@ -421,9 +421,14 @@ impl Stage for Line {
         self.seats.len() + 1
     }
 
-    fn extend(&mut self, session: Session, ids: &[u32], _: Option<&[f32]>) -> Result<Output, Fault> {
-        let ids = ids.to_vec();
-        self.pass(move |stage, input| stage.extend(session, &ids, input))
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], _: Option<&[f32]>) -> Result<Output, Fault> {
+        let texts: Vec<(Session, Vec<u32>)> =
+            texts.iter().map(|(session, ids)| (*session, ids.to_vec())).collect();
+        self.pass(move |stage, input| {
+            let texts: Vec<(Session, &[u32])> =
+                texts.iter().map(|(session, ids)| (*session, &ids[..])).collect();
+            stage.extend_all(&texts, input)
+        })
     }
 
     fn end(&mut self, session: Session) {

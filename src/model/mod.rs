@@ -3,7 +3,6 @@
 pub mod block;
 pub mod config;
 pub mod decoder;
-pub mod flops;
 pub mod generate;
 pub mod head;
 pub mod implied;
@@ -14,6 +13,7 @@ pub mod lora;
 pub mod memory;
 mod memory_fit;
 pub mod merge;
+pub mod preference;
 pub mod quantised;
 mod rotation;
 pub mod split;

@@ -1,11 +1,11 @@
-//! Tables of rotary embedding on the device: one for each pair of embedding and factor in the layers. The factor gives
-//! scores another scale than the backends' own: queries are rotated by a table multiplied by the factor.
+//! Tables of rotary embedding on the device: one for each kind in the layers. The factor gives scores another scale than
+//! the backends' own: queries are rotated by a table multiplied by the factor, and by the growth with the position.
 
 use super::config::{Config, Rope};
 use crate::backend::{Backend, View, view_mut};
 
-/// A rotary embedding, and the factor of its cosines and sines.
-type Kind = (Rope, f32);
+/// A rotary embedding, the factor of its cosines and sines, and whether they grow with the position.
+type Kind = (Rope, f32, bool);
 
 /// The tables of a model [positions, D].
 pub struct Rotations<M> {
@@ -17,18 +17,21 @@ pub struct Rotations<M> {
 
 /// Indices of the tables that rotate q and k of a layer.
 pub fn of_layer(config: &Config, layer: usize) -> [usize; 2] {
-    let (rope, kinds) = (config.rope_of(layer), kinds(config));
-    [config.attention(layer).query_factor(), 1.0].map(|factor| {
-        let found = kinds.iter().position(|kind| *kind == (rope, factor));
-        found.unwrap_or_default()
-    })
+    let kinds = kinds(config);
+    of(config, layer).map(|own| kinds.iter().position(|kind| *kind == own).unwrap_or_default())
+}
+
+/// The kinds of q and k of a layer.
+fn of(config: &Config, layer: usize) -> [Kind; 2] {
+    let rope = config.rope_of(layer);
+    [(rope, config.attention(layer).query_factor(), rope.grows()), (rope, 1.0, false)]
 }
 
 /// The kinds of all layers, so that a stage of some layers numbers them like the whole model.
 fn kinds(config: &Config) -> Vec<Kind> {
     let mut kinds = Vec::new();
     for layer in 0..config.layers {
-        for kind in [1.0, config.attention(layer).query_factor()].map(|f| (config.rope_of(layer), f)) {
+        for kind in of(config, layer) {
             if !kinds.contains(&kind) {
                 kinds.push(kind);
             }
@@ -51,12 +54,18 @@ impl<M> Rotations<M> {
             return;
         }
         let (positions, d) = (positions.next_power_of_two().max(256), self.size);
-        for ((rope, factor), table) in self.kinds.iter().zip(&mut self.tables) {
+        for ((rope, factor, grows), table) in self.kinds.iter().zip(&mut self.tables) {
             let mut memory = backend.memory(positions * d);
             if backend.has_data() {
                 let mut values = rope.table(positions, d);
                 if *factor != 1.0 {
                     values.iter_mut().for_each(|x| *x *= factor);
+                }
+                if *grows {
+                    for (position, row) in values.chunks_exact_mut(d).enumerate() {
+                        let growth = rope.growth_at(position);
+                        row.iter_mut().for_each(|x| *x *= growth);
+                    }
                 }
                 backend.upload(view_mut(&mut memory, positions, d), &values);
             }

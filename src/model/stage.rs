@@ -3,6 +3,7 @@
 
 use super::layout::Layout;
 pub use super::memory_fit::InUse;
+use super::preference::{Answers, Rewards};
 pub use crate::backend::{Fault, Traffic};
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub enum Targets {
     Tokens(Vec<u32>),
     /// One class per row.
     Labels(Vec<u32>),
+    /// The answer of each row as a whole.
+    Answers(Answers),
 }
 
 /// The unit of work: whole rows, packed. Rows do not attend to each other.
@@ -67,6 +70,8 @@ pub enum Want {
     Loss,
     /// The logits of the last token of every row; dropout is off.
     Logits,
+    /// The score of every supervised target, with this number of most probable tokens; dropout is off.
+    Scores(usize),
 }
 
 impl Want {
@@ -74,7 +79,7 @@ impl Want {
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             Want::Gradient(ticket) => Some(ticket),
-            Want::Loss | Want::Logits => None,
+            Want::Loss | Want::Logits | Want::Scores(_) => None,
         }
     }
 }
@@ -88,6 +93,8 @@ pub enum Output {
     Loss(LossSums),
     /// [rows, V], or [rows, labels] for a classifier.
     Logits(Vec<f32>),
+    /// One for each supervised target, in order.
+    Scores(Vec<TokenScore>),
 }
 
 impl Output {
@@ -100,17 +107,30 @@ impl Output {
     }
 }
 
+/// The natural logarithms of the probabilities of a token and of the most probable tokens in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenScore {
+    /// Of the token.
+    pub token: f64,
+    /// The most probable tokens, the lowest id first among equals.
+    pub top: Vec<(u32, f64)>,
+}
+
 /// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LossSums {
     /// Sum of losses, class weights applied.
     pub loss: f64,
-    /// The divisor of the loss: supervised targets, rows, or the sum of their class weights.
+    /// The divisor of the loss: supervised targets, rows, the sum of their class weights, or pairs.
     pub weight: f64,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,
     /// For classifiers the arg-max class of each row (the lowest index among equals), else empty.
     pub predictions: Vec<u32>,
+    /// The log-probability of each row's answer, where only these are asked; else empty.
+    pub rows: Vec<f64>,
+    /// Rewards of answers, where a loss compares them.
+    pub rewards: Rewards,
 }
 
 /// Cancellation of a stage's work; the stage checks the flag between blocks.
@@ -208,7 +228,14 @@ pub trait Stage {
 
     /// Continues the text of a session by `ids`, whose keys and values are kept until [`Stage::end`]. A first stage has
     /// no input; a later one takes the hidden states [T, C] of `ids`. A last stage returns the logits of the last id.
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault>;
+    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.extend_all(&[(session, ids)], input)
+    }
+
+    /// Continues several texts, each by its ids, with the bits of one after the other on a CPU. The input and the
+    /// hidden states are those of all ids, the logits [texts, V] those of the last id of each text. After a fault all
+    /// of these sessions must be ended.
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault>;
 
     /// Frees the values of a session.
     fn end(&mut self, session: Session);

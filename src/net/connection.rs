@@ -69,6 +69,12 @@ impl Security {
         self.party
     }
 
+    /// The same means for connections between the seats of a line.
+    #[must_use]
+    pub fn of_a_seat(&self) -> Self {
+        Security { party: Party::Seat, ..self.clone() }
+    }
+
     fn greeting(&self) -> Greeting {
         Greeting { protocol: PROTOCOL, party: self.party, means: self.means }
     }

@@ -151,6 +151,16 @@ pub enum NetError {
         /// The role of both.
         role: Party,
     },
+    /// The other side is no party of this connection.
+    #[error("{peer} is a {role}, not a {sought}: check host and port")]
+    OtherRole {
+        /// Address of the peer.
+        peer: String,
+        /// Its role.
+        role: Party,
+        /// The role that was expected there.
+        sought: Party,
+    },
     /// Another process uses the port.
     #[error("port {} is in use here: stop what uses it (another finetune?), or take another: --bind {}",
         at.port, Endpoint { port: next(at.port), ..at.clone() })]
@@ -219,7 +229,8 @@ impl NetError {
             | PlainFar { .. }
             | Unproven { .. }
             | Protocol { .. }
-            | SameRole { .. } => true,
+            | SameRole { .. }
+            | OtherRole { .. } => true,
             CannotListen { .. } | FrameTooLong { .. } => true,
         }
     }
@@ -236,6 +247,7 @@ fn open(seeks: Party, target: &Endpoint) -> String {
         Party::Worker => {
             format!("open port {port} there, or let it dial you: --role worker --coordinator there")
         }
+        Party::Seat => format!("open port {port} there for the workers of a line (--stages)"),
     }
 }
 

@@ -39,12 +39,16 @@ pub(super) struct Greeting {
 
 impl Greeting {
     /// Bytes 0..8 `finetune`; 8..10 protocol, little-endian; 10: 0 plain, 1 token, 2 no token; 11: 0 coordinator, 1
-    /// worker; 12..20 fingerprint, zeros without a token.
+    /// worker, 2 seat of a line; 12..20 fingerprint, zeros without a token.
     pub fn bytes(&self) -> [u8; LENGTH] {
         let mut out = [0; LENGTH];
         out[..8].copy_from_slice(MAGIC);
         out[8..10].copy_from_slice(&self.protocol.to_le_bytes());
-        out[11] = u8::from(self.party == Party::Worker);
+        out[11] = match self.party {
+            Party::Coordinator => 0,
+            Party::Worker => 1,
+            Party::Seat => 2,
+        };
         match self.means {
             Means::Plain => {}
             Means::None => out[10] = 2,
@@ -77,6 +81,7 @@ impl Greeting {
         let party = match bytes[11] {
             0 => Party::Coordinator,
             1 => Party::Worker,
+            2 => Party::Seat,
             _ => return Err(strange()),
         };
         Ok(Greeting { protocol, party, means })
@@ -102,9 +107,10 @@ impl Greeting {
             }
             (Means::Token(_), Means::Token(_)) | (Means::Plain, Means::Plain) => {}
         }
-        match self.party == theirs.party {
-            true => Err(NetError::SameRole { peer, role: self.party }),
-            false => Ok(()),
+        match theirs.party == self.party.other() {
+            true => Ok(()),
+            false if theirs.party == self.party => Err(NetError::SameRole { peer, role: self.party }),
+            false => Err(NetError::OtherRole { peer, role: theirs.party, sought: self.party.other() }),
         }
     }
 }
@@ -132,7 +138,7 @@ mod tests {
     #[test]
     fn greeting_round_trips() {
         let token = Means::Token(Fingerprint([1, 2, 3, 4, 5, 6, 7, 8]));
-        for party in [Party::Coordinator, Party::Worker] {
+        for party in [Party::Coordinator, Party::Worker, Party::Seat] {
             for means in [Means::Plain, Means::None, token] {
                 let g = greeting(party, means);
                 assert_eq!(Greeting::read(&g.bytes(), "x"), Ok(g));
@@ -157,6 +163,7 @@ mod tests {
         check(b"finetune\x02\0??????????", "protocol 2, this finetune 1: update finetune here");
         check(b"finetune\0\0\0\0\0\0\0\0\0\0\0\0", "protocol 0, this finetune 1: update finetune there");
         check(b"finetune\x01\0\x03\0\0\0\0\0\0\0\0\0", "not finetune");
+        check(b"finetune\x01\0\0\x03\0\0\0\0\0\0\0\0", "not finetune");
         check(b"finetune\x01\0\0\x09\0\0\0\0\0\0\0\0", "not finetune");
     }
 
@@ -174,5 +181,11 @@ mod tests {
         }
         let both = greeting(Party::Worker, one).fits(&greeting(Party::Worker, one), "x");
         assert_eq!(both.unwrap_err().to_string(), "x is a worker too: a worker needs a coordinator");
+        let seats = greeting(Party::Seat, one).fits(&greeting(Party::Seat, one), "x");
+        assert_eq!(seats, Ok(()));
+        for other in [Party::Coordinator, Party::Worker] {
+            let mixed = greeting(Party::Seat, one).fits(&greeting(other, one), "x").unwrap_err().to_string();
+            assert_eq!(mixed, format!("x is a {other}, not a seat of a line: check host and port"));
+        }
     }
 }

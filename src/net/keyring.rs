@@ -15,7 +15,7 @@ const LONGEST: u64 = 4 << 10;
 
 /// Where a token came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum TokenSource {
     /// This file.
     File(PathBuf),
     /// [`VARIABLE`].
@@ -24,11 +24,11 @@ pub enum Source {
 
 /// A token and where it came from.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct FoundToken {
     /// The token.
     pub token: Token,
     /// Where it is kept.
-    pub source: Source,
+    pub source: TokenSource,
     /// Whether it was created just now.
     pub made: bool,
 }
@@ -76,11 +76,11 @@ pub enum KeepError {
     NoRandom(#[from] NoRandom),
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for TokenSource {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Source::File(path) => write!(f, "{}", path.display()),
-            Source::Variable => f.write_str(VARIABLE),
+            TokenSource::File(path) => write!(f, "{}", path.display()),
+            TokenSource::Variable => f.write_str(VARIABLE),
         }
     }
 }
@@ -118,22 +118,22 @@ impl Keyring {
     }
 
     /// The token, or `None` if there is none and no file was named.
-    pub fn find(&self) -> Result<Option<Found>, KeepError> {
-        let found = |token, source| Some(Found { token, source, made: false });
+    pub fn find(&self) -> Result<Option<FoundToken>, KeepError> {
+        let found = |token, source| Some(FoundToken { token, source, made: false });
         if let Some(path) = &self.named {
             let token = read(path)?.ok_or_else(|| KeepError::Missing(path.clone()))?;
-            return Ok(found(token, Source::File(path.clone())));
+            return Ok(found(token, TokenSource::File(path.clone())));
         }
         if let Some(text) = &self.variable {
             let bad = |why| KeepError::Bad { place: VARIABLE.into(), why };
-            return Ok(found(Token::parse(text).map_err(bad)?, Source::Variable));
+            return Ok(found(Token::parse(text).map_err(bad)?, TokenSource::Variable));
         }
         let Some(path) = &self.own else { return Ok(None) };
-        Ok(read(path)?.and_then(|token| found(token, Source::File(path.clone()))))
+        Ok(read(path)?.and_then(|token| found(token, TokenSource::File(path.clone()))))
     }
 
     /// The token. If there is none, one is created and kept in the user's file.
-    pub fn find_or_make(&self) -> Result<Found, KeepError> {
+    pub fn find_or_make(&self) -> Result<FoundToken, KeepError> {
         if let Some(found) = self.find()? {
             return Ok(found);
         }
@@ -141,7 +141,7 @@ impl Keyring {
     }
 
     /// The same, but a named file that does not exist is created.
-    pub fn find_or_make_there(&self) -> Result<Found, KeepError> {
+    pub fn find_or_make_there(&self) -> Result<FoundToken, KeepError> {
         match self.find() {
             Ok(Some(found)) => Ok(found),
             Ok(None) | Err(KeepError::Missing(_)) => self.make(),
@@ -149,15 +149,15 @@ impl Keyring {
         }
     }
 
-    fn make(&self) -> Result<Found, KeepError> {
+    fn make(&self) -> Result<FoundToken, KeepError> {
         let path = self.place()?;
         let token = Token::random()?;
         if write(&token, &path, Instead::Keep)? {
-            return Ok(Found { token, source: Source::File(path), made: true });
+            return Ok(FoundToken { token, source: TokenSource::File(path), made: true });
         }
         // Another process was faster.
         let token = read(&path)?.ok_or_else(|| KeepError::Missing(path.clone()))?;
-        Ok(Found { token, source: Source::File(path), made: false })
+        Ok(FoundToken { token, source: TokenSource::File(path), made: false })
     }
 
     /// Replaces the token. Returns its path, and the path of a copy of the old file if that held another token.

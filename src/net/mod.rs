@@ -24,5 +24,5 @@ pub use frame::{Decoder, FrameReader, FrameWriter, TooLong};
 pub use greeting::PROTOCOL;
 pub use listen::{Closer, Listener, Refusal};
 pub use party::Party;
-pub use secure::{SecureError, Secured, Wishes, invitation, secure};
+pub use secure::{SecureError, Secured, Wishes, await_token, invitation, secure};
 pub use token::{Fingerprint, Token};

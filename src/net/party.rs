@@ -1,4 +1,4 @@
-//! The two parties of a connection.
+//! The parties of a connection.
 
 use std::fmt;
 
@@ -9,6 +9,8 @@ pub enum Party {
     Coordinator,
     /// Takes it.
     Worker,
+    /// A worker that computes a part of a model together with the other side.
+    Seat,
 }
 
 impl Party {
@@ -17,12 +19,17 @@ impl Party {
         match self {
             Party::Coordinator => Party::Worker,
             Party::Worker => Party::Coordinator,
+            Party::Seat => Party::Seat,
         }
     }
 }
 
 impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(if *self == Party::Worker { "worker" } else { "coordinator" })
+        f.write_str(match self {
+            Party::Coordinator => "coordinator",
+            Party::Worker => "worker",
+            Party::Seat => "seat of a line",
+        })
     }
 }

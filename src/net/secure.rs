@@ -5,10 +5,11 @@
 use super::address::{DEFAULT_PORT, Endpoint, default_route};
 use super::connection::Security;
 use super::error::NetError;
-use super::keyring::{Found, KeepError, Keyring};
+use super::keyring::{FoundToken, KeepError, Keyring};
 use super::party::Party;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// The user's options for a role.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +32,7 @@ pub struct Secured {
     /// loopback.
     pub at: Endpoint,
     /// The token that is used.
-    pub found: Option<Found>,
+    pub found: Option<FoundToken>,
     /// Lines to print.
     pub notes: Vec<String>,
 }
@@ -50,6 +51,39 @@ pub enum SecureError {
 /// Finds the token, or creates one for a coordinator that has none.
 pub fn secure(party: Party, wishes: &Wishes) -> Result<Secured, SecureError> {
     secure_by(party, wishes, &Keyring::of_user(wishes.token_file))
+}
+
+/// Waits until a worker's token is there, at most for `patience`: an engine may start a worker before the coordinator has
+/// made the token in the home folder that they share. `wait` is called before each further look, with the line that
+/// says what is missing.
+pub fn await_token(
+    wishes: &Wishes,
+    patience: Duration,
+    wait: &mut dyn FnMut(&str),
+) -> Result<(), SecureError> {
+    await_by(wishes, patience, wait, &Keyring::of_user(wishes.token_file))
+}
+
+fn await_by(
+    wishes: &Wishes,
+    patience: Duration,
+    wait: &mut dyn FnMut(&str),
+    keyring: &Keyring,
+) -> Result<(), SecureError> {
+    let began = Instant::now();
+    loop {
+        let missing = match keyring.find() {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) if wishes.insecure || !keyring.is_writable() => return Ok(()),
+            Ok(None) => KeepError::NoToken,
+            Err(e @ KeepError::Missing(_)) => e,
+            Err(e) => return Err(e.into()),
+        };
+        if began.elapsed() >= patience {
+            return Err(missing.into());
+        }
+        wait(&missing.to_string());
+    }
 }
 
 fn secure_by(party: Party, wishes: &Wishes, keyring: &Keyring) -> Result<Secured, SecureError> {
@@ -94,7 +128,7 @@ fn secure_by(party: Party, wishes: &Wishes, keyring: &Keyring) -> Result<Secured
     }
 }
 
-fn said(found: &Found) -> Vec<String> {
+fn said(found: &FoundToken) -> Vec<String> {
     let fingerprint = found.token.fingerprint();
     vec![match found.made {
         true => format!("made a token, fingerprint {fingerprint}, kept in {}", found.source),
@@ -176,6 +210,34 @@ mod tests {
         std::fs::write(&path, "hunter2").unwrap();
         check(Coordinator, &empty, "", "token: ");
         check(Worker, &empty, "127.0.0.1:9000", "token: ");
+    }
+
+    #[test]
+    fn worker_waits_for_the_token_of_a_shared_home() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("finetune/token");
+        let keyring = Keyring::alone(Some(path.clone()));
+        let wishes = Wishes { token_file: None, insecure: false, at: None, listens: false };
+        let patience = Duration::from_secs(600);
+        let mut looks = 0;
+        let mut wait = |line: &str| {
+            assert!(line.contains("no token here"), "{line}");
+            looks += 1;
+            if looks == 3 {
+                keyring.find_or_make().unwrap();
+            }
+        };
+        await_by(&wishes, patience, &mut wait, &keyring).unwrap();
+        assert_eq!(looks, 3);
+        await_by(&wishes, patience, &mut |_| panic!("it is there"), &keyring).unwrap();
+
+        std::fs::remove_file(&path).unwrap();
+        let late = await_by(&wishes, Duration::ZERO, &mut |_| (), &keyring).unwrap_err().to_string();
+        assert!(late.contains("no token here"), "{late}");
+        // Nothing comes where none can be kept, and plain TCP needs none.
+        await_by(&wishes, patience, &mut |_| panic!("waits"), &Keyring::alone(None)).unwrap();
+        let plain = Wishes { insecure: true, ..wishes };
+        await_by(&plain, patience, &mut |_| panic!("waits"), &keyring).unwrap();
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! here.
 
 use super::progress::Progress;
-use super::roster::{Roster, State};
+use super::roster::{DeviceState, Roster};
 use crate::train::event::Event;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -170,12 +170,12 @@ impl Drawn {
 }
 
 /// Colours the state word. The state follows the name because a narrow terminal cuts the end of the line.
-fn painted(line: &str, state: State, paint: Paint) -> String {
+fn painted(line: &str, state: DeviceState, paint: Paint) -> String {
     let colour = match state {
-        State::Running => "32",
-        State::Paused | State::Fallback => "33",
-        State::Failed | State::Lost => "31",
-        State::Ready | State::Left => "2",
+        DeviceState::Running => "32",
+        DeviceState::Paused | DeviceState::Fallback => "33",
+        DeviceState::Failed | DeviceState::Lost => "31",
+        DeviceState::Ready | DeviceState::Left => "2",
     };
     let word = state.word();
     match (paint, line.rsplit_once(&format!("  {word}"))) {
@@ -191,10 +191,10 @@ mod tests {
     #[test]
     fn state_word_is_coloured_unless_plain() {
         let line = "  a, cpu  lost";
-        assert_eq!(painted(line, State::Lost, Paint::Plain), line);
-        assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m");
+        assert_eq!(painted(line, DeviceState::Lost, Paint::Plain), line);
+        assert_eq!(painted(line, DeviceState::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m");
         let line = "  a, cpu  lost  50.0 %";
-        assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m  50.0 %");
-        assert_eq!(painted("  and 3 more", State::Running, Paint::Colours), "  and 3 more");
+        assert_eq!(painted(line, DeviceState::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m  50.0 %");
+        assert_eq!(painted("  and 3 more", DeviceState::Running, Paint::Colours), "  and 3 more");
     }
 }

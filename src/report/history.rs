@@ -2,7 +2,7 @@
 //! numbers (pace, time left, shares of devices) are in [`Progress`].
 
 use super::progress::Progress;
-use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Step};
+use crate::train::event::{Change, Done, Eval, Event, Halt, Part, Rewards, RunStart, Sample, Step};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -77,6 +77,8 @@ pub struct Point {
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
+    /// Mean rewards of the answers, where a loss compares them.
+    pub rewards: Rewards,
     /// All tokens of the step over its wall time.
     pub tokens_per_second: f64,
     /// Wall time of the step in seconds.
@@ -93,7 +95,7 @@ pub struct Point {
 
 /// State of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum RunState {
     /// No event has arrived.
     Waiting,
     /// The run takes steps.
@@ -110,17 +112,17 @@ pub enum State {
     Failed,
 }
 
-impl State {
+impl RunState {
     /// The state in one word.
     pub fn word(self) -> &'static str {
         match self {
-            State::Waiting => "waiting",
-            State::Running => "running",
-            State::Paused => "paused",
-            State::Complete => "complete",
-            State::Stopped => "stopped",
-            State::Halted => "halted",
-            State::Failed => "failed",
+            RunState::Waiting => "waiting",
+            RunState::Running => "running",
+            RunState::Paused => "paused",
+            RunState::Complete => "complete",
+            RunState::Stopped => "stopped",
+            RunState::Halted => "halted",
+            RunState::Failed => "failed",
         }
     }
 }
@@ -172,6 +174,7 @@ impl History {
             smooth: self.progress.smooth_loss().unwrap_or(step.loss),
             grad_norm: step.grad_norm,
             lr: step.lr,
+            rewards: step.rewards,
             tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
             seconds: step.seconds,
             began,
@@ -224,7 +227,7 @@ impl History {
     }
 
     /// The current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> RunState {
         use crate::train::event::What;
         let changes = &self.changes[self.since..];
         let waits = changes.iter().rev().find_map(|c| match c.what {
@@ -234,17 +237,17 @@ impl History {
         });
         match (&self.start, &self.halt, &self.done) {
             (_, Some(halt), _) => match halt.code {
-                3 => State::Halted,
-                75 => State::Stopped,
-                _ => State::Failed,
+                3 => RunState::Halted,
+                75 => RunState::Stopped,
+                _ => RunState::Failed,
             },
-            (_, _, Some(done)) if done.complete => State::Complete,
-            (_, _, Some(_)) => State::Stopped,
-            (None, ..) => State::Waiting,
+            (_, _, Some(done)) if done.complete => RunState::Complete,
+            (_, _, Some(_)) => RunState::Stopped,
+            (None, ..) => RunState::Waiting,
             _ if waits == Some(true) && self.changes.last().is_some_and(|c| c.step >= self.progress.step) => {
-                State::Paused
+                RunState::Paused
             }
-            _ => State::Running,
+            _ => RunState::Running,
         }
     }
 

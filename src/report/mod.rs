@@ -25,13 +25,13 @@ mod write;
 
 pub use card::card;
 pub use console::{Console, Look};
-pub use history::{History, Live, Member, Point, State};
+pub use history::{History, Live, Member, Point, RunState};
 pub use metrics::{Metrics, print, read};
 pub use progress::Progress;
 pub use roster::{Roster, Row};
-pub use serve::Dashboard;
+pub use serve::{Dashboard, is_literal, respond, same};
 pub use shift::Shift;
-pub use team::{Team, Work};
+pub use team::{DeviceWork, TeamWork};
 pub use tensorboard::TensorBoard;
 pub use words::duration;
 pub use write::{Difference, comparison, write};

@@ -3,14 +3,14 @@
 
 use super::answers::Answers;
 use super::confusion;
-use super::team::Team;
+use super::team::TeamWork;
 use super::words::{
-    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size,
-    speed_line,
+    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, reward_words, run_lines,
+    size, speed_line,
 };
 use crate::support::stderr::inline;
 use crate::train::best::Best;
-use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step, Takes};
+use crate::train::event::{Done, Eval, Event, Forecast, Rewards, Speed, Step, Takes};
 use std::collections::BTreeMap;
 
 /// Weight of the past in smoothed numbers, per step.
@@ -42,7 +42,7 @@ pub struct Progress {
     /// Gradient norm, learning rate and memory of the last step.
     last: Option<Last>,
     /// Work of each device.
-    pub team: Team,
+    pub team: TeamWork,
     /// The forecast at the start or at the last resume.
     pub forecast: Option<Forecast>,
     /// Measured costs of each device, by worker and device.
@@ -61,6 +61,8 @@ pub struct Progress {
 struct Last {
     grad_norm: f64,
     lr: f64,
+    rewards: Rewards,
+    accuracy: Option<f64>,
     memory: Option<u64>,
 }
 
@@ -108,7 +110,8 @@ impl Progress {
         self.seconds += step.seconds;
         self.since.0 += step.total_tokens;
         self.since.1 += step.seconds;
-        self.last = Some(Last { grad_norm: step.grad_norm, lr: step.lr, memory: step.memory });
+        let Step { grad_norm, lr, rewards, accuracy, memory, .. } = *step;
+        self.last = Some(Last { grad_norm, lr, rewards, accuracy, memory });
         self.team.see(step);
         let Smooth { weight, loss, tokens, seconds } = &mut self.smooth;
         for (sum, new) in
@@ -152,6 +155,7 @@ impl Progress {
             "loss {loss:.4} (smoothed {smooth:.4})  grad norm {:.3}  lr {:.2e}",
             last.grad_norm, last.lr
         );
+        line += &reward_words(&last.rewards, last.accuracy);
         if let Some(bytes) = last.memory {
             line += &format!("  memory {}", size(bytes));
         }
@@ -177,6 +181,7 @@ impl Progress {
             "step {:>width$}/{}  loss {:.4}  grad norm {:.3}  lr {:.2e}",
             step.step, self.total_steps, step.loss, step.grad_norm, step.lr
         );
+        line += &reward_words(&step.rewards, step.accuracy);
         if let (Some(speed), Some(left)) = (self.speed(), self.remaining()) {
             line += &format!("  {speed:.0} tokens/s  {} left", duration(left));
         }
@@ -327,6 +332,7 @@ mod tests {
             traffic: None,
             memory: None,
             spans: vec![],
+            ..Step::default()
         })
     }
 

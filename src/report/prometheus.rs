@@ -1,19 +1,19 @@
 //! Metrics for Prometheus (text exposition format 0.0.4): counters end in `_total`, units are base units.
 
-use super::history::{History, State};
+use super::history::{History, RunState};
 use std::fmt::Write;
 
 /// Content type of the response.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-const STATES: [State; 7] = [
-    State::Waiting,
-    State::Running,
-    State::Paused,
-    State::Complete,
-    State::Stopped,
-    State::Halted,
-    State::Failed,
+const STATES: [RunState; 7] = [
+    RunState::Waiting,
+    RunState::Running,
+    RunState::Paused,
+    RunState::Complete,
+    RunState::Stopped,
+    RunState::Halted,
+    RunState::Failed,
 ];
 
 /// All metrics of a run.
@@ -51,6 +51,20 @@ pub fn text(history: &History) -> String {
     out.one("finetune_learning_rate", "gauge", "Learning rate of the last step.", last.map(|s| s.lr));
     out.one("finetune_tokens_per_second", "gauge", "Recent tokens per second.", p.speed());
     out.one("finetune_remaining_seconds", "gauge", "Estimated time for the remaining steps.", p.remaining());
+    let rewards = last.map(|s| s.rewards).unwrap_or_default();
+    for (name, help, value) in [
+        (
+            "finetune_reward_chosen",
+            "Mean reward of the chosen answers of the last step.",
+            rewards.rewards_chosen,
+        ),
+        ("finetune_reward_rejected", "Mean reward of the rejected answers.", rewards.rewards_rejected),
+        ("finetune_reward_margin", "Difference of the two.", rewards.margin),
+    ] {
+        if value.is_some() {
+            out.one(name, "gauge", help, value);
+        }
+    }
     let eval = p.eval.as_ref().map(|(_, last)| last);
     out.one("finetune_eval_loss", "gauge", "Loss of the last evaluation.", eval.map(|e| e.eval_loss));
     out.one(
@@ -86,7 +100,7 @@ fn devices(out: &mut Text, history: &History) {
     out.one("finetune_sent_bytes_total", "counter", "Bytes of parameters sent.", Some(sent as f64));
     let here = history.members().values().filter(|m| !m.gone).count();
     out.one("finetune_workers", "gauge", "Workers in the run.", Some(here as f64));
-    type Value = fn(&super::Work) -> f64;
+    type Value = fn(&super::DeviceWork) -> f64;
     let families: [(&str, &str, Value); 3] = [
         ("finetune_device_microbatches_total", "Microbatches computed and counted.", |w| {
             w.microbatches as f64
@@ -159,9 +173,7 @@ mod tests {
             seconds: 0.5,
             epoch: 0.1,
             shared: Some(shared),
-            traffic: None,
-            memory: None,
-            spans: vec![],
+            ..Step::default()
         };
         let run = RunStart { total_steps: 2, first_step: 1, ..RunStart::default() };
         let text = text(&History::of(&[Event::Run(run), Event::Step(step)]));

@@ -1,5 +1,5 @@
 //! One line per device with its current state, accumulated from events. Numbers cover about the last ten steps, so that
-//! a worker that joined or slowed down is visible soon; shares over the whole run are in [`super::Team`].
+//! a worker that joined or slowed down is visible soon; shares over the whole run are in [`super::TeamWork`].
 
 use super::progress::MEMORY;
 use crate::support::stderr::inline;
@@ -11,7 +11,7 @@ const SHOWN: usize = 12;
 
 /// State of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum State {
+pub enum DeviceState {
     /// The device joined and has not computed yet.
     #[default]
     Ready,
@@ -29,30 +29,30 @@ pub enum State {
     Lost,
 }
 
-impl State {
+impl DeviceState {
     /// The state in one word.
     pub fn word(self) -> &'static str {
         match self {
-            State::Ready => "ready",
-            State::Running => "running",
-            State::Paused => "paused",
-            State::Fallback => "fallback",
-            State::Failed => "failed",
-            State::Left => "left",
-            State::Lost => "lost",
+            DeviceState::Ready => "ready",
+            DeviceState::Running => "running",
+            DeviceState::Paused => "paused",
+            DeviceState::Fallback => "fallback",
+            DeviceState::Failed => "failed",
+            DeviceState::Left => "left",
+            DeviceState::Lost => "lost",
         }
     }
 
     /// True if the device does no more work unless it returns.
     pub fn is_gone(self) -> bool {
-        matches!(self, State::Failed | State::Left | State::Lost)
+        matches!(self, DeviceState::Failed | DeviceState::Left | DeviceState::Lost)
     }
 }
 
 /// Exponentially weighted sums, as in `Progress`.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Device {
-    state: State,
+    state: DeviceState,
     tokens: f64,
     busy: f64,
     seconds: f64,
@@ -77,7 +77,7 @@ pub struct Row {
     /// Percentage of wall time in which the device did not compute.
     pub idle: f64,
     /// Current state.
-    pub state: State,
+    pub state: DeviceState,
 }
 
 impl Roster {
@@ -101,8 +101,8 @@ impl Roster {
         device.tokens += part.tokens as f64;
         device.busy += part.busy;
         // The work of a device in a step is reported after the device left.
-        if part.microbatches > 0 && matches!(device.state, State::Ready | State::Paused) {
-            device.state = State::Running;
+        if part.microbatches > 0 && matches!(device.state, DeviceState::Ready | DeviceState::Paused) {
+            device.state = DeviceState::Running;
         }
     }
 
@@ -119,7 +119,7 @@ impl Roster {
                 let names = change.devices.iter().filter_map(|shown| shown.split_once(" -> "));
                 for (before, now) in names {
                     self.devices.remove(&(change.worker.clone(), plain(before).into()));
-                    let device = Device { state: State::Fallback, ..Device::default() };
+                    let device = Device { state: DeviceState::Fallback, ..Device::default() };
                     self.devices.insert((change.worker.clone(), plain(now).into()), device);
                 }
                 return;
@@ -127,23 +127,24 @@ impl Roster {
             What::Failed => {
                 for name in change.devices.iter().map(|shown| plain(shown)) {
                     if let Some(device) = self.devices.get_mut(&(change.worker.clone(), name.into())) {
-                        device.state = State::Failed;
+                        device.state = DeviceState::Failed;
                     }
                 }
                 return;
             }
             What::Paused | What::Resumed => {
-                let state = if change.what == What::Paused { State::Paused } else { State::Ready };
+                let state =
+                    if change.what == What::Paused { DeviceState::Paused } else { DeviceState::Ready };
                 let here = self.devices.values_mut().filter(|device| !device.state.is_gone());
                 here.for_each(|device| device.state = state);
                 return;
             }
-            What::Left => State::Left,
-            What::Lost | What::Expelled => State::Lost,
+            What::Left => DeviceState::Left,
+            What::Lost | What::Expelled => DeviceState::Lost,
             What::Refused | What::Waiting | What::Note => return,
         };
         for ((worker, _), device) in &mut self.devices {
-            if *worker == change.worker && device.state != State::Failed {
+            if *worker == change.worker && device.state != DeviceState::Failed {
                 *device = Device { state: gone, ..Device::default() };
             }
         }
@@ -165,7 +166,7 @@ impl Roster {
     }
 
     /// One line per device, and one line for the devices beyond the limit.
-    pub fn lines(&self) -> Vec<(State, String)> {
+    pub fn lines(&self) -> Vec<(DeviceState, String)> {
         let rows = self.rows();
         let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).min(24);
         let line = |row: &Row| {
@@ -174,7 +175,7 @@ impl Roster {
             let word = state.word();
             match state {
                 s if s.is_gone() => format!("  {name:<width$}  {word}"),
-                State::Ready => format!("  {name:<width$}  {word}"),
+                DeviceState::Ready => format!("  {name:<width$}  {word}"),
                 _ => format!(
                     "  {name:<width$}  {word:<8}  {share:>5.1} %  {tokens_per_second:>6.0} tokens/s  {idle:>3.0} % idle"
                 ),
@@ -186,7 +187,7 @@ impl Roster {
             let speed: f64 = rest.iter().map(|row| row.tokens_per_second).sum();
             let gone = rest.iter().filter(|row| row.state.is_gone()).count();
             let text = format!("  and {} more: {speed:.0} tokens/s, {gone} of them gone", rest.len());
-            lines.push((State::Running, text));
+            lines.push((DeviceState::Running, text));
         }
         lines
     }
@@ -258,7 +259,7 @@ mod tests {
         after.iter().for_each(|event| roster.see(event));
         assert_eq!(
             roster.rows().last().map(|row| row.state),
-            Some(State::Lost),
+            Some(DeviceState::Lost),
             "its last part is no return"
         );
         let back = [&lost[..], &[joined("a")]].concat();
@@ -267,11 +268,11 @@ mod tests {
         let paused = [&both[..], &[change(What::Paused, "", &[])]].concat();
         let mut roster = Roster::default();
         paused.iter().for_each(|event| roster.see(event));
-        assert!(roster.rows().iter().all(|row| row.state == State::Paused));
+        assert!(roster.rows().iter().all(|row| row.state == DeviceState::Paused));
         let fell = change(What::Fallback, "a", &["cpu 0 (x) -> cpu (cpu-plain-f32)"]);
         roster.see(&fell);
         assert_eq!(roster.rows()[0].name, "a, cpu");
-        assert_eq!(roster.rows()[0].state, State::Fallback);
+        assert_eq!(roster.rows()[0].state, DeviceState::Fallback);
     }
 
     #[test]

@@ -245,7 +245,7 @@ fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
 
 /// Whether a Host header is a literal address or `localhost`, with any port (a tunnel has its own port). A DNS name
 /// that a foreign page resolves to this host is neither.
-fn is_literal(host: &str) -> bool {
+pub fn is_literal(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => name,
         _ => host,
@@ -255,7 +255,7 @@ fn is_literal(host: &str) -> bool {
 }
 
 /// Compares two strings in a time that does not depend on the number of equal characters.
-fn same(a: &str, b: &str) -> bool {
+pub fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |all, (x, y)| all | (x ^ y)) == 0
 }
 
@@ -270,11 +270,11 @@ fn news(shown: &Arc<Shown>) -> Answer {
             line = format!("data: {}\n\n", *seen.borrow_and_update()).into();
         }
     });
-    with("text/event-stream", StatusCode::OK, body.boxed())
+    respond("text/event-stream", StatusCode::OK, body.boxed())
 }
 
 fn text(kind: &'static str, packing: Packing, bytes: Bytes) -> Answer {
-    let mut answer = with(kind, StatusCode::OK, Full::new(bytes).boxed());
+    let mut answer = respond(kind, StatusCode::OK, Full::new(bytes).boxed());
     let headers = answer.headers_mut();
     headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
     if packing == Packing::Gzip {
@@ -284,10 +284,11 @@ fn text(kind: &'static str, packing: Packing, bytes: Bytes) -> Answer {
 }
 
 fn plain(status: StatusCode, line: &'static str) -> Answer {
-    with("text/plain; charset=utf-8", status, Full::new(Bytes::from_static(line.as_bytes())).boxed())
+    respond("text/plain; charset=utf-8", status, Full::new(Bytes::from_static(line.as_bytes())).boxed())
 }
 
-fn with(kind: &'static str, status: StatusCode, body: BoxBody<Bytes, Infallible>) -> Answer {
+/// An answer that no cache keeps and no other page frames.
+pub fn respond(kind: &'static str, status: StatusCode, body: BoxBody<Bytes, Infallible>) -> Answer {
     let mut answer = Response::new(body);
     *answer.status_mut() = status;
     for (name, value) in [

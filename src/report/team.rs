@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 /// Totals of all devices over the steps so far.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Team {
+pub struct TeamWork {
     /// Work by worker and device.
-    devices: BTreeMap<(String, String), Work>,
+    devices: BTreeMap<(String, String), DeviceWork>,
     classes: BTreeMap<String, u64>,
     repeats: u64,
     cancels: u64,
@@ -23,7 +23,7 @@ pub struct Team {
 
 /// Work of one device so far.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Work {
+pub struct DeviceWork {
     /// Microbatches that count.
     pub microbatches: u64,
     /// Tokens of these microbatches.
@@ -34,14 +34,14 @@ pub struct Work {
     pub there: f64,
 }
 
-impl Work {
+impl DeviceWork {
     /// Percentage of its steps' time in which the device did not compute.
     pub fn idle(&self) -> f64 {
         100.0 * (1.0 - self.busy / self.there.max(1e-9)).max(0.0)
     }
 }
 
-impl Team {
+impl TeamWork {
     /// Adds a step.
     pub fn see(&mut self, step: &Step) {
         let Some(shared) = &step.shared else { return };
@@ -67,7 +67,7 @@ impl Team {
     }
 
     /// Work of each device, by worker and device name.
-    pub fn devices(&self) -> impl Iterator<Item = (&str, &str, &Work)> {
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &str, &DeviceWork)> {
         self.devices.iter().map(|((worker, device), work)| (worker.as_str(), device.as_str(), work))
     }
 
@@ -159,11 +159,9 @@ mod tests {
             seconds: 2.0,
             epoch: 0.0,
             shared: Some(Shared { devices, repeats: 1, sync_seconds: 0.5, ..Shared::default() }),
-            traffic: None,
-            memory: None,
-            spans: vec![],
+            ..Step::default()
         };
-        let mut team = Team::default();
+        let mut team = TeamWork::default();
         assert!(team.lines().is_empty() && team.speed_line().is_none());
         // a: 300 tokens in 2 s; b: 100 tokens in 1 s of 2.
         team.see(&step(vec![part("a", 300, 2.0), part("b", 100, 1.0)]));
@@ -181,10 +179,10 @@ mod tests {
         let line = "speed-up 1.33 over a, cpu 0 alone, the fastest device, on the same rows";
         assert_eq!(team.speed_line().as_deref(), Some(line));
         // Two devices of one worker count as two; a single device is not compared with itself.
-        let mut team = Team::default();
+        let mut team = TeamWork::default();
         team.see(&step(vec![part("a", 200, 2.0), Part { device: "cpu 1".into(), ..part("a", 200, 2.0) }]));
         assert_eq!(team.speed_up(), Some((2.0, ("a", "cpu 1"))));
-        let mut team = Team::default();
+        let mut team = TeamWork::default();
         team.see(&step(vec![part("a", 400, 2.0)]));
         assert_eq!(team.speed_line(), None);
     }

@@ -95,18 +95,31 @@ fn free(dir: &Path, name: &str) -> Result<PathBuf, FormatError> {
 
 fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
     match event {
-        Event::Step(e) => vec![
-            ("train/loss", e.loss),
-            ("train/grad_norm", e.grad_norm),
-            ("train/learning_rate", e.lr),
-            ("train/epoch", e.epoch),
-            ("train/tokens_per_second", e.total_tokens as f64 / e.seconds.max(1e-9)),
-        ],
+        Event::Step(e) => {
+            let always = [
+                ("train/loss", e.loss),
+                ("train/grad_norm", e.grad_norm),
+                ("train/learning_rate", e.lr),
+                ("train/epoch", e.epoch),
+                ("train/tokens_per_second", e.total_tokens as f64 / e.seconds.max(1e-9)),
+            ];
+            let optional = [
+                ("train/rewards/chosen", e.rewards.rewards_chosen),
+                ("train/rewards/rejected", e.rewards.rewards_rejected),
+                ("train/rewards/margins", e.rewards.margin),
+                ("train/rewards/accuracies", e.accuracy),
+            ];
+            let present = optional.into_iter().filter_map(|(tag, v)| Some((tag, v?)));
+            always.into_iter().chain(present).collect()
+        }
         Event::Eval(e) => {
             let optional = [
                 ("eval/perplexity", e.perplexity),
                 ("eval/accuracy", e.accuracy),
                 ("eval/macro_f1", e.macro_f1),
+                ("eval/rewards/chosen", e.rewards.rewards_chosen),
+                ("eval/rewards/rejected", e.rewards.rewards_rejected),
+                ("eval/rewards/margins", e.rewards.margin),
             ];
             let present = optional.into_iter().filter_map(|(tag, v)| Some((tag, v?)));
             [("eval/loss", e.eval_loss)].into_iter().chain(present).collect()

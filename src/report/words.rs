@@ -3,7 +3,7 @@
 use crate::support::plural::count;
 use crate::support::stderr::inline;
 use crate::train::best::{Best, Metric};
-use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
+use crate::train::event::{Change, Done, Early, Eval, Rewards, RunStart, Speed, What, mixed};
 
 /// Largest number of classes whose confusion matrix fits a terminal; the report shows larger ones.
 pub const SHOWN_CLASSES: usize = 12;
@@ -43,7 +43,19 @@ pub fn eval_line(eval: &Eval) -> String {
     if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
-    line
+    line + &reward_words(&eval.rewards, eval.accuracy)
+}
+
+/// A text such as `  margin 0.1500 (chosen 0.1000, rejected -0.0500)  accuracy 0.75`; empty without rewards.
+pub fn reward_words(rewards: &Rewards, accuracy: Option<f64>) -> String {
+    let Rewards { rewards_chosen, rewards_rejected, margin } = *rewards;
+    let number = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.4}"));
+    if rewards_chosen.or(rewards_rejected).is_none() {
+        return String::new();
+    }
+    let [margin, chosen, rejected] = [margin, rewards_chosen, rewards_rejected].map(number);
+    let accuracy = accuracy.map(|share| format!("  accuracy {share:.2}")).unwrap_or_default();
+    format!("  margin {margin} (chosen {chosen}, rejected {rejected}){accuracy}")
 }
 
 /// A text such as `best eval 0.0240 at step 16`.

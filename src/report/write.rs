@@ -147,9 +147,8 @@ mod tests {
             seconds: 0.5,
             epoch: 0.1,
             shared,
-            traffic: None,
-            memory: None,
             spans: vec![],
+            ..Step::default()
         })
     }
 

@@ -81,7 +81,7 @@ fn choose(
     (p, chosen): (&Prepared, Option<&Chosen>),
     look: Look,
 ) -> Result<(usize, String), Refusal> {
-    let shape = p.shape(options);
+    let shape = p.shape(options)?;
     if let (Some(chosen), Look::Measure) = (chosen, look) {
         measure(chosen, p, options)?;
     }
@@ -134,7 +134,7 @@ fn choose(
 /// Measures the device of this process, where it is a CPU without measurements of such a model. For several devices the
 /// measurements of the first one are used.
 fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refusal> {
-    let shape = p.shape(options);
+    let shape = p.shape(options)?;
     let known = team(
         options,
         (p.model(), Some(chosen)),

@@ -7,15 +7,16 @@ use super::folder::{self, Claim, RunFolder};
 use super::job::{Job, Team};
 use super::prepare;
 use super::signals;
+use super::stages;
 use crate::cluster::coordinator::{
     Company, Coordinator, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
-use crate::cluster::machine::Config;
+use crate::cluster::machine::{Config, Counted};
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
-use crate::config::groups::{ComputeDtype, Gpus, Options, Role};
+use crate::config::groups::{ComputeDtype, Expect, Gpus, Options, Role};
 use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings};
@@ -134,6 +135,7 @@ impl Hall {
         }
         let shape = Shape::of(&manifest);
         let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
+        let lines = stages::plan(settings, options, (&job.prepared, job.need().tokens))?;
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
             machine: machine(options, here),
@@ -143,6 +145,7 @@ impl Hall {
             threads: devices::cores(),
             hint: job.hint(options),
             company,
+            lines,
             stop: &signals::STOP,
         });
         let mut coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
@@ -254,8 +257,12 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
 fn machine(options: &Options, here: usize) -> Config {
     let cluster = &options.cluster;
     let min = cluster.min_workers;
-    let expect = cluster.expect_workers.unwrap_or(min.max(here));
-    Config { expect, min, join_timeout: cluster.join_timeout, ..Config::default() }
+    let expect = cluster.expect_workers.map_or(min.max(here), Expect::count);
+    let counts = match cluster.expect_workers {
+        Some(Expect::Tasks(_)) => Counted::Tasks,
+        Some(Expect::Devices(_)) | None => Counted::Devices,
+    };
+    Config { expect, counts, min, join_timeout: cluster.join_timeout, ..Config::default() }
 }
 
 fn manifest(
@@ -285,6 +292,7 @@ fn manifest(
         fraction_bits: FRACTION_BITS,
         steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
+        seat: None,
     }
 }
 
@@ -293,7 +301,10 @@ fn longest(job: &Job) -> Longest {
     let p = &job.prepared;
     let rows = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
     let shortest = rows.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).min();
-    Longest { tokens: job.need().tokens, shortest: shortest.unwrap_or(1), vocabulary: p.config.vocab }
+    // Rows with answers carry more than others.
+    let compares = p.train.samples.iter().any(|row| row.second.is_some());
+    let shortest = if compares { 1 } else { shortest.unwrap_or(1) };
+    Longest { tokens: job.need().tokens, shortest, vocabulary: p.config.vocab }
 }
 
 /// The options that a worker may also have been given, as in run.yaml, lists joined by commas.
@@ -316,9 +327,10 @@ impl From<RunLockError> for Refusal {
         match e {
             RunLockError::Format(e) => e.into(),
             RunLockError::Random => Refusal::failure(e),
-            RunLockError::Locked(_) | RunLockError::Record { .. } | RunLockError::Other { .. } => {
-                Refusal::configuration(e)
-            }
+            RunLockError::Locked(_)
+            | RunLockError::NoLocks { .. }
+            | RunLockError::Record { .. }
+            | RunLockError::Other { .. } => Refusal::configuration(e),
         }
     }
 }

@@ -11,6 +11,9 @@ use crate::train::TrainError;
 use crate::train::checkpoint::{self, Checkpoint};
 use std::path::{Path, PathBuf};
 
+/// Log-probabilities of answers under the reference.
+pub const REFERENCE: &str = "reference.bin";
+
 mod claim;
 
 pub use claim::Claim;

@@ -5,6 +5,7 @@
 mod best;
 mod expect;
 mod facts;
+mod reference;
 pub mod samples;
 mod team;
 
@@ -19,13 +20,13 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ComputeDtype, Options};
+use crate::config::groups::{ComputeDtype, OptimOptions, Options};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::plan::Plan;
 use crate::data::tokenizer::Skip;
 use crate::forecast::counts::Counts;
 use crate::forecast::recorder::Recorder;
-use crate::forecast::time::Load;
+use crate::forecast::time::Workload;
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::report::{Live, Look};
@@ -34,8 +35,9 @@ use crate::support::stderr::say;
 use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
-use crate::train::{self, Batches, Compute, Finished, Run, TrainError, Work, optim};
-use std::cell::OnceCell;
+use crate::train::{self, Batches, Compute, Finished, Known, Run, TrainError, Work, optim};
+use reference::Reference;
+use std::cell::{OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 
 /// A checked run, ready to begin.
@@ -52,10 +54,11 @@ pub struct Job {
     /// blake3 of the model.
     pub model_hash: String,
     state: State,
+    reference: Option<Reference>,
     /// The checkpoint that the run continues from.
     from: Option<PathBuf>,
     /// The remaining work, once it has been counted.
-    ahead: OnceCell<(Counts, Load)>,
+    ahead: OnceCell<(Counts, Workload)>,
     /// The events of the run so far, for the model card.
     history: Live,
 }
@@ -64,10 +67,10 @@ impl Job {
     /// Builds the run from its options.
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
-        let total = plan.total_steps();
-        let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
-        let schedule = Schedule { peak: o.learning_rate, decay, warmup: o.warmup.of(total), total };
+        let schedule = schedule(o, plan.total_steps())?;
         let optim = optim::Options {
+            beta1: o.betas[0],
+            beta2: o.betas[1],
             weight_decay: o.weight_decay,
             max_grad_norm: o.max_grad_norm,
             ..optim::Options::default()
@@ -100,6 +103,8 @@ impl Job {
             .with_some("dtype", dtype)
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
+        let reference = Reference::new(p, &writer, &model_hash, options)?;
+        let identity = reference.iter().fold(identity, |identity, reference| reference.identify(identity));
         let state = State::new(parameters, optim);
         let (from, ahead, history) = (None, OnceCell::new(), Live::default());
         let job = Job {
@@ -111,6 +116,7 @@ impl Job {
             optim,
             model_hash,
             state,
+            reference,
             from,
             ahead,
             history,
@@ -174,7 +180,7 @@ impl Job {
         let mut watch = Watch::new(options, place, &self.state, look)?;
         self.history = watch.history();
         let mut recorder =
-            Recorder::new(self.shape(options), self.counts(options).clone(), (team.hardware, team.takes));
+            Recorder::new(self.shape(options)?, self.counts(options).clone(), (team.hardware, team.takes));
         let compute = team.compute;
         let finished = {
             let mut events = |e: &Event| {
@@ -235,10 +241,22 @@ impl Job {
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
         self.bring_best(place)?;
-        let p = &self.prepared;
         let notes = self.notes(options, place);
         let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
-        let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        let parameters = self.reference.as_mut().and_then(|reference| reference.parameters.take());
+        let p = &self.prepared;
+        let known = RefCell::new(Known::default());
+        let mut work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        if let Some(reference) = &self.reference {
+            known.replace(self.known(reference, &place.dir));
+            work = work.comparing(reference.objective, &known);
+        }
+        let keep = || {
+            let written = self.reference.as_ref().map(|r| r.write(&place.dir, &known.borrow()));
+            if let Some(Err(e)) = written {
+                say!("warning: {e}: a resumed run scores the answers of the reference again");
+            }
+        };
         let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers());
         let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
         let saving = Saving {
@@ -255,6 +273,7 @@ impl Job {
             compute,
             work: &work as &dyn Work,
             state,
+            reference: parameters.map(|parameters| train::Reference { parameters, keep: &keep }),
             schedule: self.schedule,
             eval_steps: self.every(options.output.eval_steps),
             choice: options.output.choice,
@@ -303,10 +322,20 @@ impl Job {
                 count(self.plan.micro_batch_tokens() as u64, "token")
             ),
         ];
+        notes.extend(self.reference.as_ref().map(|reference| reference.note(options)));
         notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());
         notes
     }
+}
+
+/// The learning rates of a run of `total` steps.
+fn schedule(o: &OptimOptions, total: u64) -> Result<Schedule, Refusal> {
+    let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
+    let (peak, warmup) = (o.learning_rate, o.warmup.of(total));
+    let floor = if peak > 0.0 { o.min_lr / peak } else { 0.0 };
+    let decay_steps = o.decay_steps.of(total).min(total.saturating_sub(warmup));
+    Ok(Schedule { peak, decay, warmup, total, floor, decay_steps })
 }
 
 /// Path of the report; `None` where the run's folder is gone, because the folder is not created again.

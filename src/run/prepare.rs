@@ -17,6 +17,7 @@ use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
 use crate::model::quantised::Recipe;
+use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
 use std::path::{Path, PathBuf};
@@ -55,7 +56,7 @@ impl Prepared {
     }
 
     /// The model's properties that determine its speed.
-    pub fn shape(&self, options: &Options) -> ModelShape {
+    pub fn shape(&self, options: &Options) -> Result<ModelShape, ModelError> {
         ModelShape::of(&folder::stem(&options.model.model), (&self.config, &self.spec), &self.base.files.kind)
     }
 
@@ -335,7 +336,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
 /// Refuses an initial adapter of another task.
 fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
     match (from.task, options.data.task) {
-        (TaskType::SeqCls, Task::Sft) => Err(settings
+        (TaskType::SeqCls, Task::Sft | Task::Pairs | Task::Unpaired) => Err(settings
             .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
         (TaskType::CausalLm, Task::Classify) => {
             let why =

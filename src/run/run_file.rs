@@ -59,7 +59,8 @@ const LEFT_OUT: [&str; 3] = ["config", "resume", "overwrite"];
 
 /// Options with files that are read: recorded as absolute paths where they exist, so that the run can be resumed from
 /// any folder. Other values stay: a Hub id, `chatml`, standard input.
-const READ: [&str; 6] = ["model", "chat-template", "data", "eval-data", "init-adapter", "token-file"];
+const READ: [&str; 7] =
+    ["model", "chat-template", "data", "eval-data", "init-adapter", "reference-adapter", "token-file"];
 /// Options with files and folders that are written: recorded as absolute paths.
 const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
 

@@ -37,7 +37,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     )?;
     let hardware = devices::hardware(&chosen, 0);
     let device = profile::device(&devices::cpu_class(&chosen), &hardware);
-    let measured = Profiles::read().memory(&device, &prepared.shape(options));
+    let measured = Profiles::read().memory(&device, &prepared.shape(options)?);
     let mut need = Need { measured, ..job::need(&prepared, &planned) };
     // Memory is checked before the adapter is created, because the adapter itself may not fit.
     let how = devices::settle(&chosen, prepared.model(), need)?;

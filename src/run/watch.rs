@@ -168,7 +168,7 @@ fn dashboard(
     let address: SocketAddr = addresses.next().ok_or_else(|| refuse(std::io::ErrorKind::NotFound.into()))?;
     let key = match address.ip().is_loopback() {
         true => None,
-        false => Some(key(token)?),
+        false => Some(key(token, b"finetune dashboard")?),
     };
     let page = Dashboard::open(address, key.clone(), around, history).map_err(refuse)?;
     let shown = match page.address() {
@@ -180,14 +180,14 @@ fn dashboard(
     Ok(page)
 }
 
-/// A key derived from this machine's token, so that a stored address (of Prometheus, for example) stays valid for the
+/// A key for `purpose`, derived from this machine's token, so that a stored address (of Prometheus, for example) stays valid for the
 /// next run; where no token can be stored, a random key.
-fn key(token_file: Option<&Path>) -> Result<String, Refusal> {
+pub fn key(token_file: Option<&Path>, purpose: &[u8]) -> Result<String, Refusal> {
     let kept = Keyring::of_user(token_file).find_or_make();
     let token = match kept {
         Ok(found) => found.token,
         Err(_) => Token::random().map_err(|e| Refusal::failure(e.to_string()))?,
     };
-    let key: [u8; 16] = token.derive(b"finetune dashboard");
+    let key: [u8; 16] = token.derive(purpose);
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
 }

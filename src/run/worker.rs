@@ -12,11 +12,15 @@ use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::{Section, TABLE};
 use crate::config::{Origin, Settings};
 use crate::devices;
-use crate::net::{Party, Wishes, secure};
+use crate::net::{Party, Wishes, await_token, secure};
 use crate::report::{Look, Shift};
-use crate::support::stderr::inline;
+use crate::support::stderr::{inline, say};
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Pause between two looks for a token.
+const GLANCE: Duration = Duration::from_millis(200);
 
 /// Options of other sections that also belong to the run, so the coordinator decides them.
 const OF_THE_RUN: [&str; 6] =
@@ -34,6 +38,9 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let listens = cluster.bind.is_some();
     let wishes =
         Wishes { token_file: cluster.token_file.as_deref(), insecure: cluster.insecure, at, listens };
+    if cluster.engine {
+        wait_for_token(&wishes, cluster.join_timeout)?;
+    }
     let secured = secure(Party::Worker, &wishes)?;
     let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
     let shift = RefCell::new(Shift::new(look));
@@ -59,7 +66,8 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         patience: cluster.join_timeout,
         stays: cluster.stay,
         model,
-        options: typed(settings),
+        // Tasks of an engine have the command line of task 0, which replaces words such as `auto`.
+        options: if cluster.engine { Vec::new() } else { typed(settings) },
         stop: &signals::STOP,
         say: &say,
     };
@@ -70,6 +78,18 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         Ending::Failed(line) => Err(Refusal::failure(line)),
         Ending::Alone(e) => Err(e.into()),
     }
+}
+
+/// Waits for a token that the coordinator makes in the home folder of all tasks, and says so once.
+fn wait_for_token(wishes: &Wishes, patience: Duration) -> Result<(), Refusal> {
+    let mut said = false;
+    let mut wait = |line: &str| {
+        if !std::mem::replace(&mut said, true) {
+            say!("{line}; waits for that of task 0, which is seen here if both have one home folder");
+        }
+        std::thread::sleep(GLANCE);
+    };
+    Ok(await_token(wishes, patience, &mut wait)?)
 }
 
 /// The model named here, and its hash.

@@ -3,8 +3,11 @@
 
 use super::work::Work;
 use crate::data::plan::Plan;
-use crate::data::samples::Samples;
+use crate::data::samples::{Sample, Samples};
+use crate::model::preference::{Aim, Answers, Lesson, Loss, Objective};
 use crate::model::stage::{IGNORE, Microbatch, Targets};
+use std::cell::{OnceCell, RefCell};
+use std::ops::Range;
 
 /// The work of a run on tokenised rows.
 pub struct Batches<'a> {
@@ -12,13 +15,67 @@ pub struct Batches<'a> {
     plan: &'a Plan,
     eval: Option<&'a Samples>,
     eval_plan: Vec<Vec<usize>>,
+    compared: Option<Compared<'a>>,
+}
+
+/// Log-probabilities of answers under the reference, those of a row together; NaN where they are not known. First
+/// those of the training rows, then those of the evaluation.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Known(pub [Vec<f64>; 2]);
+
+/// A loss that compares answers.
+struct Compared<'a> {
+    objective: Objective,
+    known: &'a RefCell<Known>,
+    /// Rows that the reference scores: whether they are of the evaluation, and their indices.
+    unscored: Vec<(bool, Vec<usize>)>,
+    eval_nll: OnceCell<f64>,
 }
 
 impl<'a> Batches<'a> {
+    /// Compares answers by `objective`. `known` holds the log-probabilities under the reference, and takes missing ones.
+    #[must_use]
+    pub fn comparing(mut self, objective: Objective, known: &'a RefCell<Known>) -> Self {
+        let mut unscored = Vec::new();
+        if objective.loss.has_reference() {
+            let empty = Samples::default();
+            let sides = [(self.rows, self.plan.rows()), (self.eval.unwrap_or(&empty), Vec::new())];
+            for (side, (samples, rows)) in sides.into_iter().enumerate() {
+                let rows = if side == 0 { rows } else { (0..samples.len()).collect() };
+                let all = &mut known.borrow_mut().0[side];
+                all.resize(answers(samples) * samples.len(), f64::NAN);
+                let lacks = |row: &usize| reference(all, samples, *row).iter().any(|value| value.is_nan());
+                if rows.iter().any(lacks) {
+                    let packed = Plan::in_order(&rows, samples, self.plan.micro_batch_tokens());
+                    unscored.extend(packed.into_iter().map(|rows| (side == 1, rows)));
+                }
+            }
+        }
+        self.compared = Some(Compared { objective, known, unscored, eval_nll: OnceCell::new() });
+        self
+    }
+
+    /// A microbatch whose answers are compared; `nll` is the weight of a token of the chosen ones.
+    fn lesson(
+        &self,
+        compared: &Compared,
+        (rows, step): (&[usize], u64),
+        (eval, nll): (bool, f64),
+    ) -> Microbatch {
+        let samples = if eval { self.eval.unwrap_or(self.rows) } else { self.rows };
+        let (objective, known) = (compared.objective, compared.known.borrow());
+        let of_row = |&row: &usize| reference(&known.0[usize::from(eval)], samples, row).to_vec();
+        let has = objective.loss.has_reference();
+        let reference = if has { rows.iter().flat_map(of_row).collect() } else { Vec::new() };
+        let wanted = rows.iter().filter_map(|&row| samples.get(row).label.map(|label| label == 1)).collect();
+        let lesson = Lesson { objective, reference, nll, wanted };
+        answering(samples, rows, (step, Aim::Learn(lesson)))
+    }
+
     /// `eval`: the rows to evaluate on. They are packed with the microbatch size of the plan.
     pub fn new(rows: &'a Samples, plan: &'a Plan, eval: Option<&'a Samples>) -> Self {
         let eval_plan = eval.map_or_else(Vec::new, |rows| Plan::eval(rows, plan.micro_batch_tokens()));
-        Batches { rows, plan, eval, eval_plan }
+        Batches { rows, plan, eval, eval_plan, compared: None }
     }
 }
 
@@ -37,7 +94,11 @@ impl Work for Batches<'_> {
 
     fn step(&self, step: u64) -> Vec<Microbatch> {
         let planned = self.plan.step(step).microbatches;
-        planned.iter().map(|indices| microbatch(self.rows, indices, step)).collect()
+        let Some(compared) = &self.compared else {
+            return planned.iter().map(|indices| microbatch(self.rows, indices, step)).collect();
+        };
+        let nll = beside(&compared.objective, self.rows, planned.iter().flatten());
+        planned.iter().map(|rows| self.lesson(compared, (rows, step), (false, nll))).collect()
     }
 
     fn eval_rows(&self) -> u64 {
@@ -50,8 +111,89 @@ impl Work for Batches<'_> {
 
     fn eval(&self, index: usize, step: u64) -> Microbatch {
         // Without evaluation rows the plan is empty, so no index is valid and `self.rows` is never used.
-        microbatch(self.eval.unwrap_or(self.rows), &self.eval_plan[index], step)
+        let samples = self.eval.unwrap_or(self.rows);
+        match &self.compared {
+            None => microbatch(samples, &self.eval_plan[index], step),
+            Some(compared) => {
+                let nll = || beside(&compared.objective, samples, &(0..samples.len()).collect::<Vec<_>>());
+                let nll = *compared.eval_nll.get_or_init(nll);
+                self.lesson(compared, (&self.eval_plan[index], step), (true, nll))
+            }
+        }
     }
+
+    fn unscored(&self) -> usize {
+        self.compared.as_ref().map_or(0, |compared| compared.unscored.len())
+    }
+
+    fn unscored_at(&self, index: usize, step: u64) -> Microbatch {
+        let unscored = self.compared.as_ref().and_then(|compared| compared.unscored.get(index));
+        let (eval, rows) = unscored.map_or((false, &[][..]), |(eval, rows)| (*eval, rows));
+        let samples = if eval { self.eval.unwrap_or(self.rows) } else { self.rows };
+        answering(samples, rows, (step, Aim::Score))
+    }
+
+    fn scored(&self, index: usize, scores: &[f64]) {
+        let Some(compared) = &self.compared else { return };
+        let Some((eval, rows)) = compared.unscored.get(index) else { return };
+        let samples = if *eval { self.eval.unwrap_or(self.rows) } else { self.rows };
+        let (each, mut known) = (answers(samples), compared.known.borrow_mut());
+        for (&row, scores) in rows.iter().zip(scores.chunks(each)) {
+            known.0[usize::from(*eval)][row * each..][..scores.len()].copy_from_slice(scores);
+        }
+    }
+}
+
+/// Answers of each row.
+fn answers(samples: &Samples) -> usize {
+    if samples.is_empty() { 1 } else { samples.get(0).rows().count() }
+}
+
+/// The log-probabilities of the answers of a row.
+fn reference<'k>(known: &'k [f64], samples: &Samples, row: usize) -> &'k [f64] {
+    let each = answers(samples);
+    &known[row * each..][..each]
+}
+
+/// First token of the answer in the row with these tokens.
+fn begin(sample: &Sample, row: &Range<usize>) -> usize {
+    row.clone().find(|&i| sample.supervised(i)).unwrap_or(row.end - 1)
+}
+
+/// Tokens of a pair whose mean loss counts beside that of the pair.
+fn nll_tokens(objective: &Objective, sample: &Sample) -> usize {
+    let chosen = 0..sample.second.unwrap_or(0);
+    let first = if objective.loss == Loss::Orpo { 1 } else { begin(sample, &chosen).max(1) };
+    chosen.len().saturating_sub(first)
+}
+
+/// The weight of each of these tokens that gives their mean over all rows the weight of the objective: sums are divided
+/// by the number of pairs.
+fn beside<'r>(objective: &Objective, samples: &Samples, rows: impl IntoIterator<Item = &'r usize>) -> f64 {
+    if objective.nll == 0.0 {
+        return 0.0;
+    }
+    let (mut pairs, mut tokens) = (0, 0);
+    for &row in rows {
+        pairs += 1;
+        tokens += nll_tokens(objective, &samples.get(row));
+    }
+    if tokens == 0 { 0.0 } else { objective.nll * f64::from(pairs) / tokens as f64 }
+}
+
+/// Concatenates rows with answers.
+fn answering(samples: &Samples, indices: &[usize], (step, aim): (u64, Aim)) -> Microbatch {
+    let (mut ids, mut begins, mut rows, mut bounds) = (Vec::new(), Vec::new(), Vec::new(), vec![0]);
+    for &index in indices {
+        let sample = samples.get(index);
+        for row in sample.rows() {
+            begins.push((ids.len() + begin(&sample, &row) - row.start) as u32);
+            ids.extend_from_slice(&sample.ids[row]);
+            bounds.push(ids.len() as u32);
+            rows.push(sample.row);
+        }
+    }
+    Microbatch { step, rows, ids, bounds, targets: Targets::Answers(Answers { begins, aim }) }
 }
 
 /// Concatenates rows. The target of a token is the next token of its row, if that token is supervised; a row with a
@@ -82,7 +224,7 @@ mod tests {
         let mut samples = Samples::default();
         for (row, ids, mask) in rows {
             let mask = mask.iter().map(|&m| m == 1).collect();
-            samples.push(*row, &Encoded { ids: ids.to_vec(), mask }, label);
+            samples.push(*row, &Encoded::new(mask, ids.to_vec()), label);
         }
         samples
     }

@@ -17,8 +17,8 @@ pub struct Scoring<'a> {
     pub count: usize,
     /// Makes the microbatch with the given index.
     pub batch: &'a dyn Fn(usize) -> Microbatch,
-    /// Receives each microbatch with its sums exactly once, in any order.
-    pub each: &'a mut dyn FnMut(&Microbatch, &LossSums) -> Result<(), TrainError>,
+    /// Receives the index, the microbatch and its sums exactly once each, in any order.
+    pub each: &'a mut dyn FnMut(usize, &Microbatch, &LossSums) -> Result<(), TrainError>,
 }
 
 /// The interface between the training loop and models. Every call returns `None` if a signal ended it; partial results

@@ -65,14 +65,16 @@ pub enum TrainError {
     },
     /// Too few devices for too long; the trained state is saved.
     #[error(
-        "{have} of {want} devices were here after {seconds} s: {}, or wait for fewer (--expect-workers, --min-workers)",
+        "{have} of {want} {of}s were here after {seconds} s: {}, or wait for fewer (--expect-workers, --min-workers)",
         if *.step > 0 { "start more workers and go on with --resume" } else { "start more workers and run this again" }
     )]
     Alone {
-        /// Devices that are present.
+        /// Number present.
         have: usize,
-        /// Devices that the run waits for.
+        /// Number that the run waits for.
         want: usize,
+        /// What is counted, in the singular.
+        of: &'static str,
         /// Waiting time.
         seconds: u64,
         /// The last finished step.

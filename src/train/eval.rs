@@ -21,7 +21,7 @@ pub fn evaluate(
 ) -> Result<Option<event::Eval>, TrainError> {
     let began = Instant::now();
     let (mut sums, mut confusion) = (Sums::new(0), Confusion::default());
-    let mut each = |batch: &Microbatch, out: &LossSums| {
+    let mut each = |_, batch: &Microbatch, out: &LossSums| {
         let (rows, finding) = (|| batch.rows.clone(), None);
         let bad = |bad: BadValue| TrainError::Evaluation { step, rows: rows(), value: bad.value, finding };
         sums.add_loss(out).map_err(bad)?;
@@ -31,12 +31,14 @@ pub fn evaluate(
     let scoring = Scoring { count: work.eval_len(), batch: &|index| work.eval(index, step), each: &mut each };
     let Some(()) = compute.losses(step, scoring, say)? else { return Ok(None) };
     let loss = sums.mean().loss;
-    let scores = confusion.scores();
+    let (scores, rewards) = (confusion.scores(), sums.scalars().rewards);
+    let compares = rewards.counts != [0; 2];
     Ok(Some(event::Eval {
         step,
         eval_loss: loss,
-        perplexity: scores.is_none().then(|| libm::exp(loss)),
-        accuracy: scores.as_ref().map(|s| s.accuracy),
+        rewards: rewards.means(),
+        perplexity: (scores.is_none() && !compares).then(|| libm::exp(loss)),
+        accuracy: scores.as_ref().map(|s| s.accuracy).or(rewards.accuracy()),
         macro_f1: scores.as_ref().map(|s| s.macro_f1),
         confusion: scores.and_then(shown_matrix),
         tokens: sums.targets,

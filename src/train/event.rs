@@ -96,6 +96,12 @@ pub struct Step {
     pub grad_norm: f64,
     /// Learning rate of this update.
     pub lr: f64,
+    /// Rewards of the answers, where a loss compares them.
+    #[serde(flatten)]
+    pub rewards: Rewards,
+    /// Share of pairs whose chosen answer has the higher reward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// Number of supervised targets (for a classifier: rows) in this step.
     pub tokens: u64,
     /// All tokens of this step.
@@ -117,6 +123,20 @@ pub struct Step {
     /// Bytes of memory that the process holds; None if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
+}
+
+/// Mean rewards of answers. All are absent where no loss compares answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rewards {
+    /// Mean reward of the chosen answers, or of those that are wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards_chosen: Option<f64>,
+    /// Mean reward of the other answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards_rejected: Option<f64>,
+    /// The difference of the two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin: Option<f64>,
 }
 
 /// Distribution of a step's microbatches over devices, and its costs.
@@ -174,10 +194,13 @@ pub struct Eval {
     pub step: u64,
     /// Sum of losses over sum of weights, dropout off.
     pub eval_loss: f64,
+    /// Rewards of the answers, where a loss compares them; the accuracy is below.
+    #[serde(flatten)]
+    pub rewards: Rewards,
     /// exp(eval_loss); None for a classifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Share of rows whose most probable class is the label.
+    /// Share of rows whose most probable class is the label, or of pairs whose chosen answer has the higher reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// Mean F1 over the classes that occur, as in scikit-learn's `f1_score(average="macro")`.

@@ -255,7 +255,7 @@ impl Compute for Local<'_> {
             let out = out.and_then(|out| out).and_then(Output::loss);
             let out = out.map_err(|fault| TrainError::Device { step, fault });
             let Some(out) = self.unless_stopped(out)? else { return Ok(None) };
-            (scoring.each)(&batch, &out)?;
+            (scoring.each)(index, &batch, &out)?;
         }
         Ok(Some(()))
     }

@@ -18,9 +18,9 @@ pub mod sum;
 pub mod trial;
 mod work;
 
-pub use batches::{Batches, microbatch};
+pub use batches::{Batches, Known, microbatch};
 pub use compute::{Compute, Effort, Say, Scoring};
 pub use error::{Again, Finding, TrainError};
 pub use local::Local;
-pub use run::{Asked, Finished, Run, Sampler, run};
+pub use run::{Asked, Finished, Reference, Run, Sampler, refer, run};
 pub use work::Work;

@@ -155,7 +155,7 @@ mod tests {
                 sums.add_gradient(&draw(10 * step + i, len), fixed::cap(3)).unwrap();
             }
             let (loss, weight) = (77 << 40, (13 * i128::from(step)) << 40);
-            sums.set_scalars(crate::train::sum::Scalars { loss, weight, targets: 3 });
+            sums.set_scalars(crate::train::sum::Scalars { loss, weight, targets: 3, ..Default::default() });
 
             let mut mean = sums.mean();
             let norm = optim::norm(&mean.gradient);

@@ -4,7 +4,7 @@
 
 use super::best::Choice;
 use super::checkpoint::{Saving, State};
-use super::compute::{Compute, Effort};
+use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event, Speed};
@@ -13,7 +13,7 @@ use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
 use super::sum::Sums;
 use super::work::Work;
-use crate::model::stage::Sampling;
+use crate::model::stage::{LossSums, Microbatch, Sampling};
 use std::time::Instant;
 
 /// All inputs of a run.
@@ -24,6 +24,8 @@ pub struct Run<'a> {
     pub work: &'a dyn Work,
     /// The initial state: [`State::new`], or the state of a checkpoint.
     pub state: State,
+    /// What answers are compared with, where the work needs it.
+    pub reference: Option<Reference<'a>>,
     /// The learning rate of every step.
     pub schedule: Schedule,
     /// Steps between evaluations, in addition to those at the start and at the end; 0 for only these two.
@@ -50,6 +52,14 @@ pub struct Sampler<'a> {
     pub sampling: Sampling,
     /// Converts tokens to text.
     pub decode: &'a dyn Fn(&[u32]) -> String,
+}
+
+/// The reference that scores answers before the first step.
+pub struct Reference<'a> {
+    /// Its parameters in the flat layout.
+    pub parameters: Vec<f32>,
+    /// Called once all answers are scored.
+    pub keep: &'a dyn Fn(),
 }
 
 /// A prompt.
@@ -99,6 +109,30 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
     Ok(Finished { complete, checkpoint: saving.newest(), state, seconds: began.elapsed().as_secs_f64() })
 }
 
+/// Scores answers that are not known yet with the parameters of the reference, which stay set. Returns the number of
+/// answers; `None` if a signal ended it.
+pub fn refer(
+    compute: &mut dyn Compute,
+    work: &dyn Work,
+    (step, reference): (u64, &[f32]),
+    say: Say,
+) -> Result<Option<u64>, TrainError> {
+    let (count, mut answers) = (work.unscored(), 0);
+    let Some(()) = compute.set_parameters(step, reference)? else { return Ok(None) };
+    let mut each = |index, batch: &Microbatch, sums: &LossSums| {
+        answers += sums.rows.len() as u64;
+        work.scored(index, &sums.rows);
+        match sums.rows.iter().find(|row| !row.is_finite()) {
+            None => Ok(()),
+            Some(&value) => {
+                Err(TrainError::Evaluation { step, rows: batch.rows.clone(), value, finding: None })
+            }
+        }
+    };
+    let scoring = Scoring { count, batch: &|index| work.unscored_at(index, step), each: &mut each };
+    Ok(compute.losses(step, scoring, say)?.map(|()| answers))
+}
+
 /// The result of setting the model's parameters after a step; `None` if a signal ended the call.
 type Handed = Result<Option<()>, TrainError>;
 
@@ -117,8 +151,9 @@ impl Trainer<'_, '_> {
     /// Returns true if no step is left, false if a signal came first.
     fn all_steps(&mut self) -> Result<bool, TrainError> {
         self.say(Event::Run(self.start()));
+        let first = self.run.state.step + 1;
+        let Some(()) = self.refer()? else { return self.ended() };
         let State { step, parameters, .. } = &self.run.state;
-        let first = step + 1;
         let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
         self.measured(|_| true);
         self.run.state.best = self.run.choice.recall(self.run.state.best);
@@ -139,6 +174,21 @@ impl Trainer<'_, '_> {
             self.keep()?;
         }
         self.ended()
+    }
+
+    /// Scores answers with the parameters of the reference, where they are not known yet.
+    fn refer(&mut self) -> Result<Option<()>, TrainError> {
+        let Trainer { run: Run { compute, work, state, reference, .. }, events, .. } = self;
+        let (step, began) = (state.step, Instant::now());
+        let Some(reference) = reference.take().filter(|_| work.unscored() > 0) else { return Ok(Some(())) };
+        let scored = refer(*compute, *work, (step, &reference.parameters), &mut |event| events(&event))?;
+        let Some(answers) = scored else { return Ok(None) };
+        (reference.keep)();
+        let seconds = began.elapsed().as_secs_f64();
+        let reason = format!("the reference scored {answers} answers in {seconds:.1} s");
+        let (what, worker, devices) = (event::What::Note, String::new(), Vec::new());
+        self.say(Event::Device(event::Change { step, what, worker, devices, reason }));
+        Ok(Some(()))
     }
 
     /// True if no step is left: the last one was taken, or early stopping applies.
@@ -172,6 +222,7 @@ impl Trainer<'_, '_> {
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
         let Some(Effort { shared, spans, traffic }) = taken else { return Ok(None) };
         let Means { loss, grad_norm } = Means::of(sums);
+        let rewards = sums.scalars().rewards;
         let lr = run.schedule.rate(step);
         self.update(step, grad_norm, lr)?;
         let handed_over = self.run.compute.set_parameters(step, &self.run.state.parameters);
@@ -180,6 +231,8 @@ impl Trainer<'_, '_> {
             loss,
             grad_norm,
             lr,
+            rewards: rewards.means(),
+            accuracy: rewards.accuracy(),
             tokens: self.sums.targets,
             total_tokens: microbatches.iter().map(|batch| batch.ids.len() as u64).sum(),
             seconds: began.elapsed().as_secs_f64(),

@@ -4,11 +4,14 @@
 //! Loss and weight are two numbers per microbatch: they are added in 128 bits, so their only limit is the range of the
 //! fixed-point format, not a cap per microbatch.
 
+use super::event;
 use crate::model::layout::Layout;
+use crate::model::preference;
 use crate::model::stage::LossSums;
 use crate::numeric::fixed::CELL;
 use crate::numeric::fixed::{self, BadValue};
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 /// The sums over the microbatches of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +23,7 @@ pub struct Sums {
     weight: i128,
     /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
+    rewards: RewardSums,
 }
 
 /// Loss, weight and targets of microbatches: all sums except the gradient.
@@ -31,6 +35,53 @@ pub struct Scalars {
     pub weight: i128,
     /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
+    /// Rewards of answers, where a loss compares them.
+    pub rewards: RewardSums,
+}
+
+/// Sums of rewards.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewardSums {
+    /// Sums of the rewards of chosen and of rejected answers, in fixed point.
+    pub sums: [i128; 2],
+    /// Numbers of these answers.
+    pub counts: [u64; 2],
+    /// Number of pairs among them.
+    pub pairs: u64,
+    /// Pairs whose chosen answer has the higher reward.
+    pub right: u64,
+}
+
+impl RewardSums {
+    /// Adds the rewards of other microbatches.
+    pub fn add(&mut self, other: &RewardSums) {
+        for side in 0..2 {
+            self.sums[side] = self.sums[side].wrapping_add(other.sums[side]);
+            self.counts[side] = self.counts[side].wrapping_add(other.counts[side]);
+        }
+        self.pairs = self.pairs.wrapping_add(other.pairs);
+        self.right = self.right.wrapping_add(other.right);
+    }
+
+    /// The share of pairs whose chosen answer has the higher reward.
+    pub fn accuracy(&self) -> Option<f64> {
+        (self.pairs > 0).then(|| self.right as f64 / self.pairs as f64)
+    }
+
+    /// The means, where there are answers.
+    pub fn means(&self) -> event::Rewards {
+        let unit = 2f64.powi(fixed::FRACTION_BITS as i32);
+        let mean = |side: usize| {
+            let count = self.counts[side];
+            (count > 0).then(|| self.sums[side] as f64 / unit / count as f64)
+        };
+        let (chosen, rejected) = (mean(0), mean(1));
+        event::Rewards {
+            rewards_chosen: chosen,
+            rewards_rejected: rejected,
+            margin: chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected),
+        }
+    }
 }
 
 /// Means over a step or an evaluation, each rounded once.
@@ -47,14 +98,19 @@ impl Scalars {
     pub fn of(sums: &LossSums) -> Result<Self, BadValue> {
         let fixed = |value| fixed::to_fixed(value, i64::MAX).ok_or(BadValue { index: 0, value });
         let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
-        Ok(Scalars { loss: loss.into(), weight: weight.into(), targets: sums.targets })
+        // Rewards are only shown: large ones do not end a run.
+        let reward = |value: f64| fixed(value.clamp(-8e6, 8e6));
+        let preference::Rewards { sums: [chosen, rejected], counts, pairs, right } = sums.rewards;
+        let rewards =
+            RewardSums { sums: [reward(chosen)?.into(), reward(rejected)?.into()], counts, pairs, right };
+        Ok(Scalars { loss: loss.into(), weight: weight.into(), targets: sums.targets, rewards })
     }
 }
 
 impl Sums {
     /// Empty sums over a flat layout of `len` values (0 for an evaluation).
     pub fn new(len: usize) -> Self {
-        Sums { cells: empty_cells(len), len, loss: 0, weight: 0, targets: 0 }
+        Sums { cells: empty_cells(len), len, ..Sums::default() }
     }
 
     /// Sets all sums to zero and keeps the memory.
@@ -63,7 +119,7 @@ impl Sums {
             self.cells.par_iter_mut().for_each(|cell| cell.fill(0));
         }
         self.reset_len(len);
-        (self.loss, self.weight, self.targets) = (0, 0, 0);
+        self.set_scalars(Scalars::default());
     }
 
     /// Resizes the cells to `len` values for a caller that overwrites all of them; existing values stay if the size is
@@ -91,12 +147,13 @@ impl Sums {
 
     /// All sums except the gradient.
     pub fn scalars(&self) -> Scalars {
-        Scalars { loss: self.loss, weight: self.weight, targets: self.targets }
+        Scalars { loss: self.loss, weight: self.weight, targets: self.targets, rewards: self.rewards }
     }
 
     /// Replaces all sums except the gradient.
     pub fn set_scalars(&mut self, scalars: Scalars) {
         (self.loss, self.weight, self.targets) = (scalars.loss, scalars.weight, scalars.targets);
+        self.rewards = scalars.rewards;
     }
 
     /// Adds the loss of a microbatch; a value that is not finite or outside the range changes nothing.
@@ -110,6 +167,7 @@ impl Sums {
         self.loss += one.loss;
         self.weight += one.weight;
         self.targets += one.targets;
+        self.rewards.add(&one.rewards);
     }
 
     /// Adds the gradient of a microbatch, all or nothing; the error's index is that of the flat layout.

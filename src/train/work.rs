@@ -17,6 +17,16 @@ pub trait Work {
     fn eval_rows(&self) -> u64;
     /// Number of microbatches in an evaluation.
     fn eval_len(&self) -> usize;
+    /// Number of microbatches that the reference scores before the next step; 0 where none is needed, or all are known.
+    fn unscored(&self) -> usize {
+        0
+    }
+    /// Microbatch `index` of those.
+    fn unscored_at(&self, index: usize, step: u64) -> Microbatch {
+        self.eval(index, step)
+    }
+    /// Takes the log-probabilities of the answers of microbatch `index` under the reference.
+    fn scored(&self, _index: usize, _answers: &[f64]) {}
     /// Microbatch `index` of an evaluation after `step` steps (dropout is off, so the numbers do not depend on `step`).
     fn eval(&self, index: usize, step: u64) -> Microbatch;
 }

@@ -159,3 +159,12 @@ pub fn classes(n: usize) -> String {
     };
     (0..n).map(|i| row(i).to_string() + "\n").collect()
 }
+
+/// Rows of preferences, of different lengths.
+pub fn pairs(n: usize) -> String {
+    let row = |i: usize| {
+        let prompt = format!("Show the branch {}", "again ".repeat(i % 5));
+        json!({ "prompt": prompt, "chosen": format!("git branch --list {i}"), "rejected": "git log ".repeat(1 + i % 3) })
+    };
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}

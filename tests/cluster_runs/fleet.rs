@@ -159,6 +159,11 @@ impl Fleet {
         self.child(name).wait().unwrap();
     }
 
+    /// The id of a process.
+    pub fn id(&mut self, name: &str) -> u32 {
+        self.child(name).id()
+    }
+
     /// Whether a process still runs.
     pub fn is_running(&mut self, name: &str) -> bool {
         self.ended(name).is_none()

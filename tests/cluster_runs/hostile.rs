@@ -13,7 +13,7 @@ use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
 use finetune::numeric::REVISION;
-use finetune::train::sum::Sums;
+use finetune::train::sum::{RewardSums, Sums};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -65,17 +65,7 @@ impl Enemy {
     }
 
     pub fn greets(&mut self) {
-        let hello = Hello {
-            protocol: PROTOCOL,
-            version: env!("CARGO_PKG_VERSION").into(),
-            numerics: REVISION,
-            identity: identity().unwrap(),
-            name: "enemy".into(),
-            model: None,
-            options: vec![],
-            before: None,
-        };
-        self.say(&ToCoordinator::Hello(hello));
+        self.say(&ToCoordinator::Hello(hello()));
         match self.hear() {
             Some(ToWorker::Welcome(manifest)) => self.manifest = Some(*manifest),
             other => panic!("{other:?}"),
@@ -132,6 +122,7 @@ impl Enemy {
             loss: 0,
             weight: 0,
             targets: 0,
+            rewards: RewardSums::default(),
             parameters,
             traffic: Traffic::default(),
         };
@@ -212,7 +203,7 @@ const CASES: [Case; 16] = [
     (
         |e| {
             let (lease, parameters) = (e.leased().lease, e.parameters.1);
-            let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![] };
+            let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, ..LossSums::default() };
             e.say(&ToCoordinator::Score { lease, sums, parameters, micros: 1 });
         },
         "another kind",
@@ -339,5 +330,19 @@ fn hostile_peer_with_the_token_changes_no_byte() {
         "rejected: 0 connections, 1 worker (token, version, model or options differ); removed: 13 workers",
     ] {
         assert!(said.contains(part), "{part:?}\n{said}");
+    }
+}
+
+/// The first message of a worker with the token.
+pub fn hello() -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
+        identity: identity().unwrap(),
+        name: "enemy".into(),
+        model: None,
+        options: vec![],
+        before: None,
     }
 }

@@ -12,11 +12,15 @@ mod every_message;
 mod fleet;
 mod gpu;
 mod hostile;
+mod hostile_seats;
 mod hosts;
 mod lines;
 mod messages;
 mod network;
+#[path = "../export/random_base.rs"]
+mod random_base;
 mod scores;
+mod stages;
 mod tap;
 
 use finetune::train::event::Event;

@@ -60,6 +60,43 @@ fn a_silent_drop_in_one_direction_changes_no_byte() {
     });
 }
 
+/// A coordinator on host 1, the seats of a line on 2 and 3, a spare worker on 4, and `trouble` after the second step.
+fn check_line(path: Path, fell: bool, trouble: impl FnOnce(&Hosts)) {
+    let run = &format!("{RUN} --max-steps 6");
+    let Some(mut fleet) = Fleet::on_hosts(4, path) else { return };
+    let alone = fleet.alone(run);
+    fleet.coordinator(&format!("{run} --stages 2"));
+    for name in ["two", "three"] {
+        fleet.faulty(name, "--threads 1", "slow=20");
+    }
+    fleet.wait_for_step(1);
+    fleet.worker("spare", "--threads 1");
+    fleet.wait_for_step(2);
+    trouble(fleet.hosts());
+    fleet.all_end(&["coordinator"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let said = fleet.said("coordinator");
+    assert_eq!(said.matches("joined").count() > 1, fell, "{}", fleet.all());
+}
+
+#[test]
+fn a_line_over_a_slow_network_changes_no_byte() {
+    let wan = Path { megabits: 91.0, delay: Duration::from_millis(20), loss: 0.0 };
+    check_line(wan, false, |_| {});
+    check_line(Path { loss: 0.01, ..GIGABIT }, false, |_| {});
+}
+
+/// Both seats still reach the coordinator; only the silence between them shows the lost direction.
+#[test]
+fn a_silent_drop_between_two_seats_changes_no_byte() {
+    check_line(GIGABIT, true, |hosts| hosts.drop_silently(2, 3));
+}
+
+#[test]
+fn an_unplugged_seat_changes_no_byte() {
+    check_line(GIGABIT, true, |hosts| hosts.unplug(3));
+}
+
 /// The switch forwards multicast to all hosts: a worker on another host needs no address.
 #[test]
 fn a_worker_finds_the_coordinator_of_another_host() {

@@ -80,14 +80,24 @@ fn declared() -> Vec<String> {
     let enums = ["ToCoordinator", "ToWorker", "Work", "Packed", "Trouble", "Bye"];
     let mut all: Vec<String> = enums.iter().flat_map(|name| enumeration(message, name)).collect();
     all.extend(enumeration(stage, "Targets"));
+    let preference = include_str!("../../src/model/preference/mod.rs");
+    let losses = include_str!("../../src/model/preference/loss.rs");
+    all.extend(enumeration(preference, "Aim"));
+    all.extend(enumeration(losses, "Loss"));
     let structs = [
         (message, "Hello"),
         (message, "Manifest"),
+        (message, "SeatPlan"),
         (message, "ModelFile"),
         (message, "Device"),
         (message, "Lease"),
         (stage, "Microbatch"),
         (stage, "LossSums"),
+        (preference, "Answers"),
+        (preference, "Lesson"),
+        (losses, "Objective"),
+        (preference, "Rewards"),
+        (include_str!("../../src/train/sum.rs"), "RewardSums"),
         (stage, "Sampling"),
         (include_str!("../../src/model/lora.rs"), "LoraSpec"),
         (include_str!("../../src/train/trial.rs"), "Trials"),

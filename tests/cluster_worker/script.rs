@@ -38,7 +38,7 @@ pub fn model_dir() -> PathBuf {
 pub fn shape() -> Shape {
     let targets = ["q_proj", "down_proj"].map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.1, targets, seed: 7 };
-    Shape { labels: None, class_weights: None, quantize: None, lora, tokens: 64, dtype: None }
+    Shape { labels: None, class_weights: None, quantize: None, lora, tokens: 64, dtype: None, portion: None }
 }
 
 pub fn blueprint() -> Blueprint {
@@ -118,6 +118,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: FRACTION_BITS,
         steps: 9,
         silence_millis: 0,
+        seat: None,
     }
 }
 
@@ -277,9 +278,9 @@ impl Script {
                         }
                     }
                 }
-                ToCoordinator::Sum { sum, leases, loss, weight, targets, step, .. } => {
+                ToCoordinator::Sum { sum, leases, loss, weight, targets, rewards, step, .. } => {
                     assert_eq!(step, 1);
-                    sums.set_scalars(Scalars { loss, weight, targets });
+                    sums.set_scalars(Scalars { loss, weight, targets, rewards });
                     return (sum, leases, sums);
                 }
                 other => panic!("{other:?}"),

@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// Options of other programs, as far as the documents name them.
-const OF_OTHERS: &[&str] =
-    &["--release", "--path", "--no-install", "--install", "--test", "--device", "--max-lora-rank", "--lora"];
+#[rustfmt::skip]
+const OF_OTHERS: &[&str] = &[
+    "--release", "--path", "--no-install", "--install", "--test", "--device", "--max-lora-rank", "--lora",
+    "--ntasks-per-node", "--cpus-per-task", "--array", "--bind-to", "--mca", "--strict",
+];
 
 fn help(args: &[&str]) -> String {
     let out = Command::new(env!("CARGO_BIN_EXE_finetune")).args(args).output().unwrap();

@@ -10,9 +10,11 @@ use finetune::cluster::message::{
     Trouble, Work,
 };
 use finetune::model::lora::LoraSpec;
+use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::numeric::REVISION;
 use finetune::train::event::Link;
+use finetune::train::sum::RewardSums;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// A lease that was never given.
@@ -36,7 +38,9 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Fallback { .. }
         | Pong { .. }
         | Leave { .. }
-        | Measured { .. } => 15,
+        | Measured { .. }
+        | Seated { .. }
+        | Linked => 17,
     }
 }
 
@@ -55,7 +59,8 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | Flush { .. }
         | SumTaken { .. }
         | Ping { .. }
-        | Bye(_) => 12,
+        | Bye(_)
+        | Below { .. } => 13,
     }
 }
 
@@ -78,7 +83,8 @@ fn device(name: &str) -> Device {
 
 /// At least one message of every kind that a worker sends.
 pub fn from_worker() -> Vec<ToCoordinator> {
-    let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2] };
+    let sums =
+        LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2], ..LossSums::default() };
     let fixed = Packed::Fixed(vec![255; 70].into());
     let link = Link { bandwidth: f64::NAN, round_trip: -1.0 };
     let all = vec![
@@ -96,6 +102,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             loss: 3,
             weight: 3,
             targets: 2,
+            rewards: RewardSums { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1 },
             parameters: [1; 32],
             traffic: Traffic::default(),
         },
@@ -114,6 +121,8 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Pong { number: 3 },
         ToCoordinator::Leave { reason: "\u{1b}]0;x\u{7}\nerror: fake".into() },
         ToCoordinator::Measured { devices: vec![Trials::default()], link: Some(link) },
+        ToCoordinator::Seated { port: 1 },
+        ToCoordinator::Linked,
     ];
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all
@@ -145,6 +154,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
         steps: 4,
         silence_millis: 5000,
+        seat: None,
     }
 }
 
@@ -167,6 +177,12 @@ pub fn from_coordinator() -> Vec<ToWorker> {
     let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
     let reason = || "\u{1b}[2J\nerror: fake".to_string();
     let labelled = Microbatch { targets: Targets::Labels(vec![0, 9]), ..microbatch() };
+    let answering = |aim| {
+        let targets = Targets::Answers(Answers { begins: vec![1, 4], aim });
+        Microbatch { targets, ..microbatch() }
+    };
+    let objective = Objective { loss: Loss::Sigmoid, beta: 0.1, smoothing: 0.0, gamma: f64::NAN, nll: -1.0 };
+    let pairs = Aim::Learn(Lesson { objective, reference: vec![-1.0, f64::MAX], nll: 0.5, wanted: vec![] });
     let all = vec![
         ToWorker::Welcome(Box::new(manifest())),
         ToWorker::Piece { file: 0, offset: 0, bytes: vec![1; 9].into() },
@@ -174,6 +190,8 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Parameters { step: 0, hash: [1; 32] },
         leased(Work::Train(microbatch())),
         leased(Work::Train(labelled)),
+        leased(Work::Train(answering(pairs))),
+        leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),
         leased(Work::Prompt { ids: vec![1, 2], sampling }),
@@ -188,6 +206,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Bye(Bye::Halted { reason: reason() }),
         ToWorker::Bye(Bye::Refused { reason: reason() }),
         ToWorker::Bye(Bye::Out { reason: reason(), again: true }),
+        ToWorker::Below { host: "\u{1b}[2J".into(), port: 1 },
     ];
     assert!(all.len() >= kinds_from_coordinator(&all[0]));
     all

@@ -1,97 +1,21 @@
 //! Every family through the whole program, with random weights of its shapes: training, plan, merged directory, GGUF and
-//! quantised bases, each read back.
+//! quantised bases, each read back; and the same bytes however it is computed.
 
-use crate::cli_fixture::{Bench, stderr};
-use finetune::families::{ALL, EmbeddingScale, Family, ScoreScale, Windows};
-use finetune::format::safetensors::{self, Spec};
-use finetune::model::config::Config;
-use finetune::model::layout::module_path;
-use finetune::model::lora::MODULES;
-use finetune::numeric::dtype::Dtype;
-use finetune::numeric::rng::Stream;
-use serde_json::{Value, json};
-
-/// The demonstration's tokenizer with six layers of the family; rows are longer than its windows.
-fn configure(family: &Family, config: &mut Value) {
-    for (key, value) in [
-        ("architectures", json!([format!("{}ForCausalLM", family.name)])),
-        ("model_type", json!(family.model_type)),
-        ("num_hidden_layers", json!(6)),
-        ("hidden_size", json!(64)),
-        ("intermediate_size", json!(96)),
-        ("head_dim", json!(16)),
-        ("tie_word_embeddings", json!(family.tied)),
-        ("hidden_act", Value::Null),
-        ("rope_parameters", Value::Null),
-    ] {
-        config[key] = value;
-    }
-    if matches!(family.windows, Windows::All | Windows::Pattern(_)) {
-        config["sliding_window"] = json!(8);
-    }
-    let mut set = |key: Option<&str>, value: f64| key.into_iter().for_each(|key| config[key] = json!(value));
-    match family.score_scale {
-        ScoreScale::Key(key) => set(Some(key), 16.0),
-        ScoreScale::Factor(key) => set(Some(key), 0.125),
-        ScoreScale::HeadSize => {}
-    }
-    if let EmbeddingScale::Key(key) = family.embedding_scale {
-        set(Some(key), 12.0);
-    }
-    set(family.residual_scale, 0.25);
-    set(family.logits_scale, 4.0);
-}
-
-/// Writes the folder `base`.
-fn write(b: &Bench, family: &Family) {
-    b.model_with("base", "config.json", |config| configure(family, config));
-    let config = Config::from_json(&crate::read_json(&b.path("base/config.json"))).unwrap();
-    let c = config.hidden;
-    let mut shapes = vec![("model.embed_tokens".to_owned(), vec![config.vocab, c])];
-    shapes.push(("model.norm".into(), vec![c]));
-    shapes.extend((!config.tied).then(|| ("lm_head".into(), vec![config.vocab, c])));
-    let norms = [family.attention_norms, family.mlp_norms].map(|n| [n.before, n.after]);
-    for layer in 0..config.layers {
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        shapes.extend(norms.as_flattened().iter().flatten().map(|norm| (name(norm), vec![c])));
-        let sizes = config.head_norms().into_iter().flatten();
-        shapes.extend(
-            ["q_norm", "k_norm"].iter().zip(sizes).map(|(n, d)| (name(&format!("self_attn.{n}")), vec![d])),
-        );
-        for module in MODULES {
-            let (n, k) = config.projection(module).unwrap();
-            shapes.push((format!("model.{}", module_path(layer, module)), vec![n, k]));
-        }
-    }
-    let mut tensors: Vec<(Spec, Vec<u8>)> = Vec::new();
-    let mut add = |name: String, shape: Vec<usize>| {
-        let (mut draws, n) = (Stream::new(&[tensors.len() as u64]), shape.iter().product::<usize>());
-        // Norms are around 1, as stored; what they stand for is 1 + w in some families.
-        let (mean, size) = if name.contains("norm") { (1.0 - family.gain_offset, 0.2) } else { (0.0, 0.3) };
-        let values: Vec<f32> = (0..n).map(|_| mean + size * (draws.unit() - 0.5)).collect();
-        tensors.push((Spec { name, dtype: Dtype::Bf16, shape }, Dtype::Bf16.narrow(&values)));
-    };
-    for (name, shape) in shapes {
-        let biased = config.qkv_bias && ["q_proj", "k_proj", "v_proj"].iter().any(|m| name.ends_with(m));
-        if biased {
-            add(format!("{name}.bias"), shape[..1].to_vec());
-        }
-        add(format!("{name}.weight"), shape);
-    }
-    let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
-    safetensors::write(&b.path("base/model.safetensors"), &all).unwrap();
-}
+use crate::cli_fixture::{Bench, classes, stderr};
+use crate::random_base;
+use finetune::families::{ALL, Classifier};
 
 #[test]
 fn every_family_is_trained_merged_and_read_back() {
     for family in ALL {
         let (b, name) = (Bench::new(), family.name);
-        write(&b, family);
+        random_base::write(&b, family);
         let train = "--data rows.jsonl --max-steps 2 --learning-rate 5e-3 --rank 4 -q --overwrite";
         b.ok(&format!("./base {train} -o out"));
         let plan = b.ok("plan ./base --data rows.jsonl");
         assert!(plan.contains(&format!("{name}ForCausalLM")), "{plan}");
-        let prompt = "--prompt 'Show the branch that I am on and the last commits' --max-new-tokens 24";
+        let prompt =
+            "--prompt 'Show the branch that I am on and the last commits' --max-new-tokens 24 --dtype f32";
         let tuned = b.ok(&format!("generate --adapter out {prompt}"));
         b.ok("export out --to merged --save-dtype f32 -o merged");
         assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned, "{name}: merged");
@@ -106,5 +30,44 @@ fn every_family_is_trained_merged_and_read_back() {
         assert_eq!(b.ok(&format!("generate ./m.gguf {prompt}")), tuned, "{name}: GGUF");
         b.ok("export out --to merged-gguf --outtype q8_0 -o q.gguf");
         b.ok(&format!("./q.gguf {train} -o of_gguf"));
+    }
+}
+
+/// Runs `train` in each way, and asserts that the adapters have the same bytes.
+fn same_bytes(b: &Bench, (train, what): (&str, &str), ways: &[(&str, &str)]) {
+    b.ok(&format!("{train} --gpus cpu --overwrite -o one"));
+    for (way, options) in ways {
+        b.ok(&format!("{train} {options} --overwrite -o other"));
+        assert!(
+            b.read("one/adapter_model.safetensors") == b.read("other/adapter_model.safetensors"),
+            "{what}, {way}: other bytes"
+        );
+    }
+}
+
+#[test]
+fn no_way_of_computing_changes_a_byte_of_any_family() {
+    let ways = [
+        ("streamed", "--gpus cpu --offload 4"),
+        ("a line", "--gpus cpu+cpu"),
+        ("two devices", "--gpu-backend cpu --gpus 0,1"),
+    ];
+    for family in ALL {
+        let (b, name) = (Bench::new(), family.name);
+        random_base::write(&b, family);
+        b.file("classes.jsonl", &classes(24));
+        let train = "./base --max-steps 3 --batch-size 12 --micro-batch-tokens 64 --rank 4 --dropout 0.1 -q";
+        let text = format!("{train} --data rows.jsonl");
+        same_bytes(&b, (&format!("{text} --dtype f32"), name), &ways);
+        same_bytes(&b, (&format!("{text} --dtype bf16"), &format!("{name} in bf16")), &ways);
+        same_bytes(&b, (&format!("{text} --quantize nf4"), &format!("{name} in NF4")), &ways[..1]);
+        b.ok(&format!("{text} --gpus cpu --overwrite -o one"));
+        b.ok(&format!("{text} --gpus cpu --save-steps 2 -o first"));
+        b.ok(&format!("{text} --gpus cpu --resume={}/checkpoint-2 -o second", b.path("first").display()));
+        b.same_adapter("one", "second");
+        if family.classifier != Classifier::Missing {
+            let classifier = format!("{train} --task classify --data classes.jsonl");
+            same_bytes(&b, (&classifier, &format!("{name}, a classifier")), &ways[..2]);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Every recipe is complete: its head states command, cost and expected result, its options are known, and its rows
 //! exist.
 
-use finetune::config::groups::{Options, Role};
+use finetune::config::groups::{Expect, Options, Role};
 use finetune::config::refusal::Refusal;
 use finetune::config::{Settings, table::TABLE, yaml};
 use finetune::data::Task;
@@ -65,6 +65,40 @@ fn every_recipe_uses_known_options_and_existing_rows() {
             _ => assert_eq!((options.data.task, options.cluster.role), (Task::Sft, Role::Single)),
         }
     }
+}
+
+/// Each line `args: [...]` of a manifest, with the variables of its container, gives valid options.
+#[test]
+fn manifests_of_kubernetes_have_valid_options() {
+    use finetune::config::{flags, variables, verb::VERBS};
+    let mut lines = 0;
+    for entry in std::fs::read_dir(root().join("recipes/kubernetes")).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        let quoted =
+            |line: &str| line.split_once("value: \"").map(|(_, v)| v.split('"').next().unwrap().to_string());
+        for args in text.split("args: [").skip(1) {
+            let (words, rest) = args.split_once(']').unwrap();
+            let container = rest.split("containers:").next().unwrap();
+            let words: Vec<String> = words.split(", ").map(String::from).collect();
+            let accepts = VERBS[0].accepts();
+            let flags::Parsed::Typed(_, mut typed) = flags::parse(&accepts, &words).unwrap() else {
+                panic!("{words:?}")
+            };
+            let read = |name: &str| {
+                container.lines().find(|line| line.contains(&format!("name: {name},"))).and_then(quoted)
+            };
+            // The role of a pod follows from its own variables.
+            typed.iter_mut().filter(|t| t.values == ["auto"] && t.key == "role").for_each(|t| {
+                t.values = vec!["coordinator".into()];
+            });
+            let layers = vec![typed, variables::environment(read)];
+            let settings = Settings::resolve(&accepts.options, layers).unwrap();
+            let cluster = Options::of(&settings).unwrap().cluster;
+            assert_eq!(cluster.expect_workers, Some(Expect::Tasks(4)), "{words:?}");
+            lines += 1;
+        }
+    }
+    assert_eq!(lines, 2);
 }
 
 #[test]

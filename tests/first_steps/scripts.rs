@@ -1,5 +1,5 @@
 //! Scripts with stand-ins, which come first in PATH and record their calls: tests/run.sh installs nothing without a
-//! request, and recipes/slurm.sbatch requeues the job only if a resume can succeed.
+//! request, and recipes/slurm/job.sbatch requeues the job only if a resume can succeed.
 
 use crate::cli_fixture::Bench;
 use std::path::Path;
@@ -74,25 +74,33 @@ fn run_sh_accepts_the_name_of_a_test() {
 fn slurm_job_is_requeued_on_exit_75_only() {
     for code in [0, 1, 3, 75, 78] {
         let bench = Bench::new();
-        let srun = format!("case \"$*\" in *coordinator*bind*) exit {code};; esac");
-        let scontrol = "[ \"$1\" != show ] || printf 'n7\\nn8\\n'";
-        let stand_ins = [("srun", srun.as_str()), ("scontrol", scontrol), ("finetune", "")];
-        let out = bash(&bench, "recipes/slurm.sbatch", &stand_ins)
-            .args(["demo", "--rank", "4"])
-            .current_dir(bench.path(""))
-            .env("SLURM_JOB_ID", "3017")
-            .env("SLURM_JOB_NODELIST", "n[7-8]")
-            .env("SLURM_NNODES", "2")
-            .output()
-            .unwrap();
+        // Both tasks in turn. Task 1 is killed, which is not the job's end.
+        let srun = "while [ $1 != bash ]; do shift; done; export SLURM_STEP_ID=0\n\
+            SLURM_PROCID=1 \"$@\"; SLURM_PROCID=0 \"$@\"";
+        let finetune = format!("[ $SLURM_PROCID = 0 ] || exit 137; exit {code}");
+        let stand_ins = [("srun", srun), ("scontrol", ""), ("scancel", ""), ("finetune", finetune.as_str())];
+        let mut job = bash(&bench, "recipes/slurm/job.sbatch", &stand_ins);
+        job.current_dir(bench.path("")).env("SLURM_JOB_ID", "3017").env_remove("SLURM_ARRAY_TASK_ID");
+        let out = job.args(["demo", "--rank", "4"]).output().unwrap();
         let calls = calls(&bench);
         assert_eq!(out.status.code(), Some(code), "{calls}{}", String::from_utf8_lossy(&out.stderr));
         assert_eq!(calls.contains("scontrol requeue 3017"), code == 75, "{calls}");
-        assert!(
-            calls.contains("--nodelist=n7 finetune demo --rank 4 --role coordinator --bind :9017"),
-            "{calls}"
-        );
-        // The script does not wait for the workers of a failed run.
-        assert!(code != 0 || calls.contains("finetune --role worker --coordinator n7:9017"), "{calls}");
+        // The other tasks do not wait for a task 0 that has failed.
+        assert_eq!(calls.contains("scancel --signal=TERM 3017.0"), code != 0, "{calls}");
+        let run = "finetune demo --rank 4 --role auto --output runs/slurm-3017 --resume\n";
+        assert_eq!(calls.matches(run).count(), 2, "{calls}");
     }
+}
+
+#[test]
+fn line_of_a_file_has_the_options_of_an_array_job() {
+    let bench = Bench::new();
+    let options = bench.file("runs.txt", "demo --rank 4\nother --sample-prompt 'two words'\n");
+    let stand_ins = [("srun", "exit 1"), ("scontrol", "")];
+    let mut job = bash(&bench, "recipes/slurm/job.sbatch", &stand_ins);
+    job.current_dir(bench.path("")).env("SLURM_JOB_ID", "9").env("SLURM_ARRAY_TASK_ID", "2").arg(options);
+    // srun itself failed: there is no exit code of task 0.
+    assert_eq!(job.output().unwrap().status.code(), Some(1));
+    let calls = calls(&bench);
+    assert!(calls.contains("bash other --sample-prompt two words\n"), "{calls}");
 }

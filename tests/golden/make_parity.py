@@ -3,13 +3,13 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
-      olmo2 olmo3 (default: all)
+      olmo2 olmo3 ministral3 (default: all)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, Gemma3TextConfig, GraniteConfig,
-                          LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config,
+                          LlamaConfig, Ministral3Config, MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config,
                           SmolLM3Config, get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
@@ -43,14 +43,18 @@ CONFIGS = {
                                  rope_parameters=dict(
         full_attention=dict(rope_type='yarn', rope_theta=500000.0, factor=8.0, original_max_position_embeddings=32,
                             beta_fast=32.0, beta_slow=1.0, attention_factor=1.2),
-        sliding_attention=dict(rope_type='default', rope_theta=500000.0)), tie_word_embeddings=False)}
+        sliding_attention=dict(rope_type='default', rope_theta=500000.0)), tie_word_embeddings=False),
+    'ministral3': lambda: Ministral3Config(**SIZES, head_dim=12, tie_word_embeddings=True, rope_parameters=dict(
+        rope_type='yarn', rope_theta=1000000.0, factor=16.0, original_max_position_embeddings=6, beta_fast=32.0,
+        beta_slow=0.05, mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.1))}
 LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
     'llamacls': (4, 8, ['gate_proj', 'down_proj'], False), 'qwen3cls': (4, 8, 'all', False),
     'mistralwin': (4, 8, 'all', False), 'qwen3win': (3, 8, ['q_proj', 'k_proj', 'o_proj'], False),
     'gemma3': (4, 8, 'all', False), 'gemma3cls': (3, 4, 'all', False), 'smollm3': (4, 8, 'all', False),
-    'granite': (4, 8, 'all', False), 'olmo2': (4, 8, 'all', False), 'olmo3': (3, 8, 'all', True)}
+    'granite': (4, 8, 'all', False), 'olmo2': (4, 8, 'all', False), 'olmo3': (3, 8, 'all', True),
+    'ministral3': (4, 8, 'all', False)}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 
 

@@ -42,7 +42,7 @@ fn load(folder: &Path, name: &str, task: Task) -> Result<(), Refusal> {
     let corpus = data::load(&[folder.join(name)], &options, &TOKENIZER)?;
     assert!(corpus.counts.rows >= corpus.samples.len() as u64);
     for sample in corpus.samples.iter().take(3) {
-        data::preview::preview(&sample, &TOKENIZER)?;
+        data::preview::preview(&sample, 0..sample.ids.len(), &TOKENIZER)?;
     }
     Ok(())
 }

@@ -152,10 +152,6 @@ fn name((t, bounds): &(usize, Vec<u32>), Heads { query, kv, size, window }: Head
     format!("T={t} in {} rows, {query}/{kv}x{size}{window}", bounds.len() - 1)
 }
 
-fn feature(heads: Heads) -> Option<Feature> {
-    heads.window.map(|_| Feature::Windows)
-}
-
 /// Multiplications of a pass over q kᵀ.
 fn terms(rows: &Rows, heads: Heads) -> usize {
     rows.queries(heads).map(|(_, _, _, keys)| keys.count() * heads.size).sum()
@@ -178,7 +174,6 @@ pub fn attention<B: Device>(set: Set) -> Cases<B> {
                 vec![out, lse]
             })
             .product(terms)
-            .needs(feature(heads))
             .rounds(Rounds::Terms(Box::new(move |k| {
                 // The output of the magnitudes of v has the terms' magnitudes.
                 let x = [k.i[0].clone(), k.i[1].clone(), k.i[2].map(f64::abs)];
@@ -210,7 +205,6 @@ pub fn attention_grad<B: Device>(set: Set) -> Cases<B> {
             })
             .want(&[3e-5; 3], move |k| attended_grad(&k.i[..3], &k.i[5], (heads, &rows), |x| x))
             .product(terms)
-            .needs(feature(heads))
             .rounds(Rounds::Terms(Box::new(move |k| {
                 attended_grad(&k.i[..3], &k.i[5], (heads, &of_terms), f64::abs)
             })));
@@ -242,6 +236,5 @@ pub fn attention_cached<B: Device>(set: Set) -> Cases<B> {
             })
             .want(&[3e-6], move |k| vec![attended(k.i, heads, &rows).0])
             .product(terms)
-            .needs(feature(heads))
     })
 }

@@ -28,8 +28,6 @@ pub struct Rig<B> {
     pub rounded: Option<f64>,
     /// Cases above this cost are left out.
     pub most: usize,
-    /// Cases that need this are left out.
-    pub lacks: &'static [Feature],
 }
 
 /// The expected numbers of a case, computed once for all devices.
@@ -135,7 +133,7 @@ impl Gradient {
 
 impl<B: Device> Rig<B> {
     fn takes(&self, case: &Case<B>) -> bool {
-        case.cost <= self.most && !case.feature.is_some_and(|feature| self.lacks.contains(&feature))
+        case.cost <= self.most
     }
 
     /// The largest error, as a part of its bound.

@@ -143,10 +143,6 @@ fn product(i: &[Mat], activation: Activation) -> Mat {
     Mat { v, ..i[0] }
 }
 
-fn feature(activation: Activation) -> Option<Feature> {
-    (activation == Activation::GeGlu).then_some(Feature::GeGlu)
-}
-
 fn gate_and_up((t, c, size): (usize, usize, f64)) -> [Mat; 2] {
     [Mat::random(t, c, 1).map(|g| g * size), Mat::random(t, c, 2)]
 }
@@ -160,7 +156,6 @@ pub fn gated<B: Device>(
         Case::new(name, gate_and_up(size), [Out::Poison(size.0, size.1)])
             .verb(move |b: &mut B, g, o| verb(b, o[0].view_mut(), (g.i[0], g.i[1]), activation))
             .want(&[1e-6], move |k| vec![product(k.i, activation)])
-            .needs(feature(activation))
     };
     let extreme = move |activation| {
         let mut case = sized(((1, 4, 1.0), activation));
@@ -193,7 +188,6 @@ pub fn gated_grad<B: Device>(set: Set) -> Cases<B> {
                 let [gate, up] = o else { unreachable!() };
                 b.gated_grad(gate.view_mut(), up.view_mut(), g.i[0], activation);
             })
-            .needs(feature(activation))
             .want(&[1e-5, 1e-5], move |k| {
                 let (mut gate, mut up) = (k.old[0].clone(), k.old[1].clone());
                 for (i, dout) in k.i[0].v.iter().enumerate() {

@@ -191,17 +191,6 @@ pub enum Rounds {
     Terms(Outputs),
 }
 
-/// What a backend may not compute yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Feature {
-    /// Attention within a window.
-    Windows,
-    /// Gates with GeGLU.
-    GeGlu,
-    /// Embeddings with a scale.
-    ScaledEmbedding,
-}
-
 /// An op at one size.
 pub struct Case<B: Backend> {
     pub name: String,
@@ -222,8 +211,6 @@ pub struct Case<B: Backend> {
     pub rounds: Rounds,
     /// The bounds hold for every backend, whatever its own bound.
     pub strict: bool,
-    /// What only some backends compute.
-    pub feature: Option<Feature>,
     /// About the number of multiplications, by which a slow backend leaves a case out.
     pub cost: usize,
 }
@@ -251,7 +238,6 @@ impl<B: Device> Case<B> {
             same: Vec::new(),
             rounds: Rounds::Nothing,
             strict: false,
-            feature: None,
             cost: 8 * numbers,
         }
     }
@@ -301,11 +287,6 @@ impl<B: Device> Case<B> {
 
     fn rounds(mut self, rounds: Rounds) -> Self {
         self.rounds = rounds;
-        self
-    }
-
-    fn needs(mut self, feature: Option<Feature>) -> Self {
-        self.feature = feature;
         self
     }
 

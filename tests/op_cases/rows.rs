@@ -30,7 +30,6 @@ pub fn embed<B: Device>(set: Set) -> Cases<B> {
         let ids: Vec<u32> = (0..t as u32).map(|i| i * 7 % vocab as u32).collect();
         let mut case = Case::new(format!("{vocab}x{c} {stored:?} * {scale}"), [], [Out::Poison(t, c)])
             .frozen(Matrix::draw(vocab, c, 1, stored))
-            .needs((scale != 1.0).then_some(Feature::ScaledEmbedding))
             .verb(move |b: &mut B, g, o| b.embed(o[0].view_mut(), &g.w[0], g.tokens(), scale));
         case.tokens = Some(Tokens { bounds: vec![0, t as u32], ids: ids.clone(), past: 0 });
         // An embedding of blocks is one product and one sum, a scale another product.

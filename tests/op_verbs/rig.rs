@@ -2,18 +2,15 @@
 //! installed software adapter, with the bound of contracts/F-WGPU-001.yaml. A missing driver is printed as skipped, and
 //! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
 
-use crate::op_cases::{Device, Feature, Lend, ROUNDED, Rig};
+use crate::op_cases::{Device, Lend, ROUNDED, Rig};
 use finetune::backend::cuda::{Libcuda, devices};
 use finetune::backend::wgpu::{Adapter, Options, adapters};
 use finetune::backend::{Backend, Cpu, Cuda, Wgpu};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 fn rig<B: Device>(name: &str, variants: Vec<Lend<B>>, least: f64) -> Rig<B> {
-    Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX, lacks: &[] }
+    Rig { name: name.into(), variants, least, rounded: None, most: usize::MAX }
 }
-
-/// What wgpu does not compute yet.
-const WGPU_LACKS: &[Feature] = &[Feature::Windows, Feature::GeGlu, Feature::ScaledEmbedding];
 
 /// The f32 and the bf16 class, each by its kernels and by the loops that they replace.
 pub fn cpu() -> Vec<Rig<Cpu>> {
@@ -57,8 +54,7 @@ pub fn wgpu() -> Vec<Rig<Wgpu>> {
     };
     let bound = relative(include_str!("../../contracts/F-WGPU-001.yaml"));
     let opened = OPEN.get_or_init(|| both(&software()));
-    let rig = |(name, device): &(String, _)| twice(name.clone(), device, bound);
-    opened.iter().map(|opened| Rig { lacks: WGPU_LACKS, ..rig(opened) }).collect()
+    opened.iter().map(|(name, device)| twice(name.clone(), device, bound)).collect()
 }
 
 /// The first card of the NVIDIA driver, in f32.

@@ -107,14 +107,6 @@ pub fn golden() -> Vec<PathBuf> {
     cases(if built.exists() { &built } else { Path::new("tests/golden/parity") })
 }
 
-/// Golden cases of windows, GeGLU or scaled embeddings, which wgpu does not compute yet.
-pub const WGPU_LACKS: [&str; 6] = ["gemma3", "gemma3cls", "granite", "mistralwin", "olmo3", "qwen3win"];
-
-/// The golden cases that wgpu computes.
-pub fn golden_of_wgpu() -> Vec<PathBuf> {
-    golden().into_iter().filter(|dir| !WGPU_LACKS.iter().any(|name| dir.ends_with(name))).collect()
-}
-
 /// Every case in a folder.
 pub fn cases(dir: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(dir)

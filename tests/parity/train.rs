@@ -3,7 +3,7 @@
 use super::case::Case;
 use finetune::model::stage::{Output, Stage, Ticket, Want};
 use finetune::train::optim::{self, AdamW, Options};
-use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::schedule::Schedule;
 
 /// Largest deviations from PEFT: of each loss and gradient norm (relative), and of each value of the adapter
 /// (absolute).
@@ -25,9 +25,9 @@ pub fn train(case: &Case, stage: &mut dyn Stage, bounds: &Bounds) -> (f64, f64, 
     let (steps, batch) = (case.number("steps") as u64, case.number("batch") as usize);
     let schedule = Schedule {
         peak: case.number("lr"),
-        decay: Decay::Cosine,
         warmup: case.number("warmup_steps") as u64,
         total: steps,
+        ..Schedule::default()
     };
     let mut worst = (0f64, 0f64, 0f32);
     for step in 0..steps as usize {

@@ -17,7 +17,7 @@ fn rig(name: &str, rounded: Option<f64>, open: fn(u64) -> Device) -> Rig<Device>
     let interpreted = std::env::var_os("FINETUNE_PTX_DEVICE").is_none();
     let most = if interpreted { 180_000 } else { usize::MAX };
     let variants = [0, 1, 7].map(lend).into();
-    Rig { name: name.into(), variants, least: 1e-4, rounded, most, lacks: &[] }
+    Rig { name: name.into(), variants, least: 1e-4, rounded, most }
 }
 
 #[test]

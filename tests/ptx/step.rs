@@ -8,8 +8,8 @@ use finetune::backend::{Backend, Cuda, Heads};
 use finetune::families;
 use finetune::model::config::{AttentionSpec, Config, Rope, RopeScaling};
 use finetune::model::decoder::{Build, Decoder, Keep};
-use finetune::model::flops;
 use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::memory::{self, Load};
 use finetune::model::stage::{IGNORE, Microbatch, Stage, Targets};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
@@ -130,8 +130,9 @@ fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (
     let (began, sent) = (Instant::now(), stage.traffic());
     stage.gradient(batch, &mut gradient).unwrap();
     let (seconds, tokens) = (began.elapsed().as_secs_f64(), batch.ids.len() as f64);
-    let row = tokens / batch.rows.len() as f64;
-    let rate = flops::training(config, &lora, row) * tokens / seconds;
+    let rows = batch.rows.len();
+    let row = memory::flops(Load::of(config, &lora, batch.ids.len() / rows, 0), Keep::Everything).unwrap();
+    let rate = row * rows as f64 / seconds;
     let (peak, used) = (PEAK / 1e12, rate / PEAK);
     println!(
         "timing {class} step: {:.0} tokens/s, {:.1} TFLOP/s of the model's, {used:.3} of {peak} (an H100's or H200's)",

@@ -1,6 +1,9 @@
 //! A model of one layer with random numbers: its matrices in blocks, each type at least once, the other tensors plain.
 
-use finetune::families::{Family, ScoreScale, Windows};
+#[path = "../families/own_keys.rs"]
+mod own_keys;
+
+use finetune::families::Family;
 use finetune::model::config::Config;
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -33,12 +36,7 @@ impl Drawn {
             "head_dim": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
             "tie_word_embeddings": false,
         });
-        if let ScoreScale::Key(key) = family.score_scale {
-            config[key] = json!(40);
-        }
-        if matches!(family.windows, Windows::All | Windows::Pattern(_)) {
-            config["sliding_window"] = json!(5);
-        }
+        own_keys::set(family, 5, &mut config);
         let config = Config::from_json(&config).unwrap();
         let mut shapes = BTreeMap::new();
         let mut add = |name: &str, shape: &[usize]| drop(shapes.insert(name.to_owned(), shape.to_vec()));

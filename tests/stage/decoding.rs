@@ -1,9 +1,10 @@
 //! Decoding with a cache.
 
-use super::{Case, Try, case, each_case};
+use super::{Case, Try, bits, case, each_case};
+use finetune::backend::Cpu;
 use finetune::model::generate::generate;
 use finetune::model::head::argmax;
-use finetune::model::stage::{Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{Microbatch, Output, Sampling, Session, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
 
 #[test]
@@ -42,6 +43,56 @@ fn cached_decoding_equals_full_passes() {
                 left > 0
             });
             assert_eq!(cut.unwrap(), new[..5]);
+        }
+    });
+}
+
+/// Texts of different lengths that grow together, with one that begins in between, in f32 and bf16.
+#[test]
+fn texts_that_grow_together_have_the_bits_of_each_alone() {
+    each_case(|case| {
+        if case.config.labels.is_some() {
+            return;
+        }
+        let f32s: fn(usize) -> Cpu = Cpu::new;
+        for make in [f32s, Cpu::bf16] {
+            let mut stage = Try { make, ..Try::new(case) }.stage();
+            stage.set_parameters(&case.adapter("adapter_final")).unwrap();
+            let mut draws = Stream::new(&[2]);
+            let texts: Vec<Vec<u32>> = [3, 1, 17, 2, 5, 9, 4, 6, 3]
+                .map(|n| (0..n + 6).map(|_| draws.below(case.config.vocab as u32)).collect())
+                .into();
+            let logits = |output| match output {
+                Output::Logits(logits) => bits(&logits),
+                other => panic!("logits were asked for, not {other:?}"),
+            };
+            // The logits after each of the last six tokens and after the tokens before them.
+            let mut alone = Vec::new();
+            for text in &texts {
+                let (prompt, rest) = text.split_at(text.len() - 6);
+                let ids = std::iter::once(prompt).chain(rest.chunks(1));
+                alone.push(
+                    ids.map(|ids| logits(stage.extend(Session(0), ids, None).unwrap())).collect::<Vec<_>>(),
+                );
+                stage.end(Session(0));
+            }
+            for n in 0..=7usize {
+                // The last text begins a token later than the others.
+                let now: Vec<(usize, usize)> = (0..texts.len())
+                    .filter_map(|i| Some((i, n.checked_sub(usize::from(i == texts.len() - 1))?)))
+                    .filter(|(_, n)| *n <= 6)
+                    .collect();
+                let ids = |(i, n): (usize, usize)| {
+                    let end = texts[i].len() - 6 + n;
+                    &texts[i][if n == 0 { 0 } else { end - 1 }..end]
+                };
+                let asked: Vec<(Session, &[u32])> =
+                    now.iter().map(|&(i, n)| (Session(i as u64), ids((i, n)))).collect();
+                let made = logits(stage.extend_all(&asked, None).unwrap());
+                let expected: Vec<u32> = now.iter().flat_map(|&(i, n)| alone[i][n].clone()).collect();
+                assert!(made == expected, "token {n}");
+            }
+            (0..texts.len()).for_each(|i| stage.end(Session(i as u64)));
         }
     });
 }

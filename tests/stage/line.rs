@@ -61,6 +61,10 @@ fn a_line_has_the_bits_of_one_stage() {
                 line.set_parameters(&parameters).unwrap();
                 assert_eq!((line.class(), line.span()), (whole.class(), whole.span()));
                 assert!(all(&mut line, &batches).unwrap() == alone, "{starts:?}, {keep:?}");
+                if case.config.labels.is_none() {
+                    let score = |stage: &mut dyn Stage| stage.forward(&batches[2], None, Want::Scores(2));
+                    assert_eq!(score(&mut line).unwrap(), score(&mut whole).unwrap(), "{starts:?}, {keep:?}");
+                }
                 // One pass at a time.
                 let mut gradient = vec![f32::NAN; parameters.len()];
                 let sums = line.gradient(&batches[3], &mut gradient).unwrap();
@@ -85,6 +89,7 @@ fn a_fault_in_a_line_ends_the_round_and_leaves_nothing() {
                     (_, 0) => bad[at].ids[0] = u32::MAX - 1,
                     (Targets::Tokens(all), _) => all[0] = u32::MAX - 1,
                     (Targets::Labels(all), _) => all[0] = u32::MAX - 1,
+                    (Targets::Answers(answers), _) => answers.begins.clear(),
                 }
                 let (mut given, mut bad) = (0, bad.into_iter());
                 let each = &mut |_, _: &LossSums, _: &[f32]| given += 1;

@@ -10,7 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("data", &["support", "numeric"]),
     ("format", &["support", "numeric", "families"]),
     ("net", &["numeric"]),
-    ("backend", &["support", "numeric"]),
+    ("backend", &["support", "numeric", "families"]),
     ("model", &["support", "numeric", "families", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
     ("report", &["support", "numeric", "data", "format", "model", "train"]),

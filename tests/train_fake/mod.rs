@@ -14,7 +14,7 @@ use finetune::train::best::Choice;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::optim::Options;
-use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::schedule::Schedule;
 use finetune::train::stop::Stop;
 use finetune::train::{self, Compute, Finished, Run, TrainError, Work};
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ impl Stage for Fake<'_> {
         if let Some(score) = self.score.filter(|_| want.ticket().is_none()) {
             loss = score(batch.step) * rows as f64;
         }
-        Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, predictions: vec![] }))
+        Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, ..LossSums::default() }))
     }
 
     fn backward(
@@ -125,8 +125,8 @@ impl Stage for Fake<'_> {
     }
 
     /// Every answer is one more than the number of tokens so far.
-    fn extend(&mut self, _: Session, ids: &[u32], _: Option<&[f32]>) -> Result<Output, Fault> {
-        self.text += ids.len();
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], _: Option<&[f32]>) -> Result<Output, Fault> {
+        self.text += texts[0].1.len();
         let mut logits = vec![0.0; 64];
         logits[self.text + 1] = 1.0;
         Ok(Output::Logits(logits))
@@ -229,7 +229,7 @@ impl<'a> Setup<'a> {
     ) -> Result<Finished, TrainError> {
         let layout = compute.layout().clone();
         let options = Options::default();
-        let schedule = Schedule { peak: self.peak, decay: Decay::Cosine, warmup: 1, total: self.work.steps };
+        let schedule = Schedule { peak: self.peak, warmup: 1, total: self.work.steps, ..Schedule::default() };
         let identity = Identity::new(&schedule, &options, &layout).with("rows", "abc");
         let (mut state, mut last) = (State::new(Fake::new().start(), options), None);
         if self.resume {
@@ -255,8 +255,20 @@ impl<'a> Setup<'a> {
         let (work, stop) = (&self.work, self.stop);
         let (labels, notes, choice) = (vec![], vec![], self.choice);
         let (eval_steps, sampler) = (3, None);
-        let run =
-            Run { compute, work, state, schedule, eval_steps, choice, saving, sampler, stop, labels, notes };
+        let run = Run {
+            compute,
+            work,
+            state,
+            reference: None,
+            schedule,
+            eval_steps,
+            choice,
+            saving,
+            sampler,
+            stop,
+            labels,
+            notes,
+        };
         train::run(run, events)
     }
 }

@@ -1,7 +1,7 @@
 //! Every fault names the device, the verb and the cause; the first fault is latched, and nothing panics.
 
 use crate::devices;
-use finetune::backend::wgpu::Options;
+use finetune::backend::wgpu::{Harm, Options};
 use finetune::backend::{Backend, Fault, Frozen, TokenRows, Wgpu, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
@@ -45,6 +45,47 @@ fn a_lost_device_is_a_fault() {
         for (_, fault) in fault_after(harm) {
             assert!(fault.to_string().contains("the device was lost"), "{fault}");
         }
+    }
+}
+
+/// As on Metal, where the driver ends work early and reports it as done: the results of the read before would be taken
+/// for new ones.
+#[test]
+fn work_that_did_not_run_once_is_a_fault() {
+    for harm in [Harm::Dropped, Harm::Truncated, Harm::Repeated] {
+        for (_, fault) in fault_after(|gpu: &mut Wgpu| gpu.breaker().harm(harm)) {
+            assert!(fault.to_string().contains("reports as done did not run"), "{harm:?}: {fault}");
+        }
+    }
+}
+
+/// Many submissions before the read: the first one is harmed, the others run.
+#[test]
+fn earlier_work_that_did_not_run_is_a_fault_of_the_read() {
+    for mut gpu in devices(Options { rate: Some(1.0), steady: true, ..Options::default() }) {
+        let mut x = gpu.memory(1000);
+        let mut sums = |gpu: &mut Wgpu| {
+            (0..4).for_each(|i| gpu.fill(view_mut(&mut x, 10, 100), i as f32));
+            gpu.read(view(&x, 10, 100), &mut [0.0; 1000])
+        };
+        let before = gpu.traffic().submissions;
+        sums(&mut gpu).unwrap();
+        assert!(gpu.traffic().submissions - before > 2, "one submission for each op");
+        gpu.breaker().harm(Harm::Dropped);
+        let fault = sums(&mut gpu).unwrap_err().to_string();
+        assert!(fault.contains("reports as done did not run"), "{fault}");
+    }
+}
+
+/// More frozen bytes than may wait on the host go in a submission of their own.
+#[test]
+fn lost_upload_of_weights_is_a_fault_of_the_next_read() {
+    for mut gpu in devices(Options::default()) {
+        let bytes = vec![0; 96 << 20];
+        gpu.breaker().harm(Harm::Dropped);
+        let frozen = Frozen { rows: 48 << 10, cols: 1 << 10, dtype: Dtype::Bf16, bytes: &bytes };
+        let fault = gpu.weight(frozen).map(|_| work(&mut gpu)).and_then(|result| result).unwrap_err();
+        assert!(fault.to_string().contains("reports as done did not run"), "{fault}");
     }
 }
 

@@ -7,6 +7,7 @@ use finetune::backend::{
     AttentionSaved, Backend, Heads, Product, Qkv, QkvGrad, TokenRows, Transpose, Wgpu, Write, view, view_mut,
 };
 use finetune::numeric::rng::Stream;
+use std::ops::Range;
 
 fn random(len: usize, key: u64) -> Vec<f32> {
     let mut draws = Stream::new(&[key]);
@@ -65,18 +66,22 @@ fn number_of_bind_groups_is_bounded() {
 }
 
 const HEADS: Heads = Heads::new(2, 1, 32);
+const PACKED: [u32; 3] = [0, 100, 300];
 
-/// Attention over packed rows, and its gradient.
-fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
-    let (t, wide, narrow) = (300, 64, 32);
-    let [q, k, v, dout] = [(wide, 1), (narrow, 2), (narrow, 3), (wide, 4)]
-        .map(|(cols, key)| loaded(gpu, &random(t * cols, key)));
-    let tokens = gpu.tokens(TokenRows { ids: &[0; 300], bounds: &[0, 100, 300], past: 0 });
+/// Attention over packed rows, and its gradient: out, logsumexp, dq, dk, dv. Nothing of the tokens `bad` is a number.
+fn attention(gpu: &mut Wgpu, window: Option<usize>, bounds: &[u32], bad: Range<usize>) -> Vec<Vec<f32>> {
+    let (t, wide, narrow, heads) = (300, 64, 32, Heads { window, ..HEADS });
+    let [q, k, v, dout] = [(wide, 1), (narrow, 2), (narrow, 3), (wide, 4)].map(|(cols, key)| {
+        let mut values = random(t * cols, key);
+        values[bad.start * cols..bad.end * cols].fill(f32::NAN);
+        loaded(gpu, &values)
+    });
+    let tokens = gpu.tokens(TokenRows { ids: &[0; 300], bounds, past: 0 });
     let [mut out, mut lse, mut dq, mut dk, mut dv] =
         [wide, HEADS.query, wide, narrow, narrow].map(|cols| gpu.memory(t * cols));
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
     let (o, l) = (view_mut(&mut out, t, wide), view_mut(&mut lse, t, HEADS.query));
-    gpu.attention(o, l, qkv, HEADS, &tokens);
+    gpu.attention(o, l, qkv, heads, &tokens);
     let grad = QkvGrad {
         dq: view_mut(&mut dq, t, wide),
         dk: view_mut(&mut dk, t, narrow),
@@ -84,7 +89,7 @@ fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
     };
     let (out_view, logsumexp) = (view(&out, t, wide), view(&lse, t, HEADS.query));
     let saved = AttentionSaved { qkv, out: out_view, logsumexp };
-    gpu.attention_grad(grad, view(&dout, t, wide), saved, HEADS, &tokens);
+    gpu.attention_grad(grad, view(&dout, t, wide), saved, heads, &tokens);
     [out, lse, dq, dk, dv].map(|m| read(gpu, m)).into()
 }
 
@@ -92,13 +97,53 @@ fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
 fn estimated_speed_changes_no_bit() {
     // One row of queries is more work than such a device is given at once.
     let slow = Options { rate: Some(1.0), ..Options::default() };
-    for (mut slow, mut usual) in devices(slow).into_iter().zip(devices(Options::default())) {
-        let before = slow.traffic().dispatches;
-        let got = attention(&mut slow);
-        // Five pieces of 64 rows of the first kernel, before the first measurement, and fewer of the others.
-        let dispatches = slow.traffic().dispatches - before;
-        assert!((8..40).contains(&dispatches), "{dispatches} dispatches: pieces of single rows");
-        assert!(got == attention(&mut usual), "{}: cutting changed bits", slow.class());
+    for window in [None, Some(70)] {
+        for (mut slow, mut usual) in devices(slow.clone()).into_iter().zip(devices(Options::default())) {
+            let before = slow.traffic().dispatches;
+            let got = attention(&mut slow, window, &PACKED, 0..0);
+            // Five pieces of 64 rows of the first kernel, before the first measurement, and fewer of the others.
+            let dispatches = slow.traffic().dispatches - before;
+            assert!((8..40).contains(&dispatches), "{dispatches} dispatches: pieces of single rows");
+            let want = attention(&mut usual, window, &PACKED, 0..0);
+            assert!(got == want, "{} {window:?}: cutting changed bits", slow.class());
+        }
+    }
+}
+
+/// The plain kernels of each device, and its own choice.
+fn plain_and_usual() -> Vec<Wgpu> {
+    let plain = Options { variants: Some(vec![]), poison: true, ..Options::default() };
+    devices(plain).into_iter().chain(devices(Options::default())).collect()
+}
+
+#[test]
+fn window_that_no_row_exceeds_changes_no_bit() {
+    for mut gpu in plain_and_usual() {
+        let want = attention(&mut gpu, None, &PACKED, 0..0);
+        for window in [200, 4096, usize::MAX] {
+            assert!(attention(&mut gpu, Some(window), &PACKED, 0..0) == want, "{} {window}", gpu.class());
+        }
+        assert!(attention(&mut gpu, Some(199), &PACKED, 0..0) != want, "{}: no window", gpu.class());
+    }
+}
+
+/// A block of keys or queries outside the windows is skipped: a product by its masked weights of zero would not
+/// be finite.
+#[test]
+fn blocks_outside_a_window_are_not_read() {
+    for mut gpu in plain_and_usual() {
+        // A tile at the border has bad tokens beside good ones.
+        for (bad, good) in [(0..100, 160..300), (200..300, 0..150)] {
+            for (i, got) in attention(&mut gpu, Some(8), &[0, 300], bad.clone()).iter().enumerate() {
+                let cols = got.len() / 300;
+                let finite = |tokens: &Range<usize>| {
+                    got[tokens.start * cols..tokens.end * cols].iter().filter(|x| x.is_finite()).count()
+                };
+                let what = format!("{}: output {i}, bad are {bad:?}", gpu.class());
+                assert!(i > 0 || finite(&bad) == 0, "{what}: what is no number stays so");
+                assert_eq!(finite(&good), good.len() * cols, "{what}");
+            }
+        }
     }
 }
 

@@ -375,7 +375,7 @@ pub(super) fn gate_of(activation: Activation) -> [Arg; 2] {
     let [line, cube] = match activation {
         Activation::SwiGlu => [1.0, 0.0],
         // 2 sqrt(2/pi), and that times 0.044715.
-        Activation::GeGlu => [1.595_769_1, 0.071_354_816],
+        Activation::GeGlu => [1.595_769_2, 0.071_354_814],
     };
     [Arg::F32(line), Arg::F32(cube)]
 }

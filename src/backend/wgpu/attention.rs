@@ -11,15 +11,20 @@ use super::variants::Variant;
 use super::{Memory, Tokens, Wgpu};
 use crate::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, View, ViewMut, view, view_mut};
 
-kernel!(ATTENTION, "attention", ["attention_row"], [Written, Written, Read, Read, Read, Read]);
+kernel!(ATTENTION, "attention", ["window", "attention_row"], [Written, Written, Read, Read, Read, Read]);
 kernel!(CACHED, "attention_cached", ["attention_row"], [Written, Read, Read, Read]);
 kernel!(DELTA, "attention_delta", [], [Written, Read, Read, Read]);
-kernel!(GRAD_Q, "attention_grad_q", [], [Written, Read, Read, Read, Read, Read, Read]);
-kernel!(GRAD_KV, "attention_grad_kv", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
+kernel!(GRAD_Q, "attention_grad_q", ["window"], [Written, Read, Read, Read, Read, Read, Read]);
+kernel!(GRAD_KV, "attention_grad_kv", ["window"], [Written, Written, Read, Read, Read, Read, Read, Read]);
 
-kernel!(FLASH, "flash", ["flash_tile"], [Written, Written, Read, Read, Read, Read]);
-kernel!(FLASH_Q, "flash_grad_q", ["flash_tile"], [Written, Read, Read, Read, Read, Read, Read]);
-kernel!(FLASH_KV, "flash_grad_kv", ["flash_tile"], [Written, Written, Read, Read, Read, Read, Read, Read]);
+kernel!(FLASH, "flash", ["window", "flash_tile"], [Written, Written, Read, Read, Read, Read]);
+kernel!(FLASH_Q, "flash_grad_q", ["window", "flash_tile"], [Written, Read, Read, Read, Read, Read, Read]);
+kernel!(
+    FLASH_KV,
+    "flash_grad_kv",
+    ["window", "flash_tile"],
+    [Written, Written, Read, Read, Read, Read, Read, Read]
+);
 
 /// The kernels of this file.
 pub(super) const KERNELS: &[&Kernel] =
@@ -34,6 +39,17 @@ const SCALAR: f64 = 4.0;
 /// Constants for this head size and for subgroups of `lanes` that share their loads; 0 if they do not.
 pub(super) fn constants_of(size: u32, lanes: u32) -> [Constant; 4] {
     [("SIZE", size), ("PER_LANE", size.div_ceil(64)), ("CHUNKS", size.div_ceil(32)), ("LANES", lanes)]
+}
+
+/// The parts in which a kernel is computed: dk and dv of large heads one after the other, because a card's registers do
+/// not hold the sums of both.
+pub(super) fn parts_of(kernel: &str, size: u32) -> &'static [u32] {
+    if kernel == FLASH_KV.name && size > 128 { &[1, 2] } else { &[0] }
+}
+
+/// The number of keys that a query sees, as kernels count it.
+fn window(heads: Heads) -> u32 {
+    heads.window.map_or(u32::MAX, |keys| keys.try_into().unwrap_or(u32::MAX))
 }
 
 /// One dispatch over some queries or keys.
@@ -58,15 +74,19 @@ impl Wgpu {
         // A workgroup of a flash kernel takes 32 queries or keys, one of the plain kernel takes one.
         let blocks = if fast.is_some() { count.div_ceil(32) } else { count };
         let lanes = if fast.is_some() { self.variants.lanes } else { 0 };
-        let constants = constants_of(part.heads.size as u32, lanes);
-        self.gpu.dispatch(Call {
-            kernel: fast.unwrap_or(part.kernel),
-            constants: &constants,
-            params,
-            slots: part.slots,
-            groups: (blocks * part.each) as u64,
-            work: part.work * count as f64,
-        });
+        let (kernel, size) = (fast.unwrap_or(part.kernel), part.heads.size as u32);
+        let parts = parts_of(kernel.name, size);
+        for &number in parts {
+            self.gpu.dispatch(Call {
+                kernel,
+                constants: &[&constants_of(size, lanes)[..], &[("PART", number)]].concat(),
+                params,
+                slots: part.slots,
+                groups: (blocks * part.each) as u64,
+                // Both parts compute the scores: five products instead of four.
+                work: part.work * count as f64 * if parts.len() > 1 { 0.625 } else { 1.0 },
+            });
+        }
     }
 
     /// 1/sqrt(D), as bits.
@@ -92,13 +112,13 @@ impl Wgpu {
         let (t, integers) = (tokens.len(), self.integers(&tokens.integers));
         let slots = [&o, &lse, &q, &k, &v].map(|p: &Place| p.slot.clone());
         let slots: Vec<Slot> = slots.into_iter().chain([integers]).collect();
-        let work = Self::per_query(tokens.pairs(), t, heads, 2.0);
+        let work = Self::per_query(tokens.pairs(heads), t, heads, 2.0);
         let part = Part { kernel: &ATTENTION, heads, each: heads.query, slots: &slots, work };
         let scale = self.scale(heads);
         for (from, count) in self.pieces(t, 0, work) {
             let at = [o.base, lse.base, q.base, k.base, v.base];
-            let range = [t as u32, from as u32, count as u32, heads.query as u32, heads.kv as u32, scale];
-            self.part(&part, (count, &[&at[..], &range].concat()));
+            let range = [t, from, count, heads.query, heads.kv].map(|x| x as u32);
+            self.part(&part, (count, &[&at[..], &range, &[scale, window(heads)]].concat()));
         }
     }
 
@@ -107,12 +127,13 @@ impl Wgpu {
         let o = self.at_mut(&out);
         let [q, k, v] = [qkv.q, qkv.k, qkv.v].map(|x| self.at(x));
         let slots = [&o, &q, &k, &v].map(|p: &Place| p.slot.clone());
-        let work = Self::per_query((t * qkv.k.rows) as f64, t, heads, 2.0);
+        let seen = heads.window.unwrap_or(usize::MAX).min(qkv.k.rows);
+        let work = Self::per_query((t * seen) as f64, t, heads, 2.0);
         let part = Part { kernel: &CACHED, heads, each: heads.query, slots: &slots, work };
         let scale = (heads.size as f32).sqrt().recip().to_bits();
         for (from, count) in self.pieces(t, 0, work) {
             let at = [o.base, q.base, k.base, v.base, from as u32, count as u32];
-            let range = [heads.query as u32, heads.kv as u32, scale, past as u32];
+            let range = [heads.query as u32, heads.kv as u32, scale, past as u32, window(heads)];
             self.part(&part, (count, &[&at[..], &range].concat()));
         }
     }
@@ -139,17 +160,20 @@ impl Wgpu {
             outs.chain(inputs.iter().cloned()).chain([integers.clone()]).collect()
         };
         let range = |from: usize, count: usize| {
-            [t, from, count, heads.query, heads.kv].map(|x| x as u32).into_iter().chain([scale])
+            [t, from, count, heads.query, heads.kv]
+                .map(|x| x as u32)
+                .into_iter()
+                .chain([scale, window(heads)])
         };
         let at = [q.base, k.base, v.base, d.base];
         let (to_q, to_kv) = (slots(&[&dq]), slots(&[&dk, &dv]));
-        let work = Self::per_query(tokens.pairs(), t, heads, 3.0);
+        let work = Self::per_query(tokens.pairs(heads), t, heads, 3.0);
         let part = Part { kernel: &GRAD_Q, heads, each: heads.query, slots: &to_q, work };
         for (from, count) in self.pieces(t, 0, work) {
             let params: Vec<u32> = [dq.base].into_iter().chain(at).chain(range(from, count)).collect();
             self.part(&part, (count, &params));
         }
-        let work = Self::per_query(tokens.pairs(), t, heads, 4.0);
+        let work = Self::per_query(tokens.pairs(heads), t, heads, 4.0);
         let part = Part { kernel: &GRAD_KV, heads, each: heads.kv, slots: &to_kv, work };
         for (from, count) in self.pieces(t, 0, work) {
             let params: Vec<u32> =
@@ -176,8 +200,13 @@ impl Wgpu {
 
 impl Tokens {
     /// The number of (query, visible key) pairs.
-    pub(super) fn pairs(&self) -> f64 {
-        let of_row = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;
+    pub(super) fn pairs(&self, heads: Heads) -> f64 {
+        let of_row = |w: &[u32]| {
+            let tokens = w[1] - w[0];
+            // The first queries see fewer keys than a window has.
+            let begin = f64::from(tokens.min(window(heads)));
+            begin * (begin + 1.0) / 2.0 + (f64::from(tokens) - begin) * begin
+        };
         self.bounds.windows(2).map(of_row).sum()
     }
 }

@@ -1,7 +1,7 @@
 //! Every kernel text that a device may compile, for tests that translate all of them without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
-use super::{attention, encodings, loss, products, rows, variants};
+use super::{attention, device, encodings, loss, products, rows, variants};
 use crate::numeric::block::Block;
 
 /// A kernel with one set of constants.
@@ -15,7 +15,14 @@ pub struct Entry {
 
 /// All kernels, and their source pieces as their files have them.
 pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
-    let lists = [rows::KERNELS, loss::KERNELS, attention::KERNELS, products::KERNELS, variants::KERNELS];
+    let lists = [
+        rows::KERNELS,
+        loss::KERNELS,
+        attention::KERNELS,
+        products::KERNELS,
+        variants::KERNELS,
+        device::KERNELS,
+    ];
     let kernels: Vec<&Kernel> = lists.concat();
     let mut pieces: Vec<&'static str> = kernels.iter().flat_map(|k| k.source.iter().copied()).collect();
     pieces.push(PRELUDE);
@@ -58,8 +65,12 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
             product(&[("SUBGROUPS", &[0, 1]), ("WIDTH", &[4, 8, 256])])
         }
         name if name.starts_with("attention") || name.starts_with("flash") => {
-            let sets = [0, 4, 8].into_iter().flat_map(|lanes| {
-                [16, 32, 64, 80, 128, 256].map(|d| attention::constants_of(d, lanes).to_vec())
+            let sizes = product(&[("LANES", &[0, 4, 8]), ("SIZE", &[16, 32, 64, 80, 128, 256])]);
+            let sets = sizes.into_iter().flat_map(|set| {
+                let (lanes, size) = (set[0].1, set[1].1);
+                let parts = attention::parts_of(name, size).iter();
+                let constants = attention::constants_of(size, lanes);
+                parts.map(move |&part| [&constants[..], &[("PART", part)]].concat())
             });
             sets.collect()
         }

@@ -5,6 +5,7 @@
 //! two seconds. The recorded work is submitted at the border of a block before its estimate exceeds [`Pace::ends`], and
 //! anywhere before it exceeds [`Pace::bound`].
 
+mod proof;
 mod transfer;
 
 use super::faults::Faults;
@@ -14,6 +15,8 @@ use super::pipelines::{Pipelines, Slot};
 use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
 use crate::support::panics::caught;
+pub use proof::KERNELS;
+use proof::Proof;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,7 +43,8 @@ pub struct Call<'a> {
     pub work: f64,
 }
 
-enum Op {
+/// A recorded operation.
+pub(super) enum Op {
     Dispatch {
         verb: &'static str,
         pipeline: wgpu::ComputePipeline,
@@ -89,6 +93,7 @@ pub struct Gpu {
     params_buffer: wgpu::Buffer,
     stage_buffer: wgpu::Buffer,
     read_buffer: wgpu::Buffer,
+    proof: Proof,
     work: f64,
     /// Work recorded since the last read, and how much of it before the last border.
     passed: f64,
@@ -105,6 +110,9 @@ pub struct Gpu {
     /// Makes every poll report the loss of the device.
     #[cfg(feature = "faults")]
     pub(super) gone: Arc<std::sync::atomic::AtomicBool>,
+    /// Harms the next submission.
+    #[cfg(feature = "faults")]
+    pub(super) harm: Arc<std::sync::Mutex<Option<super::breaker::Harm>>>,
 }
 
 /// A submission that is not yet awaited.
@@ -135,9 +143,10 @@ impl Gpu {
         faults.watch(&device);
         let stride = stride(&limits);
         let params_buffer =
-            buffer(&device, DISPATCHES * stride, BufferUsages::UNIFORM.union(BufferUsages::COPY_DST));
+            buffer(&device, (DISPATCHES + 1) * stride, BufferUsages::UNIFORM.union(BufferUsages::COPY_DST));
         let stage_buffer = buffer(&device, 1 << 16, STAGE);
         let read_buffer = buffer(&device, 1 << 16, READ);
+        let proof = Proof::new(&device);
         Gpu {
             pool: Pool::new(&device, budget),
             pipelines: Pipelines::default(),
@@ -154,6 +163,7 @@ impl Gpu {
             params_buffer,
             stage_buffer,
             read_buffer,
+            proof,
             work: 0.0,
             passed: 0.0,
             border_at: 0.0,
@@ -165,6 +175,8 @@ impl Gpu {
             known: 0,
             #[cfg(feature = "faults")]
             gone: Arc::default(),
+            #[cfg(feature = "faults")]
+            harm: Arc::default(),
         }
     }
 
@@ -288,14 +300,19 @@ impl Gpu {
 
     /// Submits the recorded work.
     pub fn submit(&mut self) {
+        self.submit_with_proof(None);
+    }
+
+    /// The same; the proof that it ran comes to this byte of the read buffer.
+    fn submit_with_proof(&mut self, read_at: Option<u64>) {
         self.finish();
-        let (ops, params, staged) = (
+        let (mut ops, mut params, staged) = (
             std::mem::take(&mut self.ops),
             std::mem::take(&mut self.params),
             std::mem::take(&mut self.staged),
         );
         let work = std::mem::take(&mut self.work);
-        if ops.is_empty() || self.faults.raised() {
+        if (ops.is_empty() && read_at.is_none()) || self.faults.raised() {
             return;
         }
         if staged.len() as u64 > self.stage_buffer.size() {
@@ -305,15 +322,7 @@ impl Gpu {
         if !staged.is_empty() {
             self.queue.write_buffer(&self.stage_buffer, 0, &staged);
         }
-        if !params.is_empty() {
-            self.queue.write_buffer(&self.params_buffer, 0, &params);
-        }
-        let commands = self.encode(&ops);
-        if self.faults.raised() {
-            return;
-        }
-        let started = Instant::now();
-        let index = self.queue.submit([commands]);
+        let Some((index, started)) = self.send(&mut ops, &mut params, read_at) else { return };
         self.traffic.submissions += 1;
         let first = self.pipelines.compiled() != self.known;
         self.known = self.pipelines.compiled();
@@ -323,6 +332,30 @@ impl Gpu {
         self.ops.clear();
         self.params.clear();
         self.staged.clear();
+    }
+
+    /// Sends operations and the proof behind them, and returns when; `None` after a fault.
+    fn send(
+        &mut self,
+        ops: &mut Vec<Op>,
+        params: &mut Vec<u8>,
+        read_at: Option<u64>,
+    ) -> Option<(SubmissionIndex, Instant)> {
+        self.prove(ops, params, read_at);
+        self.queue.write_buffer(&self.params_buffer, 0, params);
+        let commands: Vec<_> = self.lists(ops).into_iter().map(|ops| self.encode(ops)).collect();
+        if self.faults.raised() {
+            return None;
+        }
+        self.proof.sent();
+        let started = Instant::now();
+        Some((self.queue.submit(commands), started))
+    }
+
+    /// The operations, each list for one command buffer: all, unless a test breaks the device.
+    #[cfg(not(feature = "faults"))]
+    fn lists<'a>(&self, ops: &'a [Op]) -> Vec<&'a [Op]> {
+        vec![ops]
     }
 
     fn encode(&self, ops: &[Op]) -> wgpu::CommandBuffer {

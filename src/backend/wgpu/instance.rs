@@ -1,9 +1,9 @@
 //! The adapters that wgpu finds on this machine, in an order that is the same in every run.
 //!
 //! Drivers enumerate adapters in arbitrary order (a software adapter may come first), so they are sorted: discrete,
-//! integrated, virtual, unknown, software; then by PCI address, backend and name.
+//! integrated, virtual, unknown, software; then by PCI address, backend (Vulkan first) and name.
 
-use wgpu::{Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
+use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
 /// An adapter that is not opened.
 #[derive(Debug, Clone)]
@@ -58,11 +58,20 @@ pub fn adapters() -> Vec<Adapter> {
     let found = pollster::block_on(instance.enumerate_adapters(backends));
     let mut all: Vec<Adapter> =
         found.into_iter().map(|inner| Adapter { info: inner.get_info(), inner }).collect();
-    all.sort_by_cached_key(|a| {
-        let address = (a.info.device_pci_bus_id.clone(), a.info.vendor, a.info.device);
-        (rank(a.info.device_type), address, a.info.backend.to_str(), a.info.name.clone())
-    });
+    all.sort_by_cached_key(|a| order(&a.info));
     all
+}
+
+/// The place of an adapter. A card that two systems offer is used through the first: Vulkan, Metal, then DX12, whose
+/// older compiler has no f16 and no subgroups.
+fn order(info: &AdapterInfo) -> impl Ord + use<> {
+    let address = (info.device_pci_bus_id.clone(), info.vendor, info.device);
+    let backend = match info.backend {
+        Backend::Vulkan => 0,
+        Backend::Metal => 1,
+        _ => 2,
+    };
+    (rank(info.device_type), address, backend, info.name.clone())
 }
 
 fn rank(kind: DeviceType) -> u8 {
@@ -72,5 +81,27 @@ fn rank(kind: DeviceType) -> u8 {
         DeviceType::VirtualGpu => 2,
         DeviceType::Other => 3,
         DeviceType::Cpu => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn card_is_used_through_vulkan_before_dx12() {
+        let adapter = |kind, backend, slot: &str| AdapterInfo {
+            device_pci_bus_id: slot.into(),
+            ..AdapterInfo::new(kind, backend)
+        };
+        let ordered = [
+            adapter(DeviceType::DiscreteGpu, Backend::Vulkan, "0000:01:00.0"),
+            adapter(DeviceType::DiscreteGpu, Backend::Dx12, "0000:01:00.0"),
+            adapter(DeviceType::DiscreteGpu, Backend::Vulkan, "0000:02:00.0"),
+            adapter(DeviceType::IntegratedGpu, Backend::Metal, ""),
+            adapter(DeviceType::IntegratedGpu, Backend::Dx12, ""),
+            adapter(DeviceType::Cpu, Backend::Vulkan, ""),
+        ];
+        assert!(ordered.is_sorted_by(|a, b| order(a) < order(b)));
     }
 }

@@ -39,7 +39,7 @@ mod weight;
 
 use crate::numeric::block::Encoding;
 #[cfg(feature = "faults")]
-pub use breaker::Breaker;
+pub use breaker::{Breaker, Harm};
 pub use cache::{Cache, Keep};
 pub use catalogue::{Entry, catalogue};
 use device::Gpu;

@@ -5,7 +5,7 @@ use super::kernel::Access::{Read, Write as Written};
 use super::kernel::Kernel;
 use super::memory::Place;
 use super::{Masks, Memory, Tokens, Weight, Wgpu};
-use crate::backend::{DropoutKey, View, ViewMut, Write};
+use crate::backend::{Activation, DropoutKey, View, ViewMut, Write};
 use crate::numeric::block::Encoding;
 use crate::numeric::rng;
 
@@ -30,16 +30,24 @@ kernel!(BIAS, "bias", [], [Written, Read]);
 kernel!(WIDEN, "widen", ["packed"], [Written, Read]);
 kernel!(EMBED, "embed", ["packed"], [Written, Read, Read]);
 kernel!(ROPE, "rope", [], [Written, Read, Read]);
-kernel!(SWIGLU, "swiglu", [], [Written, Read, Read]);
-kernel!(SWIGLU_GRAD, "swiglu_grad", [], [Written, Written, Read]);
+kernel!(GATED, "gated", ["gelu"], [Written, Read, Read]);
+kernel!(GATED_GRAD, "gated_grad", ["gelu"], [Written, Written, Read]);
 kernel!(DROPOUT, "dropout", [], [Written, Read, Read, Read]);
 
 /// The kernels of this file.
 pub(super) const KERNELS: &[&Kernel] =
-    &[&FILL, &COPY, &ADD, &BIAS, &WIDEN, &EMBED, &ROPE, &SWIGLU, &SWIGLU_GRAD, &DROPOUT];
+    &[&FILL, &COPY, &ADD, &BIAS, &WIDEN, &EMBED, &ROPE, &GATED, &GATED_GRAD, &DROPOUT];
 
 /// Cost of an element of a simple verb, in multiplications and additions of a product.
 pub(super) const ELEMENT: f64 = 16.0;
+
+/// An activation as kernels know it.
+fn is_gelu(activation: Activation) -> u32 {
+    match activation {
+        Activation::SwiGlu => 0,
+        Activation::GeGlu => 1,
+    }
+}
 
 impl Wgpu {
     /// One lane per element.
@@ -93,7 +101,13 @@ impl Wgpu {
         }
     }
 
-    pub(super) fn embed_rows(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
+    pub(super) fn embed_rows(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        table: &Weight,
+        tokens: &Tokens,
+        scale: f32,
+    ) {
         let ids = Place { slot: self.integers(&tokens.integers), base: 0 };
         let constants = [("ENCODING", encodings::number(table.encoding)), ("VECTOR", 0)];
         for (from, rows) in self.pieces(out.rows, out.cols, ELEMENT * out.cols as f64) {
@@ -101,8 +115,8 @@ impl Wgpu {
             let (o, n) = (self.at_mut(&view), view.len());
             for part in &table.parts {
                 let t = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
-                let params =
-                    [o.base, from as u32, n as u32, view.cols as u32, part.from as u32, part.rows as u32];
+                let part = [from, n, view.cols, part.from, part.rows].map(|x| x as u32);
+                let params = [&[o.base][..], &part, &[scale.to_bits()]].concat();
                 let slots = [o.slot.clone(), t.slot, ids.slot.clone()];
                 let (groups, work) = (n.div_ceil(256) as u64, n as f64 * ELEMENT);
                 let (kernel, constants) = (&EMBED, &constants);
@@ -148,21 +162,35 @@ impl Wgpu {
         }
     }
 
-    pub(super) fn gate(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+    pub(super) fn gate(
+        &mut self,
+        out: ViewMut<Memory>,
+        gate: View<Memory>,
+        up: View<Memory>,
+        activation: Activation,
+    ) {
         for (from, n) in self.runs(out.len()) {
             let o = self.place(&out.memory.storage, out.offset + from, n);
             let g = self.place(&gate.memory.storage, gate.offset + from, n);
             let u = self.place(&up.memory.storage, up.offset + from, n);
-            self.each(&SWIGLU, n, &[o.base, g.base, u.base, n as u32], &[&o, &g, &u]);
+            let params = [o.base, g.base, u.base, n as u32, is_gelu(activation)];
+            self.each(&GATED, n, &params, &[&o, &g, &u]);
         }
     }
 
-    pub(super) fn gate_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
+    pub(super) fn gate_grad(
+        &mut self,
+        gate: ViewMut<Memory>,
+        up: ViewMut<Memory>,
+        dout: View<Memory>,
+        activation: Activation,
+    ) {
         for (from, n) in self.runs(dout.len()) {
             let g = self.place(&gate.memory.storage, gate.offset + from, n);
             let u = self.place(&up.memory.storage, up.offset + from, n);
             let d = self.place(&dout.memory.storage, dout.offset + from, n);
-            self.each(&SWIGLU_GRAD, n, &[g.base, u.base, d.base, n as u32], &[&g, &u, &d]);
+            let params = [g.base, u.base, d.base, n as u32, is_gelu(activation)];
+            self.each(&GATED_GRAD, n, &params, &[&g, &u, &d]);
         }
     }
 

@@ -138,10 +138,7 @@ impl Backend for Wgpu {
     }
 
     fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens, scale: f32) {
-        if scale != 1.0 {
-            return self.gpu.faults.raise("a scaled embedding is not computed");
-        }
-        self.embed_rows(out, table, tokens);
+        self.embed_rows(out, table, tokens, scale);
     }
 
     fn rmsnorm(
@@ -198,9 +195,6 @@ impl Backend for Wgpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        if self.slides(heads) {
-            return;
-        }
         self.attend((out, logsumexp), qkv, heads, tokens);
     }
 
@@ -212,24 +206,15 @@ impl Backend for Wgpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        if self.slides(heads) {
-            return;
-        }
         self.attend_grad(grad, dout, saved, heads, tokens);
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        if self.slides(heads) {
-            return;
-        }
         self.attend_cached(out, qkv, heads);
     }
 
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
-        match activation {
-            Activation::SwiGlu => self.gate(out, gate, up),
-            Activation::GeGlu => self.gpu.faults.raise("GeGLU is not computed"),
-        }
+        self.gate(out, gate, up, activation);
     }
 
     fn gated_grad(
@@ -239,10 +224,7 @@ impl Backend for Wgpu {
         dout: View<Memory>,
         activation: Activation,
     ) {
-        match activation {
-            Activation::SwiGlu => self.gate_grad(gate, up, dout),
-            Activation::GeGlu => self.gpu.faults.raise("GeGLU is not computed"),
-        }
+        self.gate_grad(gate, up, dout, activation);
     }
 
     fn dropout(
@@ -272,15 +254,5 @@ impl Backend for Wgpu {
         class_weights: Option<View<Memory>>,
     ) {
         self.loss_rows((losses, logits), targets, class_weights);
-    }
-}
-
-impl Wgpu {
-    /// Refuses heads with a window.
-    fn slides(&self, heads: Heads) -> bool {
-        if heads.window.is_some() {
-            self.gpu.faults.raise("a sliding window is not computed");
-        }
-        heads.window.is_some()
     }
 }

@@ -19,14 +19,26 @@ pub fn write(path: &Path, found: &[Listed]) -> Result<(), Refusal> {
 
 /// The facts in lines, without the devices and what is not known.
 pub fn lines(facts: &Value) -> Vec<String> {
-    let shown = |(key, value): (&str, &Value)| match value {
-        Value::Null => None,
-        Value::String(text) => Some(format!("{key:<10} {text}")),
-        Value::Object(all) if all.is_empty() => None,
-        other => Some(format!("{key:<10} {other}")),
-    };
     let keys = ["finetune", "target", "system", "kernel", "nvidia", "variables", "vulkan"];
-    keys.into_iter().filter_map(|key| shown((key, &facts[key]))).collect()
+    keys.into_iter().filter_map(|key| Some(format!("{key:<10} {}", text(&facts[key])?))).collect()
+}
+
+/// A value as text; `None` where it says nothing.
+fn text(value: &Value) -> Option<String> {
+    let joined = |parts: Vec<String>, between: &str| (!parts.is_empty()).then(|| parts.join(between));
+    match value {
+        Value::Null | Value::Bool(false) => None,
+        Value::String(text) => Some(text.clone()),
+        Value::Array(all) => joined(all.iter().filter_map(text).collect(), ", "),
+        Value::Object(all) => {
+            let part = |(key, value): (&String, &Value)| match value {
+                Value::Bool(true) => Some(key.clone()),
+                other => Some(format!("{key} {}", text(other)?)),
+            };
+            joined(all.iter().filter_map(part).collect(), "; ")
+        }
+        other => Some(other.to_string()),
+    }
 }
 
 /// What the report contains.
@@ -61,4 +73,16 @@ fn variables() -> Map<String, Value> {
         (name, value.into())
     })
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_hold_what_is_known_in_words() {
+        let vulkan = json!({"loader": null, "drivers": ["a.json", "b.json"], "wsl": false, "container": true, "nodes": []});
+        let facts = json!({"finetune": "0.1.0", "nvidia": null, "variables": {}, "vulkan": vulkan});
+        assert_eq!(lines(&facts), ["finetune   0.1.0", "vulkan     drivers a.json, b.json; container"]);
+    }
 }

@@ -225,12 +225,12 @@ fn clock() -> Seen {
     if now < WRITTEN {
         let fix = "sudo date -s 'YYYY-MM-DD HH:MM'     # then: sudo timedatectl set-ntp true";
         let fix = cfg!(unix).then(|| fix.to_owned());
-        return Seen::Bad { found: "it says a time before 2026".into(), fix };
+        return Seen::Bad { found: "it shows a time before 2026".into(), fix };
     }
     match system::clock_is_kept() {
-        Some(true) => Seen::Good("kept right by the network".into()),
-        Some(false) => bad("nothing keeps it right"),
-        None => Seen::Unknown("plausible; whether it is kept right could not be asked".into()),
+        Some(true) => Seen::Good("synchronised over the network".into()),
+        Some(false) => bad("not synchronised"),
+        None => Seen::Unknown("plausible; this system does not say whether it is synchronised".into()),
     }
 }
 

@@ -124,6 +124,11 @@ fn unwritten(base: &BaseModel, what: &str) -> Refusal {
     Refusal::configuration(format!("{path}: {what} is not written to GGUF: use --to merged"))
 }
 
+/// The numbers that a family multiplies by, and the epsilon of its norms.
+fn factors(c: &Config) -> [f32; 4] {
+    [c.embedding_scale, c.residual_scale, c.logits_scale, c.eps]
+}
+
 /// Refuses a model whose file reads back as another one, because llama.cpp takes for granted what no metadata says.
 fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
     let c = &base.config;
@@ -132,6 +137,7 @@ fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
         ((c.rope, c.local_rope) != (again.rope, again.local_rope), "this rotary embedding"),
         (c.rotated != again.rotated, "this order of unrotated layers"),
         (c.score_scale != again.score_scale, "this scale of the scores"),
+        (factors(c) != factors(again), "these factors"),
     ];
     let first = differs.into_iter().find(|(differs, _)| *differs);
     first.map_or(Ok(()), |(_, what)| Err(unwritten(base, what)))

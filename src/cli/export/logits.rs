@@ -162,7 +162,7 @@ fn by_layers(
         match stage.forward(probe, hidden.as_deref(), Want::Logits)? {
             Output::Hidden(values) => hidden = Some(values),
             Output::Logits(logits) => return Ok(logits),
-            Output::Loss(_) => break,
+            Output::Loss(_) | Output::Scores(_) => break,
         }
     }
     Err(Refusal::failure("the model gave no logits"))

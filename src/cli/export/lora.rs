@@ -5,7 +5,7 @@ use super::logits::{apart, bound, fits, logits, probe};
 use super::{Exported, Outtype};
 use crate::config::refusal::Refusal;
 use crate::format::atomic;
-use crate::format::gguf::adapter::{self, About, Part};
+use crate::format::gguf::adapter::{self, About, LoraMatrix};
 use crate::format::gguf::{F32, decode, encode};
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
@@ -60,12 +60,12 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     })
 }
 
-fn named(part: &Part) -> Named<'_> {
+fn named(part: &LoraMatrix) -> Named<'_> {
     Named { name: &part.name, rows: part.rows, cols: part.cols, values: &part.values }
 }
 
-fn parts(layout: &Layout, flat: &[f32]) -> Vec<Part> {
-    let part = |e: &layout::Entry| Part {
+fn parts(layout: &Layout, flat: &[f32]) -> Vec<LoraMatrix> {
+    let part = |e: &layout::Entry| LoraMatrix {
         name: e.name.clone(),
         rows: e.rows,
         cols: e.cols,

@@ -136,7 +136,7 @@ mod tests {
     fn closed_lists_are_completed() {
         let takes = |name: &str| words(super::super::TABLE.iter().find(|o| o.name == name).unwrap());
         assert_eq!(takes("quantize"), Some(vec!["none", "nf4", "nf4-double", "q8_0"]));
-        assert_eq!(takes("role"), Some(vec!["single", "coordinator", "worker"]));
+        assert_eq!(takes("role"), Some(vec!["single", "coordinator", "worker", "auto"]));
         assert_eq!(takes("gpus"), None);
         assert_eq!(takes("coordinator"), None);
     }

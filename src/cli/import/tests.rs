@@ -82,7 +82,7 @@ fn axolotl_configuration_is_converted() {
         ],
         &["optimizer", "special_tokens", "datasets: path"],
     );
-    check("base_model: m\nadapter:\nrl: dpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
+    check("base_model: m\nadapter:\nrl: grpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
     check(
         "base_model: m\nlr_scheduler: one_cycle\nchat_template: llama3\nmystery: 3\nnum_epochs: 1.5\n",
         Dialect::Axolotl,
@@ -171,8 +171,9 @@ fn llama_factory_defaults_are_written_out() {
             "learning_rate: 5e-5",
             "lr_scheduler: linear",
             "target_modules: \"q_proj,v_proj\"",
+            "task: dpo",
         ],
-        &["stage", "finetuning_type"],
+        &["finetuning_type"],
     );
 }
 

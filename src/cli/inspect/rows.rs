@@ -2,7 +2,7 @@
 
 use super::{delimiters, options, print};
 use crate::cli::invocation::Invocation;
-use crate::config::groups::{whole, within};
+use crate::config::groups::{filled, whole, within};
 use crate::config::refusal::Refusal;
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+/// Names of the rows of a pair.
+const ANSWERS: [&str; 2] = ["chosen: ", "rejected: "];
 /// Number of longest rows that are listed.
 const LONGEST: usize = 5;
 
@@ -23,7 +25,7 @@ pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let mut base = base_model::open(s.text("model")?.unwrap_or_default())?;
     let tokenizer = base.tokenizer(s.text("chat-template")?)?;
     let options = options(s, Some(&base))?;
-    let shown = whole(s, "rows", 0)?.unwrap_or(3);
+    let shown = filled(s, "rows", whole(s, "rows", 0)?)?;
     let corpus = data::load(paths, &options, &tokenizer)?;
     let warnings = row_warnings::all(&corpus, &tokenizer, (&base.stop_ids(&tokenizer), options.max_seq_len));
     let mut facts = facts(&corpus);
@@ -42,9 +44,12 @@ pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     for i in 0..shown.min(corpus.samples.len()) {
         let sample = corpus.samples.get(i);
         inv.say(&headline(&sample, &corpus))?;
-        let pieces = preview::preview(&sample, &tokenizer)?;
-        let text: String = pieces.iter().map(|p| paint.piece(p)).collect();
-        inv.say_as_it_is(&text)?;
+        for (row, name) in sample.rows().zip(ANSWERS) {
+            let pieces = preview::preview(&sample, row, &tokenizer)?;
+            let text: String = pieces.iter().map(|p| paint.piece(p)).collect();
+            let name = if sample.second.is_some() { name } else { "" };
+            inv.say_as_it_is(&format!("{name}{text}"))?;
+        }
     }
     for warning in &warnings {
         inv.say(&format!("warning: {warning}"))?;
@@ -100,12 +105,18 @@ fn headline(sample: &Sample, corpus: &Corpus) -> String {
 fn rows_as_json(corpus: &Corpus, tokenizer: &Tokenizer, shown: usize) -> Result<Value, Refusal> {
     let row = |i: usize| {
         let sample = corpus.samples.get(i);
-        let pieces = preview::preview(&sample, tokenizer)?;
-        let pieces: Vec<Value> = pieces
-            .iter()
-            .map(|p| json!({ "text": p.text, "supervised": p.supervised, "tokens": p.tokens }))
-            .collect();
-        Ok(json!({ "row": sample.row, "label": sample.label, "pieces": pieces }))
+        let pieces = |row| -> Result<Vec<Value>, Refusal> {
+            let pieces = preview::preview(&sample, row, tokenizer)?;
+            let piece = |p: &Piece| json!({ "text": p.text, "supervised": p.supervised, "tokens": p.tokens });
+            Ok(pieces.iter().map(piece).collect())
+        };
+        let mut rows = sample.rows();
+        Ok(match (rows.next(), rows.next()) {
+            (Some(chosen), Some(rejected)) => {
+                json!({ "row": sample.row, "chosen": pieces(chosen)?, "rejected": pieces(rejected)? })
+            }
+            _ => json!({ "row": sample.row, "label": sample.label, "pieces": pieces(0..sample.ids.len())? }),
+        })
     };
     let rows: Result<Vec<Value>, Refusal> = (0..shown.min(corpus.samples.len())).map(row).collect();
     rows.map(Value::from)

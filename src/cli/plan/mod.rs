@@ -8,7 +8,7 @@ mod tell;
 
 use crate::forecast::counts::{ALL, Ahead, Counts, count};
 use crate::forecast::team::{Expected, team};
-use crate::forecast::time::{Forecast, Participant, forecast, useless};
+use crate::forecast::time::{Participant, TimeForecast, forecast, useless};
 pub use tell::note_line;
 
 use crate::cli::invocation::Invocation;
@@ -29,10 +29,24 @@ pub struct Outlook {
     counts: Counts,
     shape: ModelShape,
     team: Vec<Expected>,
-    forecast: Forecast,
+    forecast: TimeForecast,
     /// Devices that slow the run down, and the seconds saved without each.
     useless: Vec<(usize, f64)>,
     notes: Vec<String>,
+}
+
+/// Refuses what has no plan.
+fn knows(settings: &Settings, options: &Options) -> Result<(), Refusal> {
+    if options.cluster.role == Role::Worker {
+        let why = "a worker has no run of its own: plan with the coordinator's command line";
+        return Err(settings.refuse("role", why));
+    }
+    if options.cluster.stages.is_some() {
+        let why =
+            "plan does not know workers that hold a model together: leave it out to plan with whole devices";
+        return Err(settings.refuse("stages", why));
+    }
+    Ok(())
 }
 
 /// Prints the plan.
@@ -41,10 +55,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let assumed = values::memory(&inv.settings, "assume-gpu")?;
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
-    if options.cluster.role == Role::Worker {
-        let why = "a worker has no run of its own: plan with the coordinator's command line";
-        return Err(settings.refuse("role", why));
-    }
+    knows(settings, &options)?;
     let mut notes = settings.notes.clone();
     let chosen = match assumed {
         Some(_) => None,
@@ -65,7 +76,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let ahead = Ahead { plan: &plan, train, eval, done, most: ALL };
     let (counts, mut load) = count(ahead, &options);
     let p = &prepared;
-    let shape = p.shape(&options);
+    let shape = p.shape(&options)?;
     load.trained = shape.trained;
     let profiles = Profiles::read();
     let sizes = counts.sizes();

@@ -97,7 +97,7 @@ impl Compute for Coordinator<'_> {
         let tokens = (0..count).map(|index| batch(index).ids.len() as u64).collect();
         let item = |index| Work::Eval(batch(index));
         let mut result = |index, message| match message {
-            ToCoordinator::Score { sums, .. } => each(&batch(index), &sums),
+            ToCoordinator::Score { sums, .. } => each(index, &batch(index), &sums),
             _ => Ok(()),
         };
         let mut task = self.task((Kind::Eval, count), &item, &mut result, say);

@@ -2,6 +2,13 @@
 //! A task waits for the driver only when too many messages of its own member are queued there, so only that member
 //! is delayed.
 
+mod cells;
+mod line;
+mod lines;
+mod translation;
+
+pub use lines::LinePlan;
+
 use super::super::link::{End, MemberLink};
 use super::super::machine::MemberId;
 use super::super::message::{Bye, Hello, Manifest, ToCoordinator, ToWorker};
@@ -9,11 +16,14 @@ use super::super::plain::plain;
 use super::gate::remark;
 use super::outbox::{Delivered, Outbox, outbox};
 use super::{Gate, Incoming, ModelFiles, Rejected};
+use crate::net::Endpoint;
+use line::Line;
+use lines::{FromSeat, Lines, Taken};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 /// Time limit for the first message of an authenticated peer.
 const HELLO: Duration = Duration::from_secs(5);
@@ -41,6 +51,10 @@ pub struct Reception {
     known: Mutex<Known>,
     /// Number of conversations that are not over.
     open: watch::Sender<usize>,
+    /// Where workers hold the model together: their lines.
+    lines: Option<Lines>,
+    /// The answer to everybody once the run is over.
+    over: watch::Sender<Option<Bye>>,
 }
 
 #[derive(Default)]
@@ -83,6 +97,14 @@ struct Seat {
     remark: Option<String>,
 }
 
+/// Where the messages of a member go.
+enum Desk<'a> {
+    /// To the driver.
+    Driver(&'a Seat),
+    /// To the line in which it has this seat.
+    Line(&'a Seat, usize, mpsc::UnboundedSender<FromSeat>),
+}
+
 /// How a conversation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parting {
@@ -97,10 +119,11 @@ impl Reception {
         gate: Gate,
         files: ModelFiles,
         events: Sender<Incoming>,
-        runtime: tokio::runtime::Handle,
+        (runtime, lines): (tokio::runtime::Handle, Option<LinePlan>),
     ) -> Self {
-        let (known, open) = (Mutex::default(), watch::Sender::new(0));
-        Reception { gate, files, events, runtime, known, open }
+        let (known, open, over) = (Mutex::default(), watch::Sender::new(0), watch::Sender::new(None));
+        let lines = lines.map(Lines::new);
+        Reception { gate, files, events, runtime, known, open, lines, over }
     }
 
     /// The manifest that workers receive.
@@ -150,6 +173,7 @@ impl Reception {
             (_, Absent::Known) => FAREWELL,
             (_, Absent::Anybody) => UNKNOWN,
         };
+        self.over.send_replace(Some(bye.clone()));
         self.known().closing = Some(Closing { bye: bye.clone(), absent, until: Instant::now() + farewell });
     }
 
@@ -175,7 +199,7 @@ impl Reception {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn converse(&self, mut link: MemberLink, peer: Option<String>) {
+    async fn converse(self: &Arc<Self>, mut link: MemberLink, peer: Option<String>) {
         let hello = match tokio::time::timeout(HELLO, link.from.recv()).await {
             Ok(Some(ToCoordinator::Hello(hello))) => hello,
             Ok(None) => return self.unidentified(&link.end, peer),
@@ -197,16 +221,46 @@ impl Reception {
             let _ = link.to.send(ToWorker::Bye(bye)).await;
             return;
         }
-        let seat = Seat { peer, remark: remark(&hello), ..self.seat(&hello, &link.end) };
-        let manifest = Manifest { name: seat.name.clone(), ..self.gate.manifest.clone() };
-        link.end.set_silence(Duration::from_millis(manifest.silence_millis));
-        let parting = match link.to.send(ToWorker::Welcome(Box::new(manifest))).await {
-            Ok(()) => self.serve(&mut link, &seat).await,
-            Err(_) => Parting::Lost,
+        let seat =
+            Seat { peer, remark: remark(&hello), ..self.seat((hello.identity, &hello.name), &link.end) };
+        let taken = self.lines.as_ref().filter(|_| seat.peer.is_some()).map(|lines| lines.sit(seat.identity));
+        let taken = match taken.transpose() {
+            Ok(taken) => taken,
+            Err(reason) => {
+                let _ = link.to.send(ToWorker::Bye(Bye::Later { reason })).await;
+                return self.rise(seat, Parting::Proper);
+            }
         };
+        let plan = taken.as_ref().map(|taken| taken.plan.clone());
+        let manifest = Manifest { name: seat.name.clone(), seat: plan, ..self.gate.manifest.clone() };
+        link.end.set_silence(Duration::from_millis(manifest.silence_millis));
+        let desk = taken.map_or(Desk::Driver(&seat), |taken| self.at_a_line(&seat, taken));
+        let parting = match link.to.send(ToWorker::Welcome(Box::new(manifest))).await {
+            Ok(()) => self.serve(&mut link, &desk).await,
+            Err(_) => {
+                desk.lost(self, "it closed the connection".into());
+                Parting::Lost
+            }
+        };
+        drop(desk);
         // A member of this process does not dial again.
         let parting = if seat.peer.is_some() { parting } else { Parting::Proper };
         self.rise(seat, parting);
+    }
+
+    /// The desk of a worker that has taken a seat; the first of a line begins it.
+    fn at_a_line<'a>(self: &Arc<Self>, seat: &'a Seat, taken: Taken) -> Desk<'a> {
+        let Taken { plan, events, opened } = taken;
+        let place = usize::from(plan.place);
+        if let Some(heard) = opened {
+            self.runtime.spawn(Line::new(self.clone(), plan, heard).run());
+        }
+        Desk::Line(seat, place, events)
+    }
+
+    /// A line as a member.
+    fn line_member(&self, (name, peer): (String, String), end: &End, key: [u8; 16]) -> Seat {
+        Seat { peer: Some(peer), ..self.seat((key, &name), end) }
     }
 
     /// Records a peer that proved the token and sent no `Hello`.
@@ -226,20 +280,19 @@ impl Reception {
     }
 
     /// Numbers and names a member. A worker that dials again has lost its old connection, so that one is closed.
-    fn seat(&self, hello: &Hello, end: &End) -> Seat {
+    fn seat(&self, (identity, name): ([u8; 16], &str), end: &End) -> Seat {
         let mut known = self.known();
         known.next += 1;
         let member = MemberId(known.next);
-        if let Some((_, old)) = known.identities.insert(hello.identity, (member, end.clone())) {
+        if let Some((_, old)) = known.identities.insert(identity, (member, end.clone())) {
             old.cut("it connected again");
         }
-        let asked =
-            Some(plain(&hello.name)).filter(|name| !name.trim().is_empty()).unwrap_or("worker".into());
+        let asked = Some(plain(name)).filter(|name| !name.trim().is_empty()).unwrap_or("worker".into());
         let others = (2..).map(|n| format!("{asked} ({n})"));
         let mut names = std::iter::once(asked.clone()).chain(others);
         let name = names.find(|name| !known.names.contains(name)).unwrap_or(asked);
         known.names.insert(name.clone());
-        Seat { member, identity: hello.identity, name, peer: None, remark: None }
+        Seat { member, identity, name, peer: None, remark: None }
     }
 
     fn rise(&self, seat: Seat, parting: Parting) {
@@ -253,35 +306,27 @@ impl Reception {
         }
     }
 
-    /// Serves the member until the driver closes the outbox or the connection is lost.
-    async fn serve(&self, link: &mut MemberLink, seat: &Seat) -> Parting {
+    /// Serves the member until its desk closes the outbox or the connection is lost.
+    async fn serve(&self, link: &mut MemberLink, desk: &Desk<'_>) -> Parting {
         let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.parameters), link.end.clone());
-        self.joined(seat, outbox);
-        let member = seat.member;
-        let mut listening = std::pin::pin!(self.listen(member, &mut link.from, (&link.to, &link.end)));
+        desk.joined(self, outbox);
+        let mut listening = std::pin::pin!(self.listen(desk, &mut link.from, (&link.to, &link.end)));
         let parting = tokio::select! {
             delivered = postman.deliver(&link.to) => match delivered {
-                Delivered::All => return Parting::Proper,
+                Delivered::All => return desk.parting(self),
                 // The peer receives no more; messages that it sent before still count.
                 Delivered::Cut => listening.await,
             },
             parting = &mut listening => parting,
         };
         let reason = link.end.reason().unwrap_or_else(|| "it closed the connection".into());
-        let _ = self.events.send(Incoming::Lost { member, reason });
+        desk.lost(self, reason);
         parting
-    }
-
-    fn joined(&self, seat: &Seat, outbox: Outbox) {
-        let Seat { member, name, peer, remark, .. } = seat;
-        let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
-        // Without a driver the member cannot be served; the dropped outbox ends the conversation.
-        let _ = self.events.send(Incoming::Joined { member, name, peer, remark, outbox });
     }
 
     async fn listen(
         &self,
-        member: MemberId,
+        desk: &Desk<'_>,
         from: &mut mpsc::Receiver<ToCoordinator>,
         (to, end): (&mpsc::Sender<ToWorker>, &End),
     ) -> Parting {
@@ -304,10 +349,63 @@ impl Reception {
                 parting = Parting::Proper;
             }
             let Ok(permit) = room.clone().acquire_owned().await else { return parting };
-            if self.events.send(Incoming::Said { member, message, _room: permit }).is_err() {
+            if !desk.said(self, message, permit) {
                 return parting;
             }
         }
         parting
     }
+}
+
+impl Desk<'_> {
+    /// The member has joined. Without a driver or a line at the desk it cannot be served; the dropped outbox ends the conversation.
+    fn joined(&self, reception: &Reception, outbox: Outbox) {
+        match self {
+            Desk::Driver(Seat { member, name, peer, remark, .. }) => {
+                let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
+                let _ = reception.events.send(Incoming::Joined { member, name, peer, remark, outbox });
+            }
+            Desk::Line(Seat { name, peer, .. }, place, events) => {
+                let (place, name, host) = (*place, name.clone(), host(peer.as_deref().unwrap_or_default()));
+                let _ = events.send(FromSeat::Sat { place, name, host, outbox });
+            }
+        }
+    }
+
+    /// Passes a message on. Returns false if the desk is empty.
+    fn said(&self, reception: &Reception, message: ToCoordinator, room: OwnedSemaphorePermit) -> bool {
+        match self {
+            Desk::Driver(Seat { member, .. }) => {
+                let member = *member;
+                reception.events.send(Incoming::Said { member, message, _room: room }).is_ok()
+            }
+            Desk::Line(_, place, events) => {
+                let place = *place;
+                events.send(FromSeat::Said { place, message, _room: room }).is_ok()
+            }
+        }
+    }
+
+    fn lost(&self, reception: &Reception, reason: String) {
+        match self {
+            Desk::Driver(Seat { member, .. }) => {
+                let _ = reception.events.send(Incoming::Lost { member: *member, reason });
+            }
+            Desk::Line(_, place, events) => drop(events.send(FromSeat::Gone { place: *place, reason })),
+        }
+    }
+
+    /// How a conversation ended that this side ended. A worker of a line that fell connects again.
+    fn parting(&self, reception: &Reception) -> Parting {
+        match self {
+            Desk::Line(..) if reception.over.borrow().is_none() => Parting::Lost,
+            _ => Parting::Proper,
+        }
+    }
+}
+
+/// The host of a peer's address, as its neighbours in a line reach it; empty for a worker on this machine.
+fn host(peer: &str) -> String {
+    let endpoint = peer.parse::<Endpoint>().ok().filter(|endpoint| !endpoint.is_loopback());
+    endpoint.map_or_else(String::new, |endpoint| endpoint.host)
 }

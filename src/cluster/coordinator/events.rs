@@ -44,11 +44,11 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
         |what, worker: String, devices, reason: String| Some(Change { step, what, worker, devices, reason });
     let run = |what, reason| of(what, String::new(), vec![], reason);
     match note {
-        Note::Waiting { have, want } => {
+        Note::Waiting { have, want, counts } => {
             let to_come = want.saturating_sub(have);
             run(
                 What::Waiting,
-                format!("waiting for {}: {have} here, {to_come} to come", count(want as u64, "device")),
+                format!("waiting for {}: {have} here, {to_come} to come", count(want as u64, counts.word())),
             )
         }
         Note::Paused { have, want } => {

@@ -20,8 +20,8 @@ pub mod run_lock;
 mod scores;
 mod waiting;
 
-pub use connections::Reception;
 use connections::{Absent, UNKNOWN};
+pub use connections::{LinePlan, Reception};
 pub use events::Hint;
 pub use files::{FilesError, ModelFiles};
 pub use frame_limits::{Longest, Misfit, prompt_fits};
@@ -112,6 +112,8 @@ pub struct Setup<'a> {
     pub hint: Hint,
     /// Whether further members may join.
     pub company: Company,
+    /// How the layers are divided where workers hold the model together; `None` where each holds all of it.
+    pub lines: Option<LinePlan>,
     /// The stop flag, raised by signals.
     pub stop: &'a Stop,
 }
@@ -164,7 +166,7 @@ impl<'a> Coordinator<'a> {
         // The driver lives as long as the reducer; reports after it are dropped.
         let report = move |report| drop(reports.send(Incoming::Added(report)));
         let reducer = Reducer::new(setup.layout.len(), setup.threads, report)?;
-        let reception = Reception::new(setup.gate, setup.files, events, setup.runtime);
+        let reception = Reception::new(setup.gate, setup.files, events, (setup.runtime, setup.lines));
         Ok(Coordinator {
             layout: setup.layout,
             stop: setup.stop,

@@ -65,7 +65,13 @@ impl Coordinator<'_> {
                 return Ok(Some(tally));
             }
             if self.company == Company::Closed && self.met && self.members.is_empty() {
-                return Err(TrainError::Alone { have: 0, want: 1, seconds: 0, step: task.after });
+                return Err(TrainError::Alone {
+                    have: 0,
+                    want: 1,
+                    of: "device",
+                    seconds: 0,
+                    step: task.after,
+                });
             }
             if self.stopped() {
                 self.tick(Event::Abandon, task);
@@ -159,10 +165,11 @@ impl Coordinator<'_> {
                     self.add(member, message, task);
                 }
             }
-            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, .. }
+            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, rewards, .. }
                 if self.machine.wants_sum(member, sum) =>
             {
-                let claim = Claim { sum, leases: leases.len(), scalars: Scalars { loss, weight, targets } };
+                let claim =
+                    Claim { sum, leases: leases.len(), scalars: Scalars { loss, weight, targets, rewards } };
                 self.pending.insert((member, sum), message);
                 self.reducer.finish(member.0, claim);
             }
@@ -242,9 +249,10 @@ impl Coordinator<'_> {
                 }
                 Action::RoundDone(tally) => task.done = Some(tally),
                 Action::Halt(finding) => task.failed = Some(events::halt(&finding, task)),
-                Action::GiveUp { have, want } => {
+                Action::GiveUp { have, want, counts } => {
                     let seconds = self.patience.as_secs();
-                    task.failed = Some(TrainError::Alone { have, want, seconds, step: task.after });
+                    task.failed =
+                        Some(TrainError::Alone { have, want, of: counts.word(), seconds, step: task.after });
                 }
                 Action::Note(note) => self.note(note, gone, task),
             }

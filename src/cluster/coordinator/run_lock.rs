@@ -26,6 +26,18 @@ pub enum RunLockError {
     /// Another run has locked it.
     #[error("{}: another run has this folder: stop it, or choose another --output", .0.display())]
     Locked(PathBuf),
+    /// The file system has no locks.
+    #[error(
+        "{}: this file system has no locks ({cause}), so a second coordinator could use the folder: choose an --output \
+         on another one (NFS 4, or a mount with locks: lockd, Lustre's -o flock)",
+        .dir.display()
+    )]
+    NoLocks {
+        /// The folder.
+        dir: PathBuf,
+        /// The system's message.
+        cause: String,
+    },
     /// Its record is not readable.
     #[error("{}: {reason}; start afresh with another --output", .path.display())]
     Record {
@@ -67,7 +79,7 @@ impl Lock {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(RunLockError::Locked(dir.to_owned())),
-                Err(TryLockError::Error(e)) => return Err(fail(e).into()),
+                Err(TryLockError::Error(e)) => return Err(failed(dir, &path, e)),
             }
             let lock = Lock { file, path: path.clone() };
             tries += 1;
@@ -95,6 +107,20 @@ impl Drop for Lock {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Why a lock fails: most often because a network file system has none.
+fn failed(dir: &Path, path: &Path, e: std::io::Error) -> RunLockError {
+    #[cfg(unix)]
+    {
+        use rustix::io::Errno;
+        let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOTSUP].map(Errno::raw_os_error);
+        if e.raw_os_error().is_some_and(|code| none.contains(&code)) {
+            return RunLockError::NoLocks { dir: dir.to_owned(), cause: e.to_string() };
+        }
+    }
+    let _ = dir;
+    FormatError::io(path, e).into()
 }
 
 /// Whether `path` still names the file that was opened as `file`.
@@ -190,6 +216,21 @@ mod tests {
         drop(lock);
         assert!(!dir.path().join(LOCK).exists(), "nothing is left of it");
         Lock::take(dir.path()).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn file_system_without_locks_is_named() {
+        let (dir, path) = (Path::new("/nfs/out"), Path::new("/nfs/out/run.lock"));
+        for errno in [rustix::io::Errno::NOLCK, rustix::io::Errno::NOSYS] {
+            let line = failed(dir, path, errno.into()).to_string();
+            assert!(
+                line.starts_with("/nfs/out: this file system has no locks (") && line.contains("--output"),
+                "{line}"
+            );
+        }
+        let other = failed(dir, path, rustix::io::Errno::IO.into()).to_string();
+        assert!(other.contains("run.lock") && !other.contains("no locks"), "{other}");
     }
 
     #[test]

@@ -3,13 +3,14 @@
 
 use super::super::message::{Device, ToCoordinator, Trouble, Work};
 use super::super::plain::plain;
-use crate::model::stage::{LossSums, Targets};
+use crate::model::preference::{Aim, Answers, Rewards};
+use crate::model::stage::{LossSums, Microbatch, Targets};
 use crate::numeric::fixed::to_fixed;
 
 /// Whether `message` can be the result of `work` with this number of classes. The error is one line for display.
 pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Result<(), String> {
     match (message, work) {
-        (ToCoordinator::Score { sums, .. }, Work::Eval(batch)) => score(sums, &batch.targets, classes),
+        (ToCoordinator::Score { sums, .. }, Work::Eval(batch)) => score(sums, batch, classes),
         (ToCoordinator::Answer { ids, .. }, Work::Prompt { sampling, .. }) => {
             match ids.len() <= sampling.max_new_tokens {
                 true => Ok(()),
@@ -49,11 +50,24 @@ pub(super) fn readable(mut message: ToCoordinator) -> ToCoordinator {
     message
 }
 
-fn score(sums: &LossSums, targets: &Targets, classes: usize) -> Result<(), String> {
-    let (most, predicted) = match targets {
+fn score(sums: &LossSums, batch: &Microbatch, classes: usize) -> Result<(), String> {
+    let (most, predicted) = match &batch.targets {
         Targets::Tokens(targets) => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
+        Targets::Answers(_) => (batch.ids.len(), 0),
     };
+    let scored = matches!(&batch.targets, Targets::Answers(Answers { aim: Aim::Score, .. }));
+    if sums.rows.len() != if scored { batch.rows.len() } else { 0 }
+        || sums.rows.iter().any(|r| !r.is_finite())
+    {
+        return Err(format!("it scored {} answers of {}", sums.rows.len(), batch.rows.len()));
+    }
+    let Rewards { sums: rewards, counts, pairs, right } = sums.rewards;
+    let rows = batch.rows.len() as u64;
+    let possible = right <= pairs && counts.iter().chain([&pairs]).all(|n| *n <= rows);
+    if !possible || rewards.iter().any(|reward| to_fixed(*reward, i64::MAX).is_none()) {
+        return Err(format!("it gave rewards that {rows} answers cannot have"));
+    }
     // A correct worker reports such a loss as a bad value instead.
     let fits = |value| to_fixed(value, i64::MAX).is_some();
     if !fits(sums.loss) || !fits(sums.weight) || sums.weight < 0.0 {
@@ -74,14 +88,15 @@ fn score(sums: &LossSums, targets: &Targets, classes: usize) -> Result<(), Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::stage::{IGNORE, Microbatch, Sampling};
+    use crate::model::stage::{IGNORE, Sampling};
 
     fn work(targets: Targets) -> Work {
         Work::Eval(Microbatch { step: 1, rows: vec![0, 1], ids: vec![1, 2], bounds: vec![0, 1, 2], targets })
     }
 
     fn check(work: &Work, targets: u64, predictions: &[u32], part: &str) {
-        let sums = LossSums { loss: 1.0, weight: 1.0, targets, predictions: predictions.to_vec() };
+        let (loss, weight, predictions) = (1.0, 1.0, predictions.to_vec());
+        let sums = LossSums { loss, weight, targets, predictions, ..LossSums::default() };
         let message = ToCoordinator::Score { lease: 1, sums, parameters: [0; 32], micros: 1 };
         match super::check(&message, work, 3) {
             Ok(()) => assert_eq!(part, ""),
@@ -101,7 +116,7 @@ mod tests {
         let bad =
             [(f64::NAN, 1.0), (1.0, f64::INFINITY), (1e300, 1.0), (1.0, -1.0), (f64::NEG_INFINITY, 0.0)];
         for (loss, weight) in bad {
-            let sums = LossSums { loss, weight, targets: 1, predictions: vec![] };
+            let sums = LossSums { loss, weight, targets: 1, ..LossSums::default() };
             let message = ToCoordinator::Score { lease: 1, sums, parameters: [0; 32], micros: 1 };
             let line = super::check(&message, &text, 3).unwrap_err();
             assert!(line.contains("it scored a loss of"), "{line}");

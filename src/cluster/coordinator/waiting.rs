@@ -1,7 +1,7 @@
 //! Notes while the run waits for devices. Devices of this process count as present from the start, because they are
 //! already being opened. A note is shown once, and not at all if only devices of this process are missing.
 
-use super::super::machine::{MemberId, Note};
+use super::super::machine::{Counted, MemberId, Note};
 
 /// Whether the run waits for other devices, and the note that was shown.
 #[derive(Debug, Default)]
@@ -9,7 +9,7 @@ pub(super) struct Waiting {
     here: Option<Opening>,
     /// The machine's last note. The machine repeats none, so it is kept to make a new note when this process's
     /// devices change.
-    heard: Option<(usize, usize)>,
+    heard: Option<(usize, usize, Counted)>,
     said: Option<(usize, usize)>,
     /// Whether too few devices are present or being opened here: no work is done until more join.
     pub on: bool,
@@ -45,18 +45,22 @@ impl Waiting {
     /// The note that the run waits for more devices than shown before, after devices of this process did not become
     /// ready.
     pub fn wait(&mut self) -> Option<Note> {
-        let (have, want) = self.heard?;
-        let have = have + self.here.as_ref().map_or(0, |h| h.devices);
+        let (have, want, counts) = self.heard?;
+        let here = self.here.as_ref().map_or(0, |h| match counts {
+            Counted::Devices => h.devices,
+            Counted::Tasks => h.devices.min(1),
+        });
+        let have = have + here;
         self.on = have < want;
         let new = self.on && self.said.replace((have, want)) != Some((have, want));
-        new.then_some(Note::Waiting { have, want })
+        new.then_some(Note::Waiting { have, want, counts })
     }
 
     /// The note to show for a note of the machine, if any.
     pub fn hear(&mut self, note: Note) -> Option<Note> {
         match note {
-            Note::Waiting { have, want } => {
-                self.heard = Some((have, want));
+            Note::Waiting { have, want, counts } => {
+                self.heard = Some((have, want, counts));
                 self.wait()
             }
             Note::Paused { .. } => {
@@ -89,7 +93,7 @@ mod tests {
     fn own_devices_count_before_they_are_ready() {
         let mut waiting = Waiting::default();
         waiting.opens("here", 2);
-        let note = |have, want| Note::Waiting { have, want };
+        let note = |have, want| Note::Waiting { have, want, counts: Counted::Devices };
         assert_eq!(waiting.hear(note(0, 3)), Some(note(2, 3)));
         waiting.met("here", MemberId(1));
         assert!(waiting.hear(joined("here")).is_some());
@@ -97,6 +101,12 @@ mod tests {
         assert!(waiting.on);
         assert!(waiting.hear(Note::Running { have: 3 }).is_some());
         assert!(!waiting.on);
+
+        // As a task they count once.
+        let mut waiting = Waiting::default();
+        waiting.opens("here", 2);
+        let tasks = |have| Note::Waiting { have, want: 3, counts: Counted::Tasks };
+        assert_eq!(waiting.hear(tasks(0)), Some(tasks(1)));
 
         // All of them are present: the run does not wait, and no note is shown.
         let mut waiting = Waiting::default();

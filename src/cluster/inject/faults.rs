@@ -19,6 +19,7 @@ struct Faults {
     selftest: bool,
     slow: Option<f64>,
     pretend: Option<String>,
+    cards: usize,
 }
 
 /// A fault in a step.
@@ -60,6 +61,11 @@ impl Inject {
             }
             _ => Ok(Inject::default()),
         }
+    }
+
+    /// The same without a line, and without an error: the caller above has both.
+    pub fn quietly() -> Self {
+        std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or_default()
     }
 
     /// Called before the backend `at` of a chain is opened: fails where the first one is to fail.
@@ -120,6 +126,11 @@ impl Inject {
         self.0.slow
     }
 
+    /// The number of cards that this machine pretends to have. The CPU computes in their place.
+    pub fn cards(&self) -> usize {
+        self.0.cards
+    }
+
     /// The backend whose name a CPU model takes before it may fall back to the CPU's own.
     pub fn pretend(&self) -> Option<&str> {
         self.0.pretend.as_deref()
@@ -139,12 +150,16 @@ impl std::str::FromStr for Inject {
                 ("pretend=wgpu" | "pretend=cuda", ..) => {
                     faults.pretend = Some(part["pretend=".len()..].into())
                 }
+                _ if part.starts_with("cards=") => {
+                    faults.cards =
+                        part["cards=".len()..].parse().map_err(|_| format!("{part:?}: no number"))?;
+                }
                 (_, Some((what, step)), _) => faults.at.push((what, step, AtomicBool::new(false))),
                 (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
                 _ => {
                     return Err(format!(
                         "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, panic@STEP, lost@STEP, \
-                         hash@STEP, die@STEP, selftest, slow=FACTOR, pretend=wgpu and pretend=cuda"
+                         hash@STEP, die@STEP, selftest, slow=FACTOR, cards=N, pretend=wgpu and pretend=cuda"
                     ));
                 }
             }

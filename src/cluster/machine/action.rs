@@ -2,7 +2,7 @@
 //! no longer be sent is dropped, and the driver's `Lost` follows.
 
 use super::super::message::{Device, LeaseId, ToWorker};
-use super::event::{DeviceId, Kind, MemberId};
+use super::event::{Counted, DeviceId, Kind, MemberId};
 use crate::model::memory::Used;
 use crate::numeric::line::Points;
 use crate::train::event::Link;
@@ -68,10 +68,12 @@ pub enum Action {
     /// Too few devices for too long: the driver saves, sends `Bye::Later` and exits with code 75. The machine emits
     /// no further action.
     GiveUp {
-        /// Number of devices present.
+        /// Number present.
         have: usize,
-        /// Number of devices waited for.
+        /// Number waited for.
         want: usize,
+        /// What was counted.
+        counts: Counted,
     },
     /// An event to be shown and kept in metrics.jsonl.
     Note(Note),
@@ -187,10 +189,12 @@ pub enum Note {
     },
     /// The run waits for its first devices. Emitted at the first round and whenever the number changes.
     Waiting {
-        /// Number of devices present.
+        /// Number present.
         have: usize,
-        /// Number of devices expected.
+        /// Number expected.
         want: usize,
+        /// What is counted.
+        counts: Counted,
     },
     /// Fewer devices than the minimum are left: no item is leased.
     Paused {

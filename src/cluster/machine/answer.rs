@@ -36,7 +36,12 @@ impl Machine {
     pub(super) fn said(&mut self, member: MemberId, message: &ToCoordinator) {
         let Some(m) = self.fleet.members.get_mut(&member) else { return };
         match message {
-            ToCoordinator::Hello(_) | ToCoordinator::Fetch { .. } | ToCoordinator::Pong { .. } => {}
+            // The tasks of connections and lines take these.
+            ToCoordinator::Hello(_)
+            | ToCoordinator::Fetch { .. }
+            | ToCoordinator::Pong { .. }
+            | ToCoordinator::Seated { .. }
+            | ToCoordinator::Linked => {}
             ToCoordinator::Ready { devices, refused } => self.ready(member, devices, refused),
             ToCoordinator::Leave { reason } => {
                 self.lost(member, reason);

@@ -17,11 +17,32 @@ pub struct DeviceId {
     pub index: u16,
 }
 
+/// What is counted before the first round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Devices that can compute.
+    Devices,
+    /// Members with at least one such device.
+    Tasks,
+}
+
+impl Counted {
+    /// The word for one.
+    pub fn word(self) -> &'static str {
+        match self {
+            Counted::Devices => "device",
+            Counted::Tasks => "task",
+        }
+    }
+}
+
 /// The user's requirements on members, and the machine's time limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// No lease is given before this many devices have been present at the same time once.
+    /// No lease is given before this many have been present at the same time once.
     pub expect: usize,
+    /// What `expect` counts.
+    pub counts: Counted,
     /// The machine gives no new lease while fewer devices than this are present. At least 1.
     pub min: usize,
     /// Time limit for waiting for either number, after which the machine emits [`super::Action::GiveUp`].
@@ -42,6 +63,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             expect: 1,
+            counts: Counted::Devices,
             min: 1,
             join_timeout: Duration::from_secs(600),
             reask: Duration::from_secs(30),

@@ -243,6 +243,11 @@ impl Fleet {
         self.devices().filter(|(_, _, d)| d.up).count()
     }
 
+    /// Number of members with such a device.
+    pub fn able(&self) -> usize {
+        self.members.values().filter(|m| m.devices.iter().flatten().any(|d| d.up)).count()
+    }
+
     pub fn place(&self, id: DeviceId) -> Place {
         let gone =
             || Place { member: "a lost worker".into(), device: id.index.to_string(), class: String::new() };

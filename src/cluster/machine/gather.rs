@@ -2,13 +2,13 @@
 
 use super::Machine;
 use super::action::{Action, Note};
-use super::event::Config;
+use super::event::{Config, Counted};
 use std::time::Duration;
 
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     phase: Phase,
-    /// The number of devices in the last `Note::Waiting`.
+    /// The number in the last `Note::Waiting`.
     said: Option<usize>,
     /// Microbatches of the longest training round so far, on which the hint below is based: an epoch's last may be
     /// short.
@@ -41,18 +41,18 @@ impl Gathering {
 impl Machine {
     /// Whether leases may be given. Emits notes on changes, and gives up after the time limit.
     pub(super) fn gathered(&mut self) -> bool {
-        let have = self.fleet.up();
-        let min = self.config.min.max(1);
-        let want = match self.gathering.phase {
-            Phase::Before | Phase::Waiting(_) => self.config.expect.max(min),
-            Phase::Running | Phase::Paused(_) => min,
+        let (up, min) = (self.fleet.up(), self.config.min.max(1));
+        let (have, want, counts) = match (self.gathering.phase, self.config.counts) {
+            (Phase::Running | Phase::Paused(_), _) => (up, min, Counted::Devices),
+            (_, Counted::Devices) => (up, self.config.expect.max(min), Counted::Devices),
+            (_, Counted::Tasks) => (self.fleet.able(), self.config.expect, Counted::Tasks),
         };
         let g = &mut self.gathering;
-        if have >= want {
+        if have >= want && up >= min {
             let waited = matches!(g.phase, Phase::Waiting(_) | Phase::Paused(_));
             g.phase = Phase::Running;
             if waited {
-                self.note(Note::Running { have });
+                self.note(Note::Running { have: up });
             }
             return true;
         }
@@ -67,11 +67,11 @@ impl Machine {
         if matches!(self.gathering.phase, Phase::Waiting(_))
             && self.gathering.said.replace(have) != Some(have)
         {
-            self.note(Note::Waiting { have, want });
+            self.note(Note::Waiting { have, want, counts });
         }
         if self.gathering.deadline(&self.config).is_some_and(|at| self.now >= at) {
             self.over = true;
-            self.out.push(Action::GiveUp { have, want });
+            self.out.push(Action::GiveUp { have, want, counts });
         }
         false
     }

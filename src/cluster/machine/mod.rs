@@ -31,7 +31,7 @@ mod tests;
 mod value;
 
 pub use action::{Action, Again, Bad, DeviceReport, Finding, Note, Place, Purpose, Tally};
-pub use event::{Config, DeviceId, Event, Kind, MemberId, Round};
+pub use event::{Config, Counted, DeviceId, Event, Kind, MemberId, Round};
 
 use super::message::{Bye, Hash, LeaseId, ToWorker};
 use fleet::{Fleet, Member};

@@ -3,6 +3,7 @@
 use super::super::message::{Bye, Device, LeaseId, ToCoordinator as From, ToWorker as To, Trouble};
 use super::*;
 use crate::model::stage::Traffic;
+use crate::train::sum::RewardSums;
 
 const HASH: Hash = [7; 32];
 
@@ -56,6 +57,7 @@ impl Bed {
                 loss: 0,
                 weight: 0,
                 targets: 0,
+                rewards: RewardSums::default(),
                 parameters: HASH,
                 traffic: Traffic::default(),
             },
@@ -158,6 +160,7 @@ fn dishonest_message_expels_only_its_sender() {
         loss: 0,
         weight: 0,
         targets: 0,
+        rewards: RewardSums::default(),
         parameters,
         traffic: Traffic::default(),
     };
@@ -339,10 +342,13 @@ fn machine_waits_pauses_below_the_minimum_and_gives_up() {
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
     bed.event(Event::Parameters { after: 4, hash: HASH });
     let out = bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 9] }));
-    assert_eq!(out, [Action::Note(Note::Waiting { have: 0, want: 3 })]);
+    assert_eq!(out, [Action::Note(Note::Waiting { have: 0, want: 3, counts: Counted::Devices })]);
     assert_eq!(bed.machine.wake(), Some(10 * second));
     let out = bed.join(0, &["a", "a"]);
-    assert!(out.contains(&Action::Note(Note::Waiting { have: 2, want: 3 })) && leased(&out, 0).is_empty());
+    assert!(
+        out.contains(&Action::Note(Note::Waiting { have: 2, want: 3, counts: Counted::Devices }))
+            && leased(&out, 0).is_empty()
+    );
     let out = bed.join(1, &["a"]);
     assert!(out.contains(&Action::Note(Note::Running { have: 3 })) && !leased(&out, 0).is_empty());
     let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
@@ -350,7 +356,23 @@ fn machine_waits_pauses_below_the_minimum_and_gives_up() {
     let out = bed.event(Event::Lost { member: MemberId(0), reason: String::new() });
     assert!(out.contains(&Action::Note(Note::Paused { have: 0, want: 2 })));
     assert_eq!(bed.after(9_999), []);
-    assert_eq!(bed.after(1), [Action::GiveUp { have: 0, want: 2 }]);
+    assert_eq!(bed.after(1), [Action::GiveUp { have: 0, want: 2, counts: Counted::Devices }]);
+}
+
+#[test]
+fn expected_tasks_count_once_with_any_devices() {
+    let config = Config { expect: 2, counts: Counted::Tasks, ..Config::default() };
+    let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
+    bed.event(Event::Parameters { after: 0, hash: HASH });
+    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 9] }));
+    let out = bed.join(0, &["a", "a", "a"]);
+    let waiting = Note::Waiting { have: 1, want: 2, counts: Counted::Tasks };
+    assert!(out.contains(&Action::Note(waiting)) && leased(&out, 0).is_empty(), "{out:?}");
+    let out = bed.join(1, &["a"]);
+    assert!(out.contains(&Action::Note(Note::Running { have: 4 })) && !leased(&out, 0).is_empty(), "{out:?}");
+    // From then on devices count.
+    let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
+    assert!(!out.iter().any(|a| matches!(a, Action::Note(Note::Paused { .. }))), "{out:?}");
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub fn loss(parameters: &Values, batch: &Microbatch) -> i128 {
 }
 
 pub fn score(parameters: &Values, batch: &Microbatch) -> LossSums {
-    LossSums { loss: loss(parameters, batch) as f64, weight: 1.0, targets: 1, predictions: vec![] }
+    LossSums { loss: loss(parameters, batch) as f64, weight: 1.0, targets: 1, ..LossSums::default() }
 }
 
 pub fn answer(parameters: &Values, prompt: &[u32]) -> Vec<u32> {

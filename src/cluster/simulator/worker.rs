@@ -7,11 +7,12 @@ use super::super::message::{
 use super::truth::{self, Plan, Values, WIDTH};
 use super::{MILLI, Micros};
 use crate::model::stage::Traffic;
+use crate::train::sum::RewardSums;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// An action of a worker.
 pub enum Effect {
-    Send(ToCoordinator),
+    Send(Box<ToCoordinator>),
     /// A device starts to compute; the world reports the end.
     Start {
         device: usize,
@@ -129,7 +130,7 @@ impl Worker {
     }
 
     fn send(&mut self, message: ToCoordinator) {
-        self.out.push(Effect::Send(message));
+        self.out.push(Effect::Send(Box::new(message)));
     }
 
     pub fn hears(&mut self, message: ToWorker, now: Micros) -> Vec<Effect> {
@@ -158,7 +159,10 @@ impl Worker {
                 self.flush_if_due();
             }
             ToWorker::Bye(bye) => self.out.push(Effect::Over(bye)),
-            ToWorker::Welcome(_) | ToWorker::Piece { .. } | ToWorker::Ping { .. } => {}
+            ToWorker::Welcome(_)
+            | ToWorker::Piece { .. }
+            | ToWorker::Ping { .. }
+            | ToWorker::Below { .. } => {}
         }
         std::mem::take(&mut self.out)
     }
@@ -331,6 +335,7 @@ impl Worker {
             loss,
             weight: 0,
             targets,
+            rewards: RewardSums::default(),
             parameters,
             traffic: Traffic::default(),
         });

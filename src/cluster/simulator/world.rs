@@ -347,8 +347,8 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Send(message) => {
-                    let leaves = matches!(message, ToCoordinator::Leave { .. });
-                    self.up(conn, message);
+                    let leaves = matches!(*message, ToCoordinator::Leave { .. });
+                    self.up(conn, *message);
                     if leaves && let Some(host) = self.host_of(conn) {
                         self.disconnect(host);
                     }

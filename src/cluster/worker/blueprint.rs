@@ -1,6 +1,6 @@
 //! The model that a device builds, and the chain of backends that it may be built on.
 
-use crate::cluster::message::Manifest;
+use crate::cluster::message::{Manifest, SeatPlan};
 use crate::format::{self, FormatError};
 use crate::model::config::{Config, ConfigError};
 use crate::model::layout::{self, Layout};
@@ -8,7 +8,9 @@ use crate::model::lora::LoraSpec;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
+use crate::numeric::fixed::CELL;
 use crate::numeric::tensor::Tensors;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,6 +40,36 @@ pub struct Shape {
     pub tokens: usize,
     /// The numeric type that the run's user typed.
     pub dtype: Option<String>,
+    /// The part that is built here; `None` for the whole model.
+    pub portion: Option<Portion>,
+}
+
+/// The part of a model that a seat of a line holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Portion {
+    /// Its layers.
+    pub layers: Range<usize>,
+    /// Its range of the model's flat parameter vector.
+    pub values: Range<usize>,
+    /// Most microbatches that wait for their backward pass at the same time.
+    pub depth: usize,
+}
+
+impl Portion {
+    /// The part that the plan gives a seat.
+    pub fn of(plan: &SeatPlan) -> Self {
+        let at = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        Portion {
+            layers: plan.layers.0 as usize..plan.layers.1 as usize,
+            values: at(plan.values.0)..at(plan.values.1),
+            depth: usize::from(plan.depth).max(1),
+        }
+    }
+
+    /// Zeros before its first value in a sum. With them the cells of its sum are cells of the whole vector.
+    pub fn pad(&self) -> usize {
+        self.values.start % CELL
+    }
 }
 
 impl Shape {
@@ -50,6 +82,7 @@ impl Shape {
             lora: manifest.lora.clone(),
             tokens: usize::try_from(manifest.tokens).unwrap_or(usize::MAX),
             dtype: manifest.dtype.clone(),
+            portion: manifest.seat.as_ref().map(Portion::of),
         }
     }
 }

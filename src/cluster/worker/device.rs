@@ -3,6 +3,7 @@
 //! device error: it is reported with its tensor, and the device does not fall back.
 
 mod chain;
+mod seat;
 mod together;
 use super::blueprint::{Blueprint, Candidate};
 use super::device_queue::{DeviceQueue, QueuedLease};
@@ -154,6 +155,9 @@ impl DeviceWorker {
 
     /// Computes leases until its queue is closed or no backend is left.
     pub fn work(mut self) {
+        if let Some(portion) = self.shared.blueprint.shape.portion.clone() {
+            return self.sit(portion);
+        }
         while let Some(job) = self.queue.next() {
             if !self.queue.is_known() {
                 self.introduce(&job, "it fell back while the coordinator was away".into());
@@ -317,6 +321,10 @@ impl DeviceWorker {
 
     /// Measures trial microbatches of a few sizes, the small ones first.
     pub fn measure(&mut self) -> Trials {
+        // A seat of a line has no time of its own.
+        if self.shared.blueprint.shape.portion.is_some() {
+            return Trials::default();
+        }
         let trials = trials(&self.shared.blueprint.config, self.shared.blueprint.shape.tokens);
         let mut gradient = self.shared.buffers.take(self.layout.len());
         gradient.fill(0.0);

@@ -3,6 +3,7 @@
 //! so the device's thread records its state here, where every conversation reads it.
 
 use super::device::Report;
+use super::inbox::{Heard, Inbox, Neighbours};
 use super::parameters::Parameters;
 use crate::cluster::message::{Device, Lease, LeaseId};
 use crate::model::stage::Cancel;
@@ -39,6 +40,57 @@ struct State {
     device: Option<Result<Device, String>>,
     /// The device as the current conversation knows it.
     announced: Option<Device>,
+    /// What waits for a seat of a line.
+    inbox: Inbox,
+}
+
+/// Who decides the order in which a seat of a line begins leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The coordinator: the first seat takes leases in their order.
+    OfLeases,
+    /// The seat below: the others take them in the order in which hidden states come.
+    OfHiddenStates,
+}
+
+/// What a seat of a line does next.
+pub(super) enum Act {
+    /// Runs the forward pass of this lease, with hidden states unless the seat is the first.
+    Begin(Box<QueuedLease>, Option<Vec<f32>>),
+    /// Runs the backward pass of this lease, or frees its values.
+    Back(LeaseId, Option<Vec<f32>>),
+    /// Hidden states of a lease that was called back have come.
+    Stray(LeaseId),
+    /// Another conversation begins: nothing of the last one goes on.
+    Reset(Neighbours),
+    /// The queue is closed.
+    End,
+}
+
+impl State {
+    /// The next forward pass of a seat, if one may begin.
+    fn begin(&mut self, order: Order, may_begin: &dyn Fn(&QueuedLease) -> bool) -> Option<Act> {
+        let at = match self.inbox.hidden.front() {
+            _ if order == Order::OfLeases => (!self.queue.is_empty()).then_some(0)?,
+            None => return None,
+            Some((lease, _)) => match self.queue.iter().position(|job| job.lease.lease == *lease) {
+                Some(at) => at,
+                // Leases come in order: this one was called back.
+                None if *lease <= self.inbox.newest => {
+                    return self.inbox.hidden.pop_front().map(|(lease, _)| Act::Stray(lease));
+                }
+                // Its lease is still on its way.
+                None => return None,
+            },
+        };
+        if !may_begin(self.queue.get(at)?) {
+            return None;
+        }
+        let job = self.queue.remove(at)?;
+        self.running.push_back(job.lease.lease);
+        let hidden = if order == Order::OfLeases { None } else { self.inbox.hidden.pop_front() };
+        Some(Act::Begin(Box::new(job), hidden.map(|(_, values)| values)))
+    }
 }
 
 impl DeviceQueue {
@@ -121,9 +173,49 @@ impl DeviceQueue {
         if state.closed || !matches!(state.device, Some(Ok(_))) {
             return false;
         }
+        state.inbox.newest = state.inbox.newest.max(job.lease.lease);
         state.queue.push_back(job);
         self.bell.notify_one();
         true
+    }
+
+    /// Begins a conversation of a seat with these neighbours. Returns its number.
+    pub fn join(&self, neighbours: Neighbours) -> u64 {
+        let round = self.state().inbox.begin(neighbours);
+        self.bell.notify_one();
+        round
+    }
+
+    /// Takes what a neighbour has sent in the conversation with this number. Returns the number of microbatches whose
+    /// values wait.
+    pub fn hears(&self, round: u64, heard: Heard) -> usize {
+        let waiting = self.state().inbox.take(round, heard);
+        self.bell.notify_one();
+        waiting
+    }
+
+    /// Waits for what a seat does next: a backward pass that is ready, else a forward pass that may begin. The seat has
+    /// begun the conversation number `seen`.
+    pub fn act(&self, seen: &mut u64, order: Order, may_begin: impl Fn(&QueuedLease) -> bool) -> Act {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return Act::End;
+            }
+            if state.inbox.round != *seen {
+                *seen = state.inbox.round;
+                state.running.clear();
+                state.called_back.clear();
+                return Act::Reset(state.inbox.neighbours.clone());
+            }
+            if let Some((lease, values)) = state.inbox.back.pop_front() {
+                return Act::Back(lease, values);
+            }
+            if let Some(act) = state.begin(order, &may_begin) {
+                return act;
+            }
+            state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Waits for the next job. `None` once this queue is closed.
@@ -193,6 +285,9 @@ impl DeviceQueue {
             self.cancel.raise();
         }
         let queued: Vec<QueuedLease> = state.queue.drain(..).collect();
+        // A seat keeps nothing of a conversation that is over.
+        state.inbox.begin(Neighbours::default());
+        self.bell.notify_one();
         running.into_iter().chain(queued.iter().map(|job| job.lease.lease)).collect()
     }
 

@@ -36,6 +36,8 @@ pub(super) struct DeviceThreads {
     queues: Vec<Arc<DeviceQueue>>,
     /// The trials of each device when it was opened.
     measured: Vec<Trials>,
+    /// Most bytes of the hidden states of a microbatch.
+    hidden_bytes: usize,
 }
 
 /// A ready device with the messages from opening it, or why it cannot be used.
@@ -46,6 +48,7 @@ impl DeviceThreads {
     pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
         let of = (model.to_string(), blueprint.shape.clone());
         let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
+        let hidden_bytes = of.1.tokens.saturating_mul(4 * blueprint.config.hidden);
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
         let (mut devices, mut queues, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let mut measured = Vec::new();
@@ -72,7 +75,7 @@ impl DeviceThreads {
                 }
             }
         }
-        DeviceThreads { of, devices, refused, lines, buffers, limits, queues, measured }
+        DeviceThreads { of, devices, refused, lines, buffers, limits, queues, measured, hidden_bytes }
     }
 
     /// Updates the devices for a new conversation: a device that fell back since the last one is listed as it is
@@ -112,6 +115,12 @@ impl DeviceThreads {
     /// The lease that a device computes.
     pub fn running(&self, device: u16) -> Option<LeaseId> {
         self.queues.get(usize::from(device)).and_then(|queue| queue.running())
+    }
+
+    /// The queue of the only device, and most bytes of a microbatch's hidden states, if it is a seat of a line.
+    pub fn seat(&self) -> Option<(&Arc<DeviceQueue>, usize)> {
+        let portion = self.of.1.portion.as_ref();
+        portion.and_then(|_| self.queues.first()).map(|queue| (queue, self.hidden_bytes))
     }
 
     /// The number of leases that a device computes at the same time.

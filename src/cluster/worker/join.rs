@@ -3,9 +3,10 @@
 
 use super::devices::DeviceThreads;
 use super::outbox::Outbox;
+use super::peers::{Attached, PeerNet};
 use super::session::{Holding, Session};
 use super::{Blueprint, ModelSource, Outcome, Shape, Worker};
-use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
+use crate::cluster::message::{Hello, Manifest, SeatPlan, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::train::event::{Link, Share};
@@ -15,22 +16,18 @@ impl Worker<'_> {
     pub(super) async fn converse(&mut self, outbox: &mut Outbox<'_>, hello: Hello) -> Outcome {
         match self.join(outbox, hello).await {
             Err(outcome) => outcome,
-            Ok((threads, len)) => {
+            Ok(Joined { threads, len, line }) => {
                 let (inject, say, see) = (&self.equipment.inject, self.aside(), self.see);
                 let with = Holding { threads: &threads, inject, say, see, share: &self.share };
-                let outcome = Session::hold(outbox, with, len).await;
+                let outcome = Session::hold(outbox, with, len, line).await;
                 self.threads = Some(threads);
                 outcome
             }
         }
     }
 
-    /// Does everything up to `Ready` and `Measured`. Returns the devices and the number of values of the layout.
-    async fn join(
-        &mut self,
-        outbox: &mut Outbox<'_>,
-        hello: Hello,
-    ) -> Result<(DeviceThreads, usize), Outcome> {
+    /// Does everything up to the first lease.
+    async fn join(&mut self, outbox: &mut Outbox<'_>, hello: Hello) -> Result<Joined, Outcome> {
         outbox.say(ToCoordinator::Hello(hello));
         let manifest = loop {
             if let ToWorker::Welcome(manifest) = outbox.hear().await? {
@@ -47,6 +44,7 @@ impl Worker<'_> {
             None => {
                 let blueprint = self.blueprint(outbox, &manifest).await?;
                 fits(&blueprint, &manifest)?;
+                self.can_sit(&manifest)?;
                 self.open(outbox, &key.0, blueprint).await?
             }
         }
@@ -63,9 +61,63 @@ impl Worker<'_> {
         outbox.say(ToCoordinator::Measured { devices: threads.measured(), link });
         let classes: Vec<String> =
             threads.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
+        let line = match &manifest.seat {
+            Some(plan) => Some(self.take_seat(outbox, (plan, &manifest), &threads).await?),
+            None => None,
+        };
         let (run, name) = (plain(&manifest.run), plain(&manifest.name));
         self.aside()(&format!("in run {run} as {name}: {}", classes.join(", ")));
-        Ok((threads, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
+        let all = usize::try_from(manifest.parameters).unwrap_or(usize::MAX);
+        let len = threads.of.1.portion.as_ref().map_or(all, |portion| portion.values.len());
+        Ok(Joined { threads, len, line })
+    }
+
+    /// Whether this worker can be the seat of a line that it is asked to be.
+    fn can_sit(&self, manifest: &Manifest) -> Result<(), Outcome> {
+        let refused = |reason: &str| Err(Outcome::Refused { reason: reason.into() });
+        match (&manifest.seat, self.equipment.candidates.len()) {
+            (None, _) => Ok(()),
+            (Some(_), 1) if self.peers.is_some() => Ok(()),
+            (Some(_), 1) => refused("the coordinator's own devices are no seat of a line (--stages)"),
+            (Some(_), _) => refused(
+                "a seat of the coordinator's line (--stages) is one device: name one with --gpus, and start a worker \
+                 for each",
+            ),
+        }
+    }
+
+    /// Connects with the neighbours in the line.
+    async fn take_seat(
+        &self,
+        outbox: &mut Outbox<'_>,
+        (plan, manifest): (&SeatPlan, &Manifest),
+        threads: &DeviceThreads,
+    ) -> Result<Attached, Outcome> {
+        let failed = |reason: String| Outcome::Failed { reason };
+        let (Some(net), Some((queue, most))) = (&self.peers, threads.seat()) else {
+            return Err(failed("a seat without a device".into()));
+        };
+        let listener = net.listen(plan).await.map_err(failed)?;
+        let port = listener.as_ref().map_or(0, |listener| listener.address().port());
+        outbox.say(ToCoordinator::Seated { port });
+        let (tell, below) = tokio::sync::oneshot::channel();
+        let silence = Duration::from_millis(manifest.silence_millis);
+        let mut met = net.meet(plan.clone(), silence, listener, below);
+        let mut tell = Some(tell);
+        let met = loop {
+            tokio::select! {
+                met = &mut met => break met,
+                heard = outbox.hear() => if let ToWorker::Below { host, port } = heard? {
+                    let at = PeerNet::endpoint(net, plain(&host), port);
+                    tell.take().into_iter().for_each(|tell| drop(tell.send(at.clone())));
+                },
+            }
+        };
+        let met = met.map_err(|_| failed("the network's threads have ended".into()))?;
+        let met = met.map_err(|reason| Outcome::Lost { reason: format!("the line: {reason}") })?;
+        let attached = net.attach(met, queue, (most, plan.of));
+        outbox.say(ToCoordinator::Linked);
+        Ok(attached)
     }
 
     /// Measures the network link by fetching parts of the model's files, which are discarded: one byte for the round
@@ -174,6 +226,15 @@ impl Worker<'_> {
             }
         }
     }
+}
+
+/// A worker that may get leases.
+struct Joined {
+    threads: DeviceThreads,
+    /// Number of values of the parameters that it gets.
+    len: usize,
+    /// Its neighbours, if it is a seat of a line.
+    line: Option<Attached>,
 }
 
 /// Bytes of the bandwidth measurements: a larger one follows if the smaller one was too short.

@@ -6,17 +6,19 @@ mod cache;
 mod device;
 mod device_queue;
 mod devices;
+mod inbox;
 mod join;
 mod limits;
 mod outbox;
 mod parameters;
+mod peers;
 mod reconnect;
 mod selftest;
 mod session;
 mod sum;
 mod visit;
 
-pub use blueprint::{Begin, Blueprint, Candidate, Opener, Shape, Unfit};
+pub use blueprint::{Begin, Blueprint, Candidate, Opener, Portion, Shape, Unfit};
 pub use cache::Cache;
 pub use devices::Equipment;
 pub use parameters::{Parameters, hash};
@@ -30,6 +32,7 @@ use crate::train::event::Share;
 use crate::train::stop::Stop;
 use devices::DeviceThreads;
 use outbox::Outbox;
+use peers::PeerNet;
 use std::cell::Cell;
 use std::path::PathBuf;
 
@@ -103,13 +106,25 @@ pub struct Worker<'a> {
     before: Option<(String, u64)>,
     /// Whether the last conversation was welcomed by a coordinator that this worker follows.
     welcomed: bool,
+    /// How it connects with other workers; `None` in the coordinator's own process.
+    peers: Option<PeerNet>,
 }
 
 impl<'a> Worker<'a> {
     /// A worker without opened devices. `say` receives messages for the user, line by line.
     pub fn new(equipment: Equipment, source: ModelSource, say: &'a dyn Fn(&str)) -> Self {
         let (see, share) = (&|_: Sight<'_>| (), Cell::default());
-        Worker { equipment, source, say, see, share, threads: None, before: None, welcomed: false }
+        Worker {
+            equipment,
+            source,
+            say,
+            see,
+            share,
+            threads: None,
+            before: None,
+            welcomed: false,
+            peers: None,
+        }
     }
 
     /// The same worker; `see` receives its work so far whenever it grows.

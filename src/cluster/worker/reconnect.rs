@@ -2,6 +2,7 @@
 //! ends with the run. An error that a person has to fix ends it at once; other errors are retried at growing
 //! intervals, up to a time limit.
 
+use super::peers::PeerNet;
 use super::{Outcome, Sight, Worker};
 use crate::cluster::link::{WorkerLink, connected};
 use crate::cluster::message::{Hello, PROTOCOL};
@@ -12,6 +13,7 @@ use crate::support::stderr::say;
 use crate::train::event::Share;
 use crate::train::stop::{Stop, Urgency};
 use ring::rand::{SecureRandom, SystemRandom};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, Runtime};
 
@@ -106,11 +108,13 @@ impl Reconnect<'_> {
         // A worker that is asked to come back later has still not found its run.
         let (mut pauses, mut since) = (Pauses::default(), Instant::now());
         loop {
-            let link = match road.next(self, (&mut pauses, since)) {
-                Ok(Some(link)) => link,
+            let (link, coordinator) = match road.next(self, (&mut pauses, since)) {
+                Ok(Some(found)) => found,
                 Ok(None) => return Ending::Stopped,
                 Err(e) => return Ending::Alone(e),
             };
+            let (runtime, security) = (road.handle().clone(), self.security.clone());
+            worker.peers = Some(PeerNet { runtime, security, coordinator });
             let outcome = worker.serve(link, hello.clone(), self.stop);
             if worker.welcomed {
                 (pauses, since) = (Pauses::default(), Instant::now());
@@ -227,17 +231,18 @@ impl<'a> Road<'a> {
         }
     }
 
-    /// The next connection, or `None` if the stop flag was raised. The search started at `began`.
+    /// The next connection and the address of its other side, or `None` if the stop flag was raised. The search started at `began`.
     fn next(
         &mut self,
         reconnect: &Reconnect<'_>,
         (pauses, began): (&mut Pauses, Instant),
-    ) -> Result<Option<WorkerLink>, NetError> {
+    ) -> Result<Option<(WorkerLink, IpAddr)>, NetError> {
         let mut said = String::new();
         while !reconnect.stopped() {
             let e = match self.attempt(reconnect, began) {
                 Ok(Some(connection)) => {
-                    return Ok(Some(connected(self.handle(), connection, SILENCE)));
+                    let at = connection.peer().ip();
+                    return Ok(Some((connected(self.handle(), connection, SILENCE), at)));
                 }
                 Ok(None) => continue,
                 Err(e) => e,

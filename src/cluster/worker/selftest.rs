@@ -139,7 +139,15 @@ fn blueprint() -> Result<Blueprint, ModelError> {
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 8, alpha: 16.0, rslora: false, dropout: 0.0, targets, seed: SEED };
     let tensors = Arc::new(Drawn::new(&config));
-    let shape = Shape { labels: None, class_weights: None, quantize: None, lora, tokens: 96, dtype: None };
+    let shape = Shape {
+        labels: None,
+        class_weights: None,
+        quantize: None,
+        lora,
+        tokens: 96,
+        dtype: None,
+        portion: None,
+    };
     Ok(Blueprint { config, tensors, shape })
 }
 

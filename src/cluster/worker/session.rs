@@ -7,6 +7,7 @@ use super::device_queue::QueuedLease;
 use super::devices::DeviceThreads;
 use super::outbox::Outbox;
 use super::parameters::{Arriving, Parameters};
+use super::peers::Attached;
 use super::sum::{Finished, Running};
 use super::{Outcome, Sight};
 use crate::cluster::inject::Inject;
@@ -26,6 +27,9 @@ const GLANCE: Duration = Duration::from_millis(50);
 
 /// Time after which an unanswered announcement is repeated.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// How long a seat that has lost a neighbour waits for the coordinator's word: at the end of a run neighbours leave too.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// An announced microbatch that waits to be granted or denied.
 struct Waiting {
@@ -69,12 +73,21 @@ pub(super) struct Session<'a, 'w> {
     /// For each device, the lease of an older step that it still computes. The device may hang in that lease, so it
     /// neither asks for nor takes a lease before that one is finished.
     late: Vec<Option<LeaseId>>,
+    /// The neighbours of a seat of a line.
+    line: Option<Attached>,
+    /// When a neighbour was lost, and why.
+    fallen: Option<(Instant, String)>,
     reply: UnboundedSender<(u16, Report)>,
 }
 
 impl<'a, 'w> Session<'a, 'w> {
     /// Serves leases until the conversation ends, then removes them all from the devices.
-    pub async fn hold(outbox: &'a mut Outbox<'w>, with: Holding<'a>, len: usize) -> Outcome {
+    pub async fn hold(
+        outbox: &'a mut Outbox<'w>,
+        with: Holding<'a>,
+        len: usize,
+        line: Option<Attached>,
+    ) -> Outcome {
         let Holding { threads, inject, say, see, share } = with;
         let (reply, reports) = mpsc::unbounded_channel();
         let mut session = Session {
@@ -93,6 +106,8 @@ impl<'a, 'w> Session<'a, 'w> {
             flush: None,
             up: vec![true; threads.devices.len()],
             late: vec![None; threads.devices.len()],
+            line,
+            fallen: None,
             reply,
         };
         let outcome = session.converse(reports).await;
@@ -109,16 +124,24 @@ impl<'a, 'w> Session<'a, 'w> {
 
     async fn converse(&mut self, mut reports: UnboundedReceiver<(u16, Report)>) -> Outcome {
         loop {
-            let pause = if self.late.iter().any(Option::is_some) { GLANCE } else { AGAIN };
+            let soon = self.fallen.is_some() || self.late.iter().any(Option::is_some);
+            let pause = if soon { GLANCE } else { AGAIN };
             let went = tokio::select! {
                 // Reports of a device are handled before the next message for it.
                 biased;
                 Some((device, report)) = reports.recv() => self.reported(device, report),
                 heard = self.outbox.hear() => heard.and_then(|message| self.heard(message)),
+                reason = lost_neighbour(&mut self.line), if self.fallen.is_none() => {
+                    self.fallen = Some((Instant::now(), reason));
+                    Ok(())
+                }
                 () = tokio::time::sleep(pause) => Ok(()),
             };
             if let Err(outcome) = went {
                 return outcome;
+            }
+            if let Some((_, reason)) = self.fallen.take_if(|(since, _)| since.elapsed() >= LAST_WORDS) {
+                return Outcome::Lost { reason: format!("the line fell: {reason}") };
             }
             self.announce_again();
             self.ask_if_free();
@@ -154,12 +177,18 @@ impl<'a, 'w> Session<'a, 'w> {
             }
             ToWorker::Flush { step } => {
                 self.flush = Some(step);
-                self.send_again(step);
+                if self.line.is_none() {
+                    self.send_again(step);
+                }
                 self.flush_now();
             }
             ToWorker::SumTaken { sum } => self.running.taken(sum),
             // Late pieces of a file, and messages that the link handles.
-            ToWorker::Welcome(_) | ToWorker::Piece { .. } | ToWorker::Ping { .. } | ToWorker::Bye(_) => {}
+            ToWorker::Welcome(_)
+            | ToWorker::Piece { .. }
+            | ToWorker::Ping { .. }
+            | ToWorker::Bye(_)
+            | ToWorker::Below { .. } => {}
         }
         Ok(())
     }
@@ -302,7 +331,8 @@ impl<'a, 'w> Session<'a, 'w> {
     /// Sends the running sum if it was requested and no announcement of its step is unanswered.
     fn flush_now(&mut self) {
         let Some(step) = self.flush.filter(|step| *step == self.running.step()) else { return };
-        if self.waiting.values().any(|w| w.after + 1 == step) {
+        // In a line a request names everything that was granted before it, so that the sums of all seats hold the same.
+        if self.line.is_none() && self.waiting.values().any(|w| w.after + 1 == step) {
             return;
         }
         // The request ends here even if the sum is empty: the coordinator asks again after later grants.
@@ -337,6 +367,14 @@ impl<'a, 'w> Session<'a, 'w> {
             waiting.announced = Instant::now();
             self.outbox.say(waiting.message.clone());
         }
+    }
+}
+
+/// Why a neighbour in the line is lost, once one is. Cancel safe.
+async fn lost_neighbour(line: &mut Option<Attached>) -> String {
+    match line {
+        Some(line) => line.lost().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -94,6 +94,7 @@ impl Running {
         s.loss += finished.scalars.loss;
         s.weight += finished.scalars.weight;
         s.targets += finished.scalars.targets;
+        s.rewards.add(&finished.scalars.rewards);
         self.traffic.add(&finished.traffic);
         self.waiting.push(finished.gradient);
         // While no device computes, this may be the last grant, and the request for the sum may follow at once.
@@ -160,6 +161,7 @@ impl Running {
             loss: self.scalars.loss,
             weight: self.scalars.weight,
             targets: self.scalars.targets,
+            rewards: self.scalars.rewards,
             parameters: self.parameters,
             traffic: self.traffic,
         };
@@ -220,12 +222,26 @@ fn packed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::preference;
     use crate::model::stage::LossSums;
+    use crate::train::sum::RewardSums;
+
+    fn added(mut one: RewardSums, other: RewardSums) -> RewardSums {
+        one.add(&other);
+        one
+    }
 
     fn finished(seed: u32, len: usize) -> Finished {
         let value =
             |i: usize| ((i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 * 1e-6 - 8.0;
-        let loss = LossSums { loss: f64::from(seed) + 0.5, weight: 3.0, targets: 3, predictions: Vec::new() };
+        let rewards = preference::Rewards {
+            sums: [f64::from(seed), -1.5],
+            counts: [2, 1],
+            pairs: 1,
+            right: u64::from(seed % 2),
+        };
+        let (loss, weight, targets) = (f64::from(seed) + 0.5, 3.0, 3);
+        let loss = LossSums { loss, weight, targets, rewards, ..LossSums::default() };
         Finished {
             gradient: (0..len).map(value).collect(),
             scalars: Scalars::of(&loss).unwrap(),
@@ -243,9 +259,14 @@ mod tests {
                     assert_eq!(cell.len(), *len as usize);
                     sum_chunk::add(packed, cell, i64::MAX).unwrap();
                 }
-                ToCoordinator::Sum { leases, loss, weight, targets, traffic, .. } => {
+                ToCoordinator::Sum { leases, loss, weight, targets, rewards, traffic, .. } => {
                     assert_eq!(traffic.submissions, leases.len() as u64, "what each of them took");
-                    sums.set_scalars(Scalars { loss: *loss, weight: *weight, targets: *targets });
+                    sums.set_scalars(Scalars {
+                        loss: *loss,
+                        weight: *weight,
+                        targets: *targets,
+                        rewards: *rewards,
+                    });
                     of = leases.clone();
                 }
                 other => panic!("{other:?}"),
@@ -278,6 +299,7 @@ mod tests {
                         loss: s.0.loss + s.1.loss,
                         weight: s.0.weight + s.1.weight,
                         targets: s.0.targets + s.1.targets,
+                        rewards: added(s.0.rewards, s.1.rewards),
                     });
                     running.add(i.into(), one, devices);
                 }

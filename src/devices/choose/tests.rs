@@ -59,7 +59,8 @@ fn chosen(machine: &[&str], typed: &str) -> String {
     let options = crate::config::groups::devices(&settings);
     let among = |o: DeviceOptions| {
         let driver = o.backend.unwrap_or("wgpu");
-        among(&o, &Cards { driver, facts: &facts, why: &|| "install a driver".into() })
+        let seen = (0..facts.len()).collect();
+        among(&o, &Cards { driver, facts: &facts, seen, hiding: None, why: &|| "install a driver".into() })
     };
     match options.and_then(among) {
         Ok(chosen) => {
@@ -199,4 +200,77 @@ fn ambiguous_or_unknown_devices_give_one_line() {
         "78: --gpus: \"radeon\": devices of --gpu-backend cpu have indices below 64, as 0,1",
     );
     check(MANY, "gpus=auto,1", "78: --gpus: auto cannot be combined with other devices");
+}
+
+const FOUR: &[&str] = &["discrete A@1", "discrete B@2", "discrete C@3", "discrete D@4"];
+
+#[test]
+fn processes_share_the_cards_of_a_machine() {
+    check(FOUR, "gpus=1/2", "wgpu 0 A /1; wgpu 1 B /1");
+    check(FOUR, "gpus=2/2", "wgpu 2 C /1; wgpu 3 D /1");
+    check(FOUR, "gpus=3/3", "wgpu 2 C /1; wgpu 3 D /1");
+    // Adapters of one card count once, software adapters never.
+    let note = THROUGH_VULKAN;
+    check(MANY, "gpus=2/3", &format!("wgpu 1 NVIDIA GeForce RTX 4090 /1; {note}"));
+    // More processes than cards: memory is divided.
+    check(&FOUR[..2], "gpus=2/4", "wgpu 0 A /2");
+    check(&FOUR[..2], "gpus=3/4", "wgpu 1 B /2");
+    check(&FOUR[..1], "gpus=3/3", "wgpu 0 A /3");
+    check(NONE, "gpus=2/2", ON_THE_CPU);
+    check(FOUR, "gpus=2/2 gpu-backend=cpu", "cpu /1");
+    for typed in ["0/2", "3/2", "1/", "/2", "a/b", "1/65", "1/0"] {
+        let said = chosen(FOUR, &format!("gpus={typed}"));
+        assert!(said.contains("is no part: the first of two is 1/2, the second 2/2"), "{typed}: {said}");
+    }
+    for (count, of) in [(1, 1), (7, 3), (3, 7), (64, 5)] {
+        let parts = |at| Part { at, of }.range(count);
+        let mut all: Vec<usize> = (0..of).flat_map(parts).collect();
+        all.dedup();
+        assert_eq!(all, (0..count).collect::<Vec<_>>(), "{count} things in {of} parts");
+        let sharing: usize = (0..count).map(|i| Part { at: 0, of }.sharing(count, i)).sum();
+        assert_eq!(sharing, (0..of).map(|at| parts(at).len()).sum::<usize>());
+    }
+}
+
+#[test]
+fn cards_that_an_engine_hides_are_left_alone() {
+    let machine: Vec<Facts> = [
+        "discrete NVIDIA GeForce RTX 4090@02:00.0",
+        "discrete NVIDIA GeForce RTX 4090@01:00.0",
+        "integrated AMD Radeon Graphics (RADV)@0a:00.0",
+        "integrated AMD Radeon Graphics (AMDVLK)@0a:00.0",
+    ]
+    .map(facts)
+    .into();
+    let machine: Vec<&Facts> = machine.iter().collect();
+    let seen = |name: &str, value: &str| visible(&machine, &|asked| (asked == name).then(|| value.into()));
+    let all = || (vec![0, 1, 2, 3], None);
+    let hiding = |list: &str| Some(format!("CUDA_VISIBLE_DEVICES={list}"));
+    assert_eq!(seen("PATH", "0"), all());
+    // By their addresses.
+    assert_eq!(seen("CUDA_VISIBLE_DEVICES", "0"), (vec![1, 2, 3], hiding("0")));
+    assert_eq!(seen("CUDA_VISIBLE_DEVICES", "1"), (vec![0, 2, 3], hiding("1")));
+    assert_eq!(seen("CUDA_VISIBLE_DEVICES", "0,1"), all());
+    for none in ["", "-1", "NoDevFiles", "2"] {
+        assert_eq!(seen("CUDA_VISIBLE_DEVICES", none), (vec![2, 3], hiding(none)), "{none:?}");
+    }
+    assert_eq!(seen("CUDA_VISIBLE_DEVICES", "GPU-8f2c"), all(), "Vulkan cannot find it by that name");
+    assert_eq!(seen("ROCR_VISIBLE_DEVICES", "0"), all());
+    assert_eq!(seen("HIP_VISIBLE_DEVICES", "-1"), (vec![0, 1], Some("HIP_VISIBLE_DEVICES=-1".into())));
+
+    let (seen, hiding) = visible(&machine[..2], &|name| (name == "CUDA_VISIBLE_DEVICES").then(String::new));
+    let cards = Cards { driver: "wgpu", facts: &machine[..2], seen, hiding, why: &String::new };
+    let of = |backend| {
+        let options = DeviceOptions {
+            threads: None,
+            memory_limit: None,
+            dtype: ComputeDtype::Auto,
+            offload: Offload::Auto,
+            gpus: Gpus::Auto,
+            backend,
+        };
+        among(&options, &cards).map(|chosen| chosen.notes.concat()).unwrap_or_else(|e| e.line)
+    };
+    assert_eq!(of(None), "note: computes on the CPU: CUDA_VISIBLE_DEVICES= leaves no card");
+    assert_eq!(of(Some("wgpu")), "--gpu-backend wgpu: CUDA_VISIBLE_DEVICES= leaves no card");
 }

@@ -6,10 +6,12 @@ use crate::backend::{Backend, Cpu, Fault, Target};
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::config::groups::{CPU, ComputeDtype};
 use crate::devices::building::{How, Opened, Whole};
+use crate::devices::cgroup;
 use crate::model::decoder::Keep;
 use crate::model::memory::{Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
+use std::path::Path;
 use std::sync::{LazyLock, OnceLock};
 
 /// The CPU: its own driver, with one device.
@@ -85,17 +87,14 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Free memory in bytes: of the machine, limited by a cgroup or a limit of the process. Unknown values count as
+/// Free memory in bytes: of the machine, limited by the cgroups of the process and by its own limits. Unknown values count as
 /// unlimited.
 pub fn free_memory() -> u64 {
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
         Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
     });
-    let group = number("/sys/fs/cgroup/memory.max")
-        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    machine.into_iter().chain(group).chain(allowed()).min().unwrap_or(u64::MAX)
+    machine.into_iter().chain(cgroup::free(Path::new("/"))).chain(allowed()).min().unwrap_or(u64::MAX)
 }
 
 /// Remaining bytes of address space and data under the limits of the process (`ulimit -v`, `ulimit -d`).

@@ -114,10 +114,12 @@ pub struct Among {
 }
 
 impl Among {
-    /// Bytes per device where a card has `own` bytes, and uses `host` bytes of host memory if it has none of its own.
-    fn share(self, own: u64, host: Option<u64>) -> u64 {
-        let own = own / self.card;
-        host.map_or(own, |host| own.min(host / self.machine))
+    /// Memory per device where a card has `own` bytes, and uses `host` bytes of host memory if it has none of its own.
+    /// Memory of unknown size is not filled without need: a system without a limit would move it to disk.
+    fn share(self, own: Option<u64>, host: Option<u64>) -> Limit {
+        let bytes = own.unwrap_or(u64::MAX) / self.card;
+        let bytes = host.map_or(bytes, |host| bytes.min(host / self.machine));
+        if own.is_some() { Limit::Typed(bytes) } else { Limit::Free(bytes) }
     }
 }
 
@@ -126,11 +128,11 @@ impl dyn Device + '_ {
     /// have been typed. Where the driver does not report free memory the total counts: opening the card fails if other
     /// processes use it.
     pub fn limit(&self, typed: Option<u64>, among: Among, machine: u64) -> Limit {
-        let own = |(total, free): (Option<u64>, Option<u64>)| free.or(total.map(usable)).unwrap_or(u64::MAX);
+        let own = |(total, free): (Option<u64>, Option<u64>)| free.or(total.map(usable));
         match (self.facts().kind, typed) {
             (Kind::Cpu, _) => Limit::of(typed, || machine).among(among.machine),
             (_, Some(limit)) => Limit::Typed(limit / among.card),
-            (_, None) => Limit::Typed(among.share(own(self.memory()), self.is_shared().then_some(machine))),
+            (_, None) => among.share(own(self.memory()), self.is_shared().then_some(machine)),
         }
     }
 
@@ -192,12 +194,14 @@ mod tests {
 
     #[test]
     fn free_memory_is_divided_among_devices() {
-        let (card, discrete, software) = (24, None, Some(16));
+        let (card, discrete, software) = (Some(24), None, Some(16));
         let two = Among { card: 2, machine: 2 };
-        assert_eq!(two.share(card, discrete), 12, "both get the same, whichever opens first");
-        assert_eq!(two.share(card, software), 8);
+        assert_eq!(two.share(card, discrete), Limit::Typed(12), "both get the same, whichever opens first");
+        assert_eq!(two.share(card, software), Limit::Typed(8));
+        assert_eq!(two.share(None, software), Limit::Free(8));
+        assert_eq!(two.share(None, discrete), Limit::Free(u64::MAX / 2));
         let beside_the_cpu = Among { card: 1, machine: 2 };
-        assert_eq!(beside_the_cpu.share(card, software), 8, "the CPU has the other half");
-        assert_eq!(beside_the_cpu.share(card, discrete), 24);
+        assert_eq!(beside_the_cpu.share(card, software), Limit::Typed(8), "the CPU has the other half");
+        assert_eq!(beside_the_cpu.share(card, discrete), Limit::Typed(24));
     }
 }

@@ -32,7 +32,7 @@ pub struct About {
 
 /// One tensor with its PEFT name.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct LoraMatrix {
     /// Name: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
     pub name: String,
     /// R for A, number of outputs for B.
@@ -51,7 +51,7 @@ pub struct Adapter {
     /// Scale times rank.
     pub alpha: f32,
     /// Tensors, sorted by name.
-    pub parts: Vec<Part>,
+    pub parts: Vec<LoraMatrix>,
 }
 
 /// The encoding of a tensor: F16 if its rows are not whole blocks, as in llama.cpp's converter.
@@ -89,7 +89,7 @@ fn peft_name(stored: &str) -> Option<String> {
 }
 
 /// Writes an adapter to `path`.
-pub fn save(path: &Path, about: &About, parts: &[Part], kind: Encoding) -> Result<(), FormatError> {
+pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) -> Result<(), FormatError> {
     let mut all = Metadata::default();
     let text = |s: &str| Meta::Text(s.to_owned());
     all.set("general.architecture", text(&about.architecture));
@@ -147,7 +147,7 @@ pub fn load(path: &Path, paired: Option<(usize, usize)>) -> Result<Adapter, Form
             }
             None => values,
         };
-        parts.push(Part { name, rows, cols, values });
+        parts.push(LoraMatrix { name, rows, cols, values });
     }
     parts.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(Adapter { architecture: text("general.architecture"), alpha, parts })

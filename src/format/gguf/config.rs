@@ -162,6 +162,9 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         config[key] = if of_27b { json!(wide) } else { config["head_dim"].clone() };
     }
     let slides = s.get("attention.sliding_window").is_some();
+    if !slides && matches!(family.windows, Windows::Pattern(_)) {
+        return Err(s.bad("attention.sliding_window"));
+    }
     if s.get("attention.sliding_window_pattern").is_some() || (slides && family.windows == Windows::Typed) {
         return Err(s.refuse("an order of sliding layers of its own is not supported".into()));
     }
@@ -173,7 +176,7 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
 
 /// f32 metadata as it was written by hand: 9.99999974e-06 is 1e-05.
 fn clean(x: f64) -> f64 {
-    format!("{x:.5e}").parse().unwrap_or(x)
+    format!("{}", x as f32).parse().unwrap_or(x)
 }
 
 fn biases(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {

@@ -5,6 +5,7 @@ use super::saved::Saved;
 use super::{Block, DOWN, K, Q, Reader, V};
 use crate::backend::{Backend, Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::model::linear::Batch;
+use std::ops::Range;
 
 /// Keys and values of one layer [capacity, G*D], keys rotated; the first `len` rows are filled.
 pub struct Cache<M> {
@@ -32,13 +33,17 @@ impl<M> Cache<M> {
     }
 }
 
+/// A text of a batch: its cache, the number of its new tokens, and these tokens at their positions.
+pub type Growing<'a, B> = (&'a mut Cache<<B as Backend>::Memory>, usize, &'a <B as Backend>::Tokens);
+
 impl<B: Fused> Block<B> {
-    /// Returns the block's output for the batch's tokens, which follow the cached ones and are appended to the cache.
+    /// Returns the block's output for the batch's tokens: those of one text after another, which follow the text's
+    /// cached ones and are appended to its cache.
     pub fn decode(
         &self,
         backend: &mut B,
         x: B::Memory,
-        cache: &mut Cache<B::Memory>,
+        texts: &mut [Growing<B>],
         batch: &Batch<B>,
     ) -> B::Memory {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
@@ -46,9 +51,19 @@ impl<B: Fused> Block<B> {
         let normed = (&x, &self.attention_gains);
         let normed = self.normed(backend, normed, &mut inv_rms, Reader::Projections, batch);
         let input = view(normed.as_ref().unwrap_or(&x), t, c);
-        let ([q, k], norms) = self.queries_and_keys(backend, input, &mut h, batch);
+        let ([mut q, mut k], norms) = self.unrotated(backend, input, &mut h, batch);
         let v = self.project(backend, V, input, &mut h, batch);
-        let attended = self.attend_cached(backend, [&q, &k, &v], cache, batch);
+        let mut attended = backend.memory(t * self.linears[Q].shape.0);
+        let mut from = 0;
+        for (cache, rows, tokens) in texts {
+            for (memory, i) in [(&mut q, Q), (&mut k, K)] {
+                let cols = self.linears[i].shape.0;
+                let x = ViewMut { memory, offset: from * cols, rows: *rows, cols };
+                backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), tokens);
+            }
+            self.attend_cached(backend, (&mut attended, [&q, &k, &v]), (cache, tokens), from..from + *rows);
+            from += *rows;
+        }
         let (mut mid, output, [gate, up]) =
             self.after_attention(backend, (&x, &attended), (&mut inv_rms, &mut h), batch);
         let act = self.activation(backend, (&gate, &up), Reader::Projections, batch);
@@ -62,33 +77,32 @@ impl<B: Fused> Block<B> {
         mid
     }
 
-    /// Attends as in training in the first pass, and to all cached tokens in later passes.
+    /// Attends as in training in the first pass of a text, and to all its cached tokens in later passes.
     fn attend_cached(
         &self,
         backend: &mut B,
-        [q, k, v]: [&B::Memory; 3],
-        cache: &mut Cache<B::Memory>,
-        batch: &Batch<B>,
-    ) -> B::Memory {
-        let (t, wide, n) = (batch.rows, self.linears[Q].shape.0, self.linears[K].shape.0);
+        (attended, [q, k, v]): (&mut B::Memory, [&B::Memory; 3]),
+        (cache, tokens): (&mut Cache<B::Memory>, &B::Tokens),
+        new: Range<usize>,
+    ) {
+        let (t, wide, n) = (new.len(), self.linears[Q].shape.0, self.linears[K].shape.0);
+        let part = |memory, cols| View { memory, offset: new.start * cols, rows: t, cols };
+        let (q, k, v) = (part(q, wide), part(k, n), part(v, n));
         let past = cache.len;
         for (memory, new) in [(&mut cache.k, k), (&mut cache.v, v)] {
-            backend.copy(ViewMut { memory, offset: past * n, rows: t, cols: n }, view(new, t, n));
+            backend.copy(ViewMut { memory, offset: past * n, rows: t, cols: n }, new);
         }
         cache.len += t;
-        let mut attended = backend.memory(t * wide);
-        let (out, q) = (view_mut(&mut attended, t, wide), view(q, t, wide));
+        let out = ViewMut { memory: attended, offset: new.start * wide, rows: t, cols: wide };
         if past == 0 {
             let mut logsumexp = backend.memory(t * self.heads.query);
             let lse = view_mut(&mut logsumexp, t, self.heads.query);
-            let (k, v) = (view(k, t, n), view(v, t, n));
-            backend.attention(out, lse, Qkv { q, k, v }, self.heads_over(t), batch.tokens);
+            backend.attention(out, lse, Qkv { q, k, v }, self.heads_over(t), tokens);
             backend.recycle(logsumexp);
         } else {
             let all = |memory| View { memory, offset: 0, rows: cache.len, cols: n };
             let heads = self.heads_over(cache.len);
             backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, heads);
         }
-        attended
     }
 }

@@ -56,22 +56,24 @@ pub enum RopeScaling {
         amplitude: f64,
         /// Whether the ends of the ramp are whole indices of frequencies.
         truncate: bool,
+        /// Queries at position p are multiplied by 1 + growth * ln(1 + floor(p / original)).
+        growth: f64,
     },
 }
 
 /// Reads the rotary embedding of all layers, and that of sliding layers where the family has a separate one.
 pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rope>), ConfigError> {
     let default = family.rope_theta;
-    let Some(local) = family.local_rope_theta else { return Ok((shared(fields, default)?, None)) };
+    let Some(local) = family.local_rope_theta else { return Ok((shared(fields, family)?, None)) };
+    let base = if local == "rope_theta" { default } else { LOCAL };
     if let Some(sections) = fields.object("rope_parameters").map(Fields::of)
         && let Some(full) = sections.object("full_attention").map(Fields::of)
         && let Some(sliding) = sections.object("sliding_attention").map(Fields::of)
     {
-        return Ok((of(&full, default, fields)?, Some(of(&sliding, LOCAL, fields)?)));
+        return Ok((of(&full, (default, family), fields)?, Some(of(&sliding, (base, family), fields)?)));
     }
-    let base = if local == "rope_theta" { default } else { LOCAL };
     let local = Rope { theta: theta(fields.number(local)?, base)?, scaling: RopeScaling::Default };
-    Ok((shared(fields, default)?, Some(local)))
+    Ok((shared(fields, family)?, Some(local)))
 }
 
 /// Reads which layers are rotated.
@@ -92,27 +94,30 @@ pub(super) fn rotated(fields: &Fields, family: &Family, layers: usize) -> Result
 }
 
 /// Reads the rotary embedding of all layers.
-fn shared(fields: &Fields, default: f64) -> Result<Rope, ConfigError> {
-    let own = fields.number("rope_theta")?.unwrap_or(default);
+fn shared(fields: &Fields, family: &Family) -> Result<Rope, ConfigError> {
+    let own = fields.number("rope_theta")?.unwrap_or(family.rope_theta);
     let section = match fields.object("rope_parameters") {
         Some(map) => Some(per_layer_type(&Fields::of(map))?.unwrap_or(Fields::of(map))),
         None => fields.object("rope_scaling").map(Fields::of),
     };
     let Some(section) = section else {
+        if family.query_growth.is_some() {
+            return Err(key("rope_parameters", "is missing"));
+        }
         return Ok(Rope { theta: theta(Some(own), own)?, scaling: RopeScaling::Default });
     };
-    let rope = of(&section, own, fields)?;
+    let rope = of(&section, (own, family), fields)?;
     // Implementations prefer different ones of the two names, so the values must be equal.
     if let Some(older) = fields.object("rope_scaling").map(Fields::of)
-        && of(&older, rope.theta, fields)? != rope
+        && of(&older, (rope.theta, family), fields)? != rope
     {
         return Err(key("rope_scaling", "contradicts rope_parameters: remove the one that is wrong"));
     }
     Ok(rope)
 }
 
-fn of(section: &Fields, own: f64, top: &Fields) -> Result<Rope, ConfigError> {
-    Ok(Rope { theta: theta(section.number("rope_theta")?, own)?, scaling: scaling(section, top)? })
+fn of(section: &Fields, (own, family): (f64, &Family), top: &Fields) -> Result<Rope, ConfigError> {
+    Ok(Rope { theta: theta(section.number("rope_theta")?, own)?, scaling: scaling(section, family, top)? })
 }
 
 fn theta(value: Option<f64>, default: f64) -> Result<f64, ConfigError> {
@@ -135,17 +140,20 @@ fn per_layer_type<'a>(sections: &Fields<'a>) -> Result<Option<Fields<'a>>, Confi
     }
 }
 
-fn scaling(section: &Fields, top: &Fields) -> Result<RopeScaling, ConfigError> {
+fn scaling(section: &Fields, family: &Family, top: &Fields) -> Result<RopeScaling, ConfigError> {
     let kind = section.text("rope_type")?.or(section.text("type")?).unwrap_or("default");
     let positive = |name: &str| match section.number(name)? {
         Some(x) if x > 0.0 => Ok(x),
         Some(x) => Err(key(name, format!("is {x}, not positive (rope_type {kind})"))),
         None => Err(key(name, format!("is missing (rope_type {kind})"))),
     };
+    if let Some(growth) = family.query_growth.filter(|growth| kind != "yarn" && section.mentions(growth)) {
+        return Err(key(growth, format!("is not supported with rope_type {kind}")));
+    }
     match kind {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: positive("factor")? }),
-        "yarn" => yarn(section, (positive("factor")?, original(section, top)?)),
+        "yarn" => yarn(section, family, (positive("factor")?, original(section, top)?)),
         "llama3" => {
             let original = original(section, top)?;
             let (low, high) = (positive("low_freq_factor")?, positive("high_freq_factor")?);
@@ -169,9 +177,15 @@ fn original(section: &Fields, top: &Fields) -> Result<usize, ConfigError> {
     own.map_or_else(|| top.size("max_position_embeddings", 1..=1 << 31), Ok)
 }
 
-fn yarn(section: &Fields, (factor, original): (f64, usize)) -> Result<RopeScaling, ConfigError> {
-    let or = |name: &str, default: f64| Ok(section.number(name)?.filter(|x| *x != 0.0).unwrap_or(default));
-    let magnitude = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+fn yarn(
+    section: &Fields,
+    family: &Family,
+    (factor, original): (f64, usize),
+) -> Result<RopeScaling, ConfigError> {
+    let or = |name: &str, default: f64| -> Result<f64, ConfigError> {
+        Ok(section.number(name)?.filter(|x| *x != 0.0).unwrap_or(default))
+    };
+    let magnitude = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * libm::log(factor) + 1.0 };
     let amplitude =
         match (section.number("attention_factor")?, or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?) {
             (Some(own), ..) => own,
@@ -183,7 +197,8 @@ fn yarn(section: &Fields, (factor, original): (f64, usize)) -> Result<RopeScalin
     if !(amplitude > 0.0 && fast > slow && slow > 0.0) {
         return Err(key("beta_fast", format!("is {fast}, beta_slow {slow}, attention_factor {amplitude}")));
     }
-    Ok(RopeScaling::Yarn { factor, fast, slow, original, amplitude, truncate })
+    let growth = family.query_growth.map(|key| section.number(key)).transpose()?.flatten().unwrap_or(0.0);
+    Ok(RopeScaling::Yarn { factor, fast, slow, original, amplitude, truncate, growth })
 }
 
 impl Rope {
@@ -212,12 +227,29 @@ impl Rope {
         table
     }
 
+    /// Whether queries grow with their position.
+    pub fn grows(&self) -> bool {
+        matches!(self.scaling, RopeScaling::Yarn { growth, .. } if growth != 0.0)
+    }
+
+    /// The factor of queries at a position.
+    pub fn growth_at(&self, position: usize) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn { growth, original, .. } => {
+                (1.0 + growth * libm::log(1.0 + (position / original) as f64)) as f32
+            }
+            _ => 1.0,
+        }
+    }
+
     /// The part by which YaRN divides frequency i: 0 at high frequencies, 1 at low ones.
     fn ramp(&self, size: usize) -> impl Fn(usize) -> f32 {
         let (mut low, mut high) = (0.0, 0.0);
         if let RopeScaling::Yarn { fast, slow, original, truncate, .. } = self.scaling {
             let turns = std::f64::consts::TAU;
-            let index = |n: f64| size as f64 * (original as f64 / (n * turns)).ln() / (2.0 * self.theta.ln());
+            let index = |n: f64| {
+                size as f64 * libm::log(original as f64 / (n * turns)) / (2.0 * libm::log(self.theta))
+            };
             (low, high) = (index(fast), index(slow));
             if truncate {
                 (low, high) = (low.floor(), high.ceil());

@@ -121,24 +121,7 @@ fn unsupported_features_are_refused_by_name() {
         (json!({"num_local_experts": 8}), "num_local_experts"),
         (json!({"num_experts": 64}), "num_experts"),
         (json!({"architectures": ["Gemma2ForCausalLM"]}), "Gemma2ForCausalLM"),
-        (json!({"architectures": ["Gemma3ForSequenceClassification"]}), "Gemma3ForSequenceClassification"),
-        (
-            json!({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}),
-            "final_logit_softcapping",
-        ),
-        (
-            json!({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "silu"}),
-            "only gelu_pytorch_tanh",
-        ),
-        (json!({"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": true}), "use_sliding_window"),
-        (json!({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}), "no_rope_layers"),
-        (json!({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}), "residual_multiplier"),
-        (json!({"architectures": ["GraniteMoeForCausalLM"]}), "mixture of experts"),
         (json!({"architectures": ["PhiForCausalLM"]}), "choose a Llama, Mistral"),
-        (
-            json!({"architectures": ["NewForCausalLM"], "sliding_window": 9, "kv_lora_rank": 4, "hidden_act": "relu2"}),
-            "shows sliding windows, which other families have, and latent attention, the activation relu2: not computed",
-        ),
         (json!({"architectures": "-", "model_type": "gpt2"}), "gpt2"),
         (json!({"architectures": "-", "model_type": "-"}), "architectures"),
         (json!({"rope_scaling": {"rope_type": "yarn"}}), "factor"),
@@ -202,6 +185,7 @@ fn the_rotation_table_holds_cosines_and_sines() {
         original: 128,
         amplitude: 1.25,
         truncate: true,
+        growth: 0.0,
     };
     for scaling in [RopeScaling::Default, RopeScaling::Off, RopeScaling::Linear { factor: 4.0 }, llama3, yarn]
     {
@@ -301,4 +285,32 @@ fn layers_without_rotation_are_listed_or_counted() {
     assert_eq!(rotated(listed), [false, true, true]);
     let config = read(json!({"architectures": ["SmolLM3ForCausalLM"]})).unwrap();
     assert!(config.rope_of(3).table(5, 8).chunks(4).step_by(2).all(|cosines| cosines == [1.0; 4]));
+}
+
+#[test]
+fn missing_traits_are_refused_by_name() {
+    let cases = [
+        (json!({"architectures": ["Gemma3ForSequenceClassification"]}), "Gemma3ForSequenceClassification"),
+        (
+            json!({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}),
+            "final_logit_softcapping",
+        ),
+        (
+            json!({"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "silu"}),
+            "only gelu_pytorch_tanh",
+        ),
+        (json!({"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": true}), "use_sliding_window"),
+        (json!({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}), "no_rope_layers"),
+        (json!({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}), "residual_multiplier"),
+        (json!({"architectures": ["GraniteMoeForCausalLM"]}), "mixture of experts"),
+        (
+            json!({"architectures": ["NewForCausalLM"], "sliding_window": 9, "kv_lora_rank": 4, "hidden_act": "relu2"}),
+            "shows sliding windows, which other families have, and latent attention, the activation relu2: not computed",
+        ),
+    ];
+    for (changes, said) in cases {
+        let error = read(changes.clone()).expect_err(&changes.to_string()).to_string();
+        assert!(error.contains(said), "{changes}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
 }

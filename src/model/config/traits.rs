@@ -37,7 +37,7 @@ enum Computed {
 
 /// A sentence part such as `its config.json shows sliding windows, and latent attention, which is not computed`; `None`
 /// where no known key is set.
-pub(super) fn told(fields: &Fields) -> Option<String> {
+pub(super) fn shown(fields: &Fields) -> Option<String> {
     let set = TRAITS.iter().filter(|(key, ..)| fields.is_set(key));
     let of = |which| set.clone().filter(move |t| t.2 == which).map(|t| t.1.to_owned());
     let (known, mut missing): (Vec<_>, Vec<_>) = (of(Computed::Yes).collect(), of(Computed::No).collect());

@@ -1,8 +1,7 @@
-//! Sliding windows. The family determines which layers slide and whether the window is active; only an active window
-//! counts, and only rows longer than the window are affected.
+//! Sliding windows. The family determines which layers slide and whether the window is active.
 
 use super::read::Fields;
-use super::{ConfigError, unsupported};
+use super::{ConfigError, key, unsupported};
 use crate::families::Windows;
 
 /// Name of a sliding layer in `layer_types`.
@@ -21,11 +20,10 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
     }
     let size = fields.optional_size("sliding_window", 1..=1 << 40)?;
     let or_default = if fields.mentions("sliding_window") { size } else { Some(DEFAULT) };
-    // A list of another length gives the kinds of layers but not their positions.
-    let typed = |layer: usize| match kinds.len() == layers {
-        true => kinds[layer] == SLIDES,
-        false => kinds.contains(&SLIDES),
-    };
+    if !kinds.is_empty() && kinds.len() != layers {
+        return Err(key("layer_types", format!("has {} entries for {layers} layers", kinds.len())));
+    }
+    let typed = |layer: usize| kinds.get(layer) == Some(&SLIDES);
     let window = |slides: &dyn Fn(usize) -> bool, size: Option<usize>| {
         (0..layers).map(|layer| size.filter(|_| slides(layer))).collect()
     };
@@ -40,6 +38,9 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
                 true => !(layer + 1).is_multiple_of(every),
                 false => typed(layer),
             };
+            if or_default.is_none() && (0..layers).any(slides) {
+                return Err(key("sliding_window", "is null, but layers slide"));
+            }
             window(&slides, or_default)
         }
         Windows::Switched => {

@@ -20,13 +20,17 @@ impl<B: Fused> Decoder<B> {
         if !self.span.last {
             return Ok(());
         }
+        if let (Targets::Answers(answers), None) = (&batch.targets, &self.config.labels) {
+            self.check_ids(&batch.ids)?;
+            return answers.misfit(batch).map_or(Ok(()), |why| Err(self.fault(why)));
+        }
         let (targets, limit, count, none) = match (&batch.targets, &self.config.labels) {
             (Targets::Tokens(t), None) => (t, self.config.vocab, batch.ids.len(), Some(IGNORE)),
             (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
-            (Targets::Tokens(_), Some(_)) => {
+            (Targets::Tokens(_) | Targets::Answers(_), Some(_)) => {
                 return Err(self.fault("a classifier predicts labels, not tokens"));
             }
-            (Targets::Labels(_), None) => {
+            (Targets::Labels(_) | Targets::Answers(_), None) => {
                 return Err(self.fault("a language model predicts tokens, not labels"));
             }
         };

@@ -90,10 +90,17 @@ impl<B: Fused> Decoder<B> {
         }
         let (rows, targets) = match &batch.targets {
             Targets::Labels(labels) => (last, labels.clone()),
+            Targets::Answers(answers) => answers.asked(batch),
             Targets::Tokens(all) => {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
             }
         };
+        if let Want::Scores(top) = want {
+            let asked = Asked { rows: &rows, targets: &targets };
+            return head
+                .scores(&mut self.backend, below, asked, top)
+                .map(|all| Top::Output(Output::Scores(all)));
+        }
         let trained = self.config.labels.as_ref().map(|labels| labels.len() * c);
         if want.ticket().is_some() {
             tape.residual = Some(self.backend.memory(t * c));
@@ -104,11 +111,17 @@ impl<B: Fused> Decoder<B> {
             let score = tape.score.iter_mut().zip(trained);
             score.for_each(|(m, n)| self.backend.fill(view_mut(m, 1, n), 0.0));
             let (loss, weight) = (0.0, 0.0);
-            let sums = LossSums { loss, weight, targets: 0, predictions: Vec::new() };
+            let sums = LossSums { loss, weight, ..LossSums::default() };
+            return Ok(Top::Output(Output::Loss(sums)));
+        }
+        let asked = Asked { rows: &rows, targets: &targets };
+        if let Targets::Answers(answers) = &batch.targets {
+            let weigh = |losses: &[f32]| answers.weigh(batch, losses);
+            let hidden = tape.residual.as_mut();
+            let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
         let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
-        let asked = Asked { rows: &rows, targets: &targets };
         Ok(Top::Losses(head.loss(&mut self.backend, below, asked, grad)))
     }
 
@@ -327,8 +340,8 @@ impl<B: Fused> Stage for Decoder<B> {
         self.tapes.remove(&ticket).into_iter().for_each(|tape| self.release(tape));
     }
 
-    fn extend(&mut self, session: Session, ids: &[u32], input: Option<&[f32]>) -> Result<Output, Fault> {
-        self.next_output(session, ids, input)
+    fn extend_all(&mut self, texts: &[(Session, &[u32])], input: Option<&[f32]>) -> Result<Output, Fault> {
+        self.next_output(texts, input)
     }
 
     fn end(&mut self, session: Session) {

@@ -1,6 +1,7 @@
-//! Texts that grow: the keys and values of their tokens stay on the device between calls of [`Stage::extend`].
+//! Texts that grow: the keys and values of their tokens stay on the device between calls of [`Stage::extend_all`]. Products are
+//! computed for the rows of all texts together, attention for each text alone.
 //!
-//! [`Stage::extend`]: crate::model::stage::Stage::extend
+//! [`Stage::extend_all`]: crate::model::stage::Stage::extend_all
 
 use super::Decoder;
 use crate::backend::{Backend, Fault, Fused, TokenRows, view};
@@ -32,48 +33,68 @@ impl<M> Text<M> {
 }
 
 impl<B: Fused> Decoder<B> {
-    /// Returns the stage's output for `ids`, which follow the tokens of the session.
+    /// Returns the stage's output for the ids of each text, which follow the tokens of its session.
     pub(super) fn next_output(
         &mut self,
-        session: Session,
-        ids: &[u32],
+        asked: &[(Session, &[u32])],
         input: Option<&[f32]>,
     ) -> Result<Output, Fault> {
         if self.span.first {
-            self.check_ids(ids)?;
+            asked.iter().try_for_each(|(_, ids)| self.check_ids(ids))?;
         }
-        let none = Text { caches: Vec::new(), len: 0, capacity: 0 };
-        let mut text = self.sessions.remove(&session).unwrap_or(none);
-        let made = self.extend_text(&mut text, ids, input);
-        self.sessions.insert(session, text);
+        let none = || Text { caches: Vec::new(), len: 0, capacity: 0 };
+        let taken = asked.iter().map(|(session, _)| self.sessions.remove(session).unwrap_or_else(none));
+        let mut texts: Vec<Text<B::Memory>> = taken.collect();
+        let ids: Vec<&[u32]> = asked.iter().map(|(_, ids)| *ids).collect();
+        let made = self.extend_texts(&mut texts, &ids, input);
+        for ((session, _), text) in asked.iter().zip(texts) {
+            // A session that was named twice.
+            let before = self.sessions.insert(*session, text);
+            before.into_iter().for_each(|text| text.recycle(&mut self.backend));
+        }
         made
     }
 
-    fn extend_text(
+    fn extend_texts(
         &mut self,
-        text: &mut Text<B::Memory>,
-        ids: &[u32],
+        texts: &mut [Text<B::Memory>],
+        ids: &[&[u32]],
         input: Option<&[f32]>,
     ) -> Result<Output, Fault> {
-        let (t, c, limit) = (ids.len(), self.config.hidden, self.config.max_positions);
-        if t == 0 || text.len + t > limit {
-            return Err(self.fault(format!("{t} tokens after {} of at most {limit}", text.len)));
+        let (c, limit) = (self.config.hidden, self.config.max_positions);
+        let mut bounds = vec![0];
+        for (text, ids) in texts.iter_mut().zip(ids) {
+            let t = ids.len();
+            if t == 0 || text.len + t > limit {
+                return Err(self.fault(format!("{t} tokens after {} of at most {limit}", text.len)));
+            }
+            self.make_room(text, t);
+            bounds.push(bounds[bounds.len() - 1] + t as u32);
         }
-        self.make_room(text, t);
-        let tokens = self.backend.tokens(TokenRows { ids, bounds: &[0, t as u32], past: text.len as u32 });
+        let all = ids.concat();
+        let t = all.len();
+        let tokens = self.backend.tokens(TokenRows { ids: &all, bounds: &bounds, past: 0 });
+        let own = texts.iter().zip(ids).map(|(text, ids)| {
+            let bounds = [0, ids.len() as u32];
+            self.backend.tokens(TokenRows { ids, bounds: &bounds, past: text.len as u32 })
+        });
+        let own: Vec<B::Tokens> = own.collect();
         let mut x = self.enter(&tokens, t, input)?;
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: t, tokens: &tokens, params, rotations, dropout: None };
-        for (i, cache) in text.caches.iter_mut().enumerate() {
-            match self.shelf.block(&mut self.backend, i) {
-                Ok(block) => x = block.decode(&mut self.backend, x, cache, &batch),
+        for i in 0..self.shelf.len() {
+            let block = match self.shelf.block(&mut self.backend, i) {
+                Ok(block) => block,
                 Err(fault) => {
                     self.backend.recycle(x);
                     return Err(fault);
                 }
-            }
+            };
+            let caches = texts.iter_mut().zip(ids).zip(&own);
+            let grow = caches.map(|((text, ids), tokens)| (&mut text.caches[i], ids.len(), tokens));
+            x = block.decode(&mut self.backend, x, &mut grow.collect::<Vec<_>>(), &batch);
         }
-        text.len += t;
+        texts.iter_mut().zip(ids).for_each(|(text, ids)| text.len += ids.len());
         let output = match &self.head {
             Some(head) => {
                 let below = Below {
@@ -81,7 +102,8 @@ impl<B: Fused> Decoder<B> {
                     params: &self.params,
                     embedding: self.embedding.as_ref(),
                 };
-                head.logits(&mut self.backend, below, &[t as u32 - 1]).map(Output::Logits)
+                let last: Vec<u32> = bounds[1..].iter().map(|end| end - 1).collect();
+                head.logits(&mut self.backend, below, &last).map(Output::Logits)
             }
             None => {
                 let mut values = vec![0.0; t * c];

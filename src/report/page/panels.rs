@@ -1,9 +1,9 @@
 //! The panels of the page: head, tiles, curves, devices.
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
-use crate::report::history::{History, LANE_STEPS, Point, State};
+use crate::report::history::{History, LANE_STEPS, Point, RunState};
 use crate::report::words::{best_words, duration, size};
-use crate::train::event::HERE;
+use crate::train::event::{HERE, Rewards};
 
 /// Each picture is drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;
@@ -33,7 +33,7 @@ pub fn tiles(history: &History) -> String {
     let first = |pair: Option<f64>, text: &str| pair.map(|v| format!("{text} {v:.4}")).unwrap_or_default();
     let eval = p.eval.as_ref();
     let left = match history.state() {
-        State::Running | State::Paused => p.remaining().map(|s| ("time left", duration(s), "of ")),
+        RunState::Running | RunState::Paused => p.remaining().map(|s| ("time left", duration(s), "of ")),
         _ => None,
     };
     let elapsed = history.done.as_ref().map_or(p.seconds, |d| d.seconds);
@@ -98,12 +98,23 @@ pub fn charts(history: &History) -> Vec<(&'static str, Chart)> {
         loss.push(curve("evaluation", 1, Style::Dots, points));
     }
     let loss = Chart { title: "loss".into(), curves: loss, last, from_zero: false };
-    vec![
+    let compares = history.steps.iter().any(|p| p.rewards != Rewards::default());
+    let rewards = compares.then(|| {
+        let curves = vec![
+            curve("chosen", 2, Style::Line, of(|p| p.rewards.rewards_chosen.unwrap_or(f64::NAN))),
+            curve("rejected", 4, Style::Line, of(|p| p.rewards.rewards_rejected.unwrap_or(f64::NAN))),
+            curve("margin", 0, Style::Line, of(|p| p.rewards.margin.unwrap_or(f64::NAN))),
+        ];
+        ("rewards", Chart { title: "rewards".into(), curves, last, from_zero: true })
+    });
+    let mut charts = vec![
         ("loss", loss),
         ("speed", one("tokens per second", 2, true, |p| p.tokens_per_second)),
         ("learning-rate", one("learning rate", 3, true, |p| p.lr)),
         ("grad-norm", one("gradient norm, before clipping", 4, true, |p| p.grad_norm)),
-    ]
+    ];
+    charts.extend(rewards);
+    charts
 }
 
 pub fn curves(history: &History) -> String {
@@ -236,7 +247,7 @@ pub fn devices(history: &History) -> String {
         return format!(r#"<div class="panels"><div class="panel full">{lanes}{memory}</div></div>"#);
     }
     let topology = topology(history);
-    let row = |(worker, device, work): (&str, &str, &crate::report::team::Work)| {
+    let row = |(worker, device, work): (&str, &str, &crate::report::team::DeviceWork)| {
         format!(
             r#"<tr><td>{}</td><td>{}</td><td class="less">{}</td><td>{}</td><td>{:.0}</td><td class="less">{}</td><td>{:.0} %</td></tr>"#,
             escape(worker),

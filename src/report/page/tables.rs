@@ -3,7 +3,7 @@
 use super::{HALTS, Surroundings};
 use crate::report::confusion;
 use crate::report::draw::escape;
-use crate::report::history::{History, State};
+use crate::report::history::{History, RunState};
 use crate::report::words::change_line;
 
 /// Maximum number of lines of a long list; the newest lines are shown.
@@ -77,7 +77,7 @@ pub fn contracts(history: &History, around: &Surroundings) -> String {
     if around.contracts.is_empty() {
         return String::new();
     }
-    let halted = |id: &str| history.state() == State::Halted && id == HALTS;
+    let halted = |id: &str| history.state() == RunState::Halted && id == HALTS;
     // A contract of a backend (F-WGPU-001) does not apply to a run without such a device.
     let classes = history.start.as_ref().map_or(&[][..], |start| &start.classes);
     let concerned = |id: &str| match id.split('-').nth(1) {

@@ -9,7 +9,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Files of a run, besides `checkpoint-N`: the only ones that --overwrite removes.
-const OURS: [&str; 22] = [
+const OURS: [&str; 24] = [
+    "rewards.svg",
+    super::REFERENCE,
     "report.html",
     "loss.svg",
     "speed.svg",

@@ -6,17 +6,18 @@ use crate::data::plan::Plan;
 use crate::devices::Need;
 use crate::forecast::counts::{Ahead, Counts, SOME, count};
 use crate::forecast::profile::ModelShape;
-use crate::forecast::time::Load;
+use crate::forecast::time::Workload;
+use crate::model::weights::ModelError;
 use crate::run::prepare::Prepared;
 
 impl Job {
     /// The model's properties that determine its speed.
-    pub fn shape(&self, options: &Options) -> ModelShape {
+    pub fn shape(&self, options: &Options) -> Result<ModelShape, ModelError> {
         self.prepared.shape(options)
     }
 
     /// The remaining work.
-    pub(super) fn counts(&self, options: &Options) -> &(Counts, Load) {
+    pub(super) fn counts(&self, options: &Options) -> &(Counts, Workload) {
         self.ahead.get_or_init(|| {
             let p = &self.prepared;
             let (train, eval, done) = (&p.train, p.eval.as_ref(), self.state.step);

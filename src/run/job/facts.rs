@@ -47,6 +47,7 @@ impl Job {
             Decay::Cosine => "cosine",
             Decay::Linear => "linear",
             Decay::Constant => "constant",
+            Decay::Wsd => "warm-up, stable, decay",
         };
         numbers.push(("learning rate", format!("{:e}, {shape}, warm-up steps: {}", s.peak, s.warmup)));
         numbers

@@ -72,11 +72,13 @@ pub fn rows(p: &Prepared, most: usize) -> Result<Vec<Asked>, Refusal> {
 /// A row as a prompt: all tokens before its last answer. The text of the prompt is shown without `frame`, the parts of
 /// the template before and after a user's turn.
 fn asked(p: &Prepared, (before, after): &(String, String), row: &Sample) -> Option<Asked> {
+    // The chosen answer of a pair.
+    let whole = row.rows().next()?.end;
     // The answer of a row that was cut is not complete.
-    if row.ids.len() >= p.max_seq_len {
+    if whole >= p.max_seq_len {
         return None;
     }
-    let end = (0..row.ids.len()).rev().find(|&i| row.supervised(i))? + 1;
+    let end = (0..whole).rev().find(|&i| row.supervised(i))? + 1;
     let start = (0..end).rev().find(|&i| !row.supervised(i))? + 1;
     let (ids, answer) = (&row.ids[..start], &row.ids[start..end]);
     let expected = p.tokenizer.decode(answer, Skip::Special).ok()?.trim().to_owned();

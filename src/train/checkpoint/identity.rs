@@ -3,7 +3,7 @@
 
 use crate::model::layout::Layout;
 use crate::train::optim::Options;
-use crate::train::schedule::Schedule;
+use crate::train::schedule::{Decay, Schedule};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names and values that decide the numbers of a run.
@@ -20,6 +20,8 @@ impl Identity {
             .with("learning_rate", schedule.peak)
             .with("lr_scheduler", format!("{:?}", schedule.decay).to_lowercase())
             .with("warmup_steps", schedule.warmup)
+            .with_some("min_lr", (schedule.floor > 0.0).then_some(schedule.floor * schedule.peak))
+            .with_some("decay_steps", (schedule.decay == Decay::Wsd).then_some(schedule.decay_steps))
             .with("steps", schedule.total)
             .with("beta1", options.beta1)
             .with("beta2", options.beta2)

@@ -9,19 +9,26 @@ import pathlib
 
 assert os.environ.get("ATEN_CPU_CAPABILITY") == "default", "set ATEN_CPU_CAPABILITY=default"
 import torch
-from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+from transformers import (get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup, get_cosine_with_min_lr_schedule_with_warmup,
+                          get_linear_schedule_with_warmup, get_wsd_schedule)
+
+# On some processors torch's square root of f32 comes from a library that does not round correctly.
+square_root = torch.Tensor.sqrt
+torch.Tensor.sqrt = lambda x: square_root(x.double()).to(x.dtype)
 
 N, STEPS = 37, 12
 
 
-def case(seed, decay, warmup, weight_decay, magnitude, max_grad_norm):
+def case(seed, decay, warmup, weight_decay, magnitude, max_grad_norm, floor=0.0, decay_steps=0, betas=(0.9, 0.999)):
     generator = torch.Generator().manual_seed(seed)
     draw = lambda: torch.randn(N, generator=generator)
     p = torch.nn.Parameter(draw())
     start = p.detach().clone()
-    optimizer = torch.optim.AdamW([p], lr=2e-3, weight_decay=weight_decay, foreach=False, fused=False)
+    optimizer = torch.optim.AdamW([p], lr=2e-3, betas=betas, weight_decay=weight_decay, foreach=False, fused=False)
     schedule = {
-        "cosine": lambda: get_cosine_schedule_with_warmup(optimizer, warmup, STEPS),
+        "cosine": lambda: get_cosine_with_min_lr_schedule_with_warmup(optimizer, warmup, STEPS, min_lr_rate=floor) if floor
+        else get_cosine_schedule_with_warmup(optimizer, warmup, STEPS),
+        "wsd": lambda: get_wsd_schedule(optimizer, warmup, decay_steps, STEPS, min_lr_ratio=floor),
         "linear": lambda: get_linear_schedule_with_warmup(optimizer, warmup, STEPS),
         "constant": lambda: get_constant_schedule_with_warmup(optimizer, warmup),
     }[decay]()
@@ -44,7 +51,7 @@ def case(seed, decay, warmup, weight_decay, magnitude, max_grad_norm):
     state = optimizer.state[p]
     return {
         "decay": decay, "warmup": warmup, "total": STEPS, "peak": 2e-3, "weight_decay": weight_decay,
-        "max_grad_norm": max_grad_norm, "start": start.tolist(), "steps": steps,
+        "max_grad_norm": max_grad_norm, "floor": floor, "decay_steps": decay_steps, "betas": betas, "start": start.tolist(), "steps": steps,
         "exp_avg": state["exp_avg"].tolist(), "exp_avg_sq": state["exp_avg_sq"].tolist(),
     }
 
@@ -54,6 +61,9 @@ cases = [
     case(2, "linear", 0, 0.1, 1.0, 1.0),
     case(3, "constant", 2, 0.01, 1e-6, 0.0),
     case(4, "cosine", 0, 0.0, 30.0, 0.3),
+    case(5, "cosine", 2, 0.0, 1.0, 1.0, floor=0.1, betas=(0.9, 0.95)),
+    case(6, "wsd", 3, 0.0, 1.0, 1.0, floor=0.05, decay_steps=4),
+    case(7, "wsd", 0, 0.01, 1e-2, 0.0, decay_steps=7, betas=(0.8, 0.99)),
 ]
 path = pathlib.Path(__file__).with_name("optim.json")
 path.write_text(json.dumps(cases, indent=None, separators=(",", ":")) + "\n")

@@ -72,7 +72,7 @@ pub fn silu_slope<L: Lanes>(x: f32) -> (f32, f32) {
 }
 
 /// 2 sqrt(2/pi), and that times 0.044715.
-const GELU: [f32; 2] = [1.595_769_1, 0.071_354_816];
+const GELU: [f32; 2] = [1.595_769_2, 0.071_354_814];
 
 /// x/2 (1 + tanh(v)) = x * sigmoid(2 v) with 2 v = 2 sqrt(2/pi) (x + 0.044715 x^3)
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Transfers to and from a device: integers in order with the recorded work, frozen matrices ahead of recorded work
 //! that is not submitted yet, results in one piece.
 
-use super::{Gpu, Op, READ, buffer};
+use super::{Gpu, Op, READ, buffer, proof};
 use crate::backend::Fault;
 use crate::backend::wgpu::pool::Storage;
 
@@ -34,8 +34,9 @@ impl Gpu {
             }
             if self.pending + piece.len() > PENDING {
                 self.pending = 0;
-                let index = self.queue.submit([]);
-                self.wait(Some(index));
+                // What is recorded has not been sent, so its parameters are not on the device yet.
+                let sent = self.send(&mut Vec::new(), &mut Vec::new(), None);
+                self.wait(sent.map(|(index, _)| index));
             }
             self.queue.write_buffer(&to.buffer, at, piece);
             self.traffic.uploaded += piece.len() as u64;
@@ -46,13 +47,27 @@ impl Gpu {
     /// Computes all earlier work, then reads the parts (buffer, first byte, bytes) in one piece.
     pub fn read(&mut self, parts: &[(&Storage, u64, u64)], out: &mut [u8]) -> Result<(), Fault> {
         self.check()?;
-        let total: u64 = parts.iter().map(|p| p.2).sum();
-        if total == 0 {
-            return Ok(());
+        match parts.iter().map(|p| p.2).sum() {
+            0 => Ok(()),
+            total => self.read_proven(parts, total, out),
         }
-        if total > self.read_buffer.size() {
+    }
+
+    /// Computes all earlier work, and returns whether it ran.
+    pub fn proven(&mut self) -> Result<(), Fault> {
+        self.check()?;
+        self.read_proven(&[], 0, &mut [])
+    }
+
+    fn read_proven(
+        &mut self,
+        parts: &[(&Storage, u64, u64)],
+        total: u64,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        if total + proof::BYTES > self.read_buffer.size() {
             self.faults.wanting(total);
-            self.read_buffer = buffer(&self.device, self.pool.class(total), READ);
+            self.read_buffer = buffer(&self.device, self.pool.class(total + proof::BYTES), READ);
         }
         let mut at = 0;
         for (storage, from, bytes) in parts {
@@ -60,7 +75,7 @@ impl Gpu {
             self.ops.push(Op::Copy { from: from_buffer, at: *from, to, offset: at, bytes: *bytes });
             at += bytes;
         }
-        self.submit();
+        self.submit_with_proof(Some(total));
         self.check()?;
         let got = self.map(total, out);
         if got.is_err() {
@@ -73,7 +88,8 @@ impl Gpu {
     /// Copies the contents of the read buffer.
     fn map(&mut self, total: u64, out: &mut [u8]) -> Result<(), Fault> {
         let (send, arrived) = std::sync::mpsc::channel();
-        self.read_buffer.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(send.send(mapped)));
+        let range = 0..total + proof::BYTES;
+        self.read_buffer.map_async(wgpu::MapMode::Read, range.clone(), move |mapped| drop(send.send(mapped)));
         self.finish();
         self.check()?;
         match arrived.try_recv() {
@@ -81,8 +97,14 @@ impl Gpu {
             _ => self.faults.raise("the results could not be mapped"),
         }
         self.check()?;
-        match self.read_buffer.get_mapped_range(0..total) {
-            Ok(bytes) => out.copy_from_slice(&bytes),
+        match self.read_buffer.get_mapped_range(range) {
+            Ok(bytes) if self.proof.holds(&bytes[total as usize..]) => {
+                out.copy_from_slice(&bytes[..total as usize]);
+            }
+            Ok(_) => {
+                self.faults.doing("read");
+                self.faults.raise("work that the driver reports as done did not run, or ran twice");
+            }
             Err(error) => self.faults.raise(&error.to_string()),
         }
         self.read_buffer.unmap();

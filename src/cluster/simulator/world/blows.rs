@@ -4,6 +4,7 @@ use super::*;
 use crate::cluster::message::{Device, Packed, Trouble};
 use crate::cluster::simulator::fate::End;
 use crate::model::stage::Traffic;
+use crate::train::sum::RewardSums;
 
 impl World {
     pub(super) fn blow(&mut self, blow: Blow) {
@@ -123,6 +124,7 @@ impl World {
                     loss: 1,
                     weight: 1,
                     targets: 1,
+                    rewards: RewardSums::default(),
                     parameters: hash,
                     traffic: Traffic::default(),
                 }

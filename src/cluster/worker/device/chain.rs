@@ -24,8 +24,14 @@ impl DeviceWorker {
             });
             match opened.map_err(|wrong| format!("{name}: {wrong}"))? {
                 Ok(mut model) => {
-                    model.heed(self.queue.flag());
-                    self.queue.takes_together(model.together());
+                    match &self.shared.blueprint.shape.portion {
+                        // A seat that stops half-way would leave its neighbours without an answer.
+                        Some(portion) => self.queue.takes_together(portion.depth),
+                        None => {
+                            model.heed(self.queue.flag());
+                            self.queue.takes_together(model.together());
+                        }
+                    }
                     (self.model, self.at) = (Some(model), at);
                     return Ok(lines);
                 }
@@ -69,8 +75,12 @@ impl DeviceWorker {
     fn too_small(&self, needed: u64, limit: u64, way_out: &str) -> String {
         let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
         let (needed, limit) = (size(needed), size(limit));
+        let layers = self.shared.blueprint.shape.portion.as_ref();
+        let layers = layers
+            .map(|portion| format!("layers {} to {} with ", portion.layers.start, portion.layers.end - 1));
+        let layers = layers.unwrap_or_default();
         format!(
-            "{name}: too small for microbatches of {tokens} tokens (needs {needed}, it has {limit}): leave it out, or \
+            "{name}: too small for {layers}microbatches of {tokens} tokens (needs {needed}, it has {limit}): leave it out, or \
              on the coordinator {way_out}"
         )
     }

@@ -44,7 +44,15 @@ fn blueprint() -> Blueprint {
     .unwrap();
     let targets = vec!["q_proj".to_string()];
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
-    let shape = Shape { labels: None, class_weights: None, quantize: None, lora, tokens: 64, dtype: None };
+    let shape = Shape {
+        labels: None,
+        class_weights: None,
+        quantize: None,
+        lora,
+        tokens: 64,
+        dtype: None,
+        portion: None,
+    };
     Blueprint { tensors: Arc::new(InBlocks(config.clone())), config, shape }
 }
 

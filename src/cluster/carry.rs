@@ -1,0 +1,160 @@
+//! The messages between two neighbours of a line. Hidden states go up, their gradients go down, in pieces of at most
+//! [`PIECE`] bytes.
+
+use super::codec::{Bulky, in_place};
+use super::link::{Link, Liveness, Spoken};
+use super::message::{LeaseId, PIECE};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// A message between neighbours, in either direction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Carry {
+    /// The first message of both sides.
+    Hello {
+        /// The key of the line.
+        key: [u8; 16],
+        /// The sender's place.
+        place: u16,
+    },
+    /// A part of the hidden states of a microbatch (upwards) or of their gradient (downwards). The parts of one
+    /// arrive in order.
+    Values {
+        /// The lease of the microbatch.
+        lease: LeaseId,
+        /// Bytes that follow after this part.
+        rest: u64,
+        /// Little-endian f32 values.
+        #[serde(with = "in_place")]
+        bytes: Bytes,
+    },
+    /// No gradient of this microbatch will come: the seat below frees what it keeps for it.
+    Drop {
+        /// The lease of the microbatch.
+        lease: LeaseId,
+    },
+    /// Asks whether the other side is alive.
+    Ping {
+        /// Counts up.
+        number: u64,
+    },
+    /// Answers [`Carry::Ping`].
+    Pong {
+        /// Number of the ping.
+        number: u64,
+    },
+}
+
+/// The end of a connection between neighbours.
+pub type CarryLink = Link<Carry, Carry>;
+
+impl Carry {
+    /// The parts of `values` of a microbatch, in order.
+    pub fn parts(lease: LeaseId, values: &Bytes) -> impl Iterator<Item = Carry> + '_ {
+        let count = values.len().div_ceil(PIECE).max(1);
+        (0..count).map(move |at| {
+            let (from, to) = (at * PIECE, values.len().min((at + 1) * PIECE));
+            Carry::Values { lease, rest: (values.len() - to) as u64, bytes: values.slice(from..to) }
+        })
+    }
+}
+
+impl Bulky for Carry {
+    fn bulk(&self) -> Option<&Bytes> {
+        match self {
+            Carry::Values { bytes, .. } => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+impl Spoken for Carry {
+    type Other = Carry;
+
+    fn beat(number: u64) -> Self {
+        Carry::Ping { number }
+    }
+
+    fn liveness(&self) -> Liveness<Carry> {
+        match *self {
+            Carry::Ping { number } => Liveness::Asks(Carry::Pong { number }),
+            Carry::Pong { .. } => Liveness::Answers,
+            _ => Liveness::NotAbout,
+        }
+    }
+}
+
+/// Puts the parts of values together.
+#[derive(Debug, Default)]
+pub struct Assembly {
+    lease: LeaseId,
+    bytes: Vec<u8>,
+    /// Bytes that are still to come.
+    rest: u64,
+}
+
+impl Assembly {
+    /// Adds a part. Returns the values once they are complete; the error is one line. `most` bounds their bytes.
+    pub fn add(
+        &mut self,
+        lease: LeaseId,
+        (rest, bytes): (u64, &Bytes),
+        most: usize,
+    ) -> Result<Option<Vec<f32>>, String> {
+        let len = bytes.len() as u64;
+        let fits = match self.rest {
+            0 => rest.saturating_add(len) <= most as u64,
+            due => lease == self.lease && rest.saturating_add(len) == due,
+        };
+        if !fits || len == 0 || rest.saturating_add(len) % 4 != 0 && self.rest == 0 {
+            return Err(format!(
+                "it sent {len} bytes of values with {rest} to come, which do not belong there"
+            ));
+        }
+        if self.rest == 0 {
+            self.bytes.clear();
+            self.bytes.reserve((rest + len) as usize);
+        }
+        (self.lease, self.rest) = (lease, rest);
+        self.bytes.extend_from_slice(bytes);
+        let (values, _) = self.bytes.as_chunks::<4>();
+        Ok((rest == 0).then(|| values.iter().map(|value| f32::from_le_bytes(*value)).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::sum_chunk::little_endian;
+
+    #[test]
+    fn values_arrive_from_their_parts() {
+        let mut assembly = Assembly::default();
+        for count in [1, 5, PIECE / 4, PIECE / 4 + 1, PIECE] {
+            let values: Vec<f32> = (0..count).map(|i| i as f32 - 7.5).collect();
+            let (bytes, mut got) = (little_endian(&values), None);
+            for part in Carry::parts(9, &bytes) {
+                let Carry::Values { lease, rest, bytes } = part else { panic!("{part:?}") };
+                assert_eq!(got, None);
+                got = assembly.add(lease, (rest, &bytes), 4 * PIECE).unwrap();
+            }
+            assert_eq!(got, Some(values));
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let part = |n: usize| Bytes::from(vec![0u8; n]);
+        let refused = |parts: &[(LeaseId, u64, usize)]| {
+            let mut assembly = Assembly::default();
+            parts.iter().any(|(lease, rest, n)| assembly.add(*lease, (*rest, &part(*n)), 64).is_err())
+        };
+        assert!(!refused(&[(1, 4, 8), (1, 0, 4), (2, 0, 64)]));
+        assert!(refused(&[(1, 0, 0)]), "no bytes");
+        assert!(refused(&[(1, 0, 6)]), "no whole values");
+        assert!(refused(&[(1, 4, 64)]), "more than a microbatch has");
+        assert!(refused(&[(1, u64::MAX, 8)]), "a length without bound");
+        assert!(refused(&[(1, 8, 8), (2, 0, 8)]), "another microbatch in between");
+        assert!(refused(&[(1, 8, 8), (1, 8, 8)]), "a repeated part");
+    }
+}

@@ -1,0 +1,271 @@
+//! A line of workers that hold the layers of one model together. It waits for its seats, connects them, and then stands
+//! between them and the driver, for which it is a member with one device. It never outlives the loss of a seat: the
+//! driver then hears that the member is lost, and the workers are asked to connect again.
+
+use super::lines::FromSeat;
+use super::translation::{Fall, Heard, Translation};
+use super::{Desk, Reception};
+use crate::cluster::coordinator::Rejected;
+use crate::cluster::coordinator::outbox::Outbox;
+use crate::cluster::link::{ROOM, WorkerLink, pair};
+use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials};
+use crate::cluster::plain::plain;
+use crate::model::line;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+/// Time limit for seats that know each other to connect.
+const MEETING: Duration = Duration::from_secs(30);
+
+/// A worker on its seat.
+struct Chair {
+    name: String,
+    host: String,
+    outbox: Outbox,
+    device: Option<Device>,
+    /// The port on which the seat above reaches it, once it listens.
+    port: Option<u16>,
+    linked: bool,
+}
+
+/// A line that is being formed.
+pub(super) struct Line {
+    reception: Arc<Reception>,
+    plan: SeatPlan,
+    events: UnboundedReceiver<FromSeat>,
+    chairs: Vec<Option<Chair>>,
+    /// When its seats must be connected, once they know each other: from then on the loss of one ends the line.
+    introduced: Option<Instant>,
+}
+
+/// Why a line ends before it stands.
+enum Ended {
+    /// A seat is lost, or broke the protocol.
+    Fell(String),
+    /// The run is over.
+    Over(Bye),
+}
+
+impl Line {
+    pub fn new(reception: Arc<Reception>, plan: SeatPlan, events: UnboundedReceiver<FromSeat>) -> Self {
+        let chairs = (0..plan.of).map(|_| None).collect();
+        Line { reception, plan, events, chairs, introduced: None }
+    }
+
+    /// Forms the line and serves it to its end.
+    pub async fn run(mut self) {
+        let formed = self.form().await;
+        if let Some(lines) = &self.reception.lines {
+            lines.close(self.plan.key);
+        }
+        match formed {
+            Ok(()) => Standing::new(self).serve().await,
+            Err(ended) => {
+                if let Ended::Fell(reason) = &ended {
+                    let names: Vec<String> =
+                        self.chairs.iter().flatten().map(|chair| plain(&chair.name)).collect();
+                    self.reception.rejected(names.join(" + "), Rejected::Worker, reason.clone());
+                }
+                let bye = ended.bye();
+                self.chairs.iter().flatten().for_each(|chair| chair.outbox.say(ToWorker::Bye(bye.clone())));
+            }
+        }
+    }
+
+    /// Waits until all seats are taken, ready and connected.
+    async fn form(&mut self) -> Result<(), Ended> {
+        let mut closing = self.reception.over.subscribe();
+        while !self.chairs.iter().all(|chair| chair.as_ref().is_some_and(|chair| chair.linked)) {
+            let until = self.introduced;
+            let late = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                event = self.events.recv() => event,
+                () = late => return Err(Ended::Fell("the line fell: its workers do not reach each other".into())),
+                _ = closing.wait_for(Option::is_some) => None,
+            };
+            match event {
+                Some(event) => self.heard(event).map_err(Ended::Fell)?,
+                None => {
+                    let over = self.reception.over.borrow().clone();
+                    return Err(over.map_or(Ended::Fell("its connections are lost".into()), Ended::Over));
+                }
+            }
+            self.introduce();
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, event: FromSeat) -> Result<(), String> {
+        match event {
+            FromSeat::Sat { place, name, host, outbox } => {
+                let (device, port, linked) = (None, None, false);
+                self.chairs[place] = Some(Chair { name, host, outbox, device, port, linked });
+                Ok(())
+            }
+            FromSeat::Gone { place, reason } => {
+                let chair = self.chairs[place].take();
+                if self.introduced.is_some() {
+                    return Err(fall(chair.as_ref().map_or("a seat", |chair| &chair.name), &reason));
+                }
+                // Two lines that are half full would wait for each other.
+                let another = self.reception.lines.iter().any(|lines| lines.leave(self.plan.key, place));
+                if another { Err("the line fell: another line is being formed".into()) } else { Ok(()) }
+            }
+            FromSeat::Said { place, message, .. } => {
+                let Some(chair) = &mut self.chairs[place] else { return Ok(()) };
+                match message {
+                    ToCoordinator::Ready { devices, .. } => chair.device = devices.into_iter().next(),
+                    ToCoordinator::Seated { port } => chair.port = Some(port),
+                    ToCoordinator::Linked => chair.linked = true,
+                    // The connection ends next.
+                    ToCoordinator::Leave { reason } => {
+                        self.reception.rejected(plain(&chair.name), Rejected::Worker, plain(&reason));
+                    }
+                    ToCoordinator::Measured { .. } => {}
+                    _ => return Err(fall(&chair.name, "it spoke of work before the line stood")),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Tells each seat where the one below it is, once all listen.
+    fn introduce(&mut self) {
+        let ready = |chair: &Option<Chair>| {
+            chair.as_ref().is_some_and(|chair| chair.device.is_some() && chair.port.is_some())
+        };
+        if self.introduced.is_some() || !self.chairs.iter().all(ready) {
+            return;
+        }
+        self.introduced = Some(Instant::now() + MEETING);
+        for pair in self.chairs.windows(2) {
+            if let [Some(below), Some(above)] = pair {
+                let (host, port) = (below.host.clone(), below.port.unwrap_or(0));
+                above.outbox.say(ToWorker::Below { host, port });
+            }
+        }
+    }
+}
+
+fn fall(name: &str, reason: &str) -> String {
+    format!("the line fell: {}: {}", plain(name), plain(reason))
+}
+
+impl Ended {
+    fn bye(self) -> Bye {
+        match self {
+            Ended::Fell(reason) => Bye::Out { reason, again: true },
+            Ended::Over(bye) => bye,
+        }
+    }
+}
+
+/// A line whose seats compute.
+struct Standing {
+    reception: Arc<Reception>,
+    plan: SeatPlan,
+    events: UnboundedReceiver<FromSeat>,
+    chairs: Vec<Chair>,
+    translation: Translation,
+}
+
+impl Standing {
+    fn new(line: Line) -> Self {
+        let Line { reception, plan, events, chairs, .. } = line;
+        let values = reception.lines.as_ref().map_or_else(Vec::new, |lines| lines.plan.values.clone());
+        let translation = Translation::new(&values);
+        Standing { reception, plan, events, chairs: chairs.into_iter().flatten().collect(), translation }
+    }
+
+    /// The line as a device.
+    fn device(&self) -> Device {
+        let devices = || self.chairs.iter().filter_map(|chair| chair.device.as_ref());
+        let layers = self.reception.lines.as_ref().map_or_else(Vec::new, |lines| lines.plan.layers.clone());
+        let classes = devices().zip(layers).map(|(device, layers)| (plain(&device.class), layers));
+        let names: Vec<String> = devices().map(|device| plain(&device.name)).collect();
+        Device { name: names.join(" + "), class: line::class(&classes.collect::<Vec<_>>()) }
+    }
+
+    /// Joins as a member of the driver, and passes messages until the line is over.
+    async fn serve(mut self) {
+        let names: Vec<&str> = self.chairs.iter().map(|chair| chair.name.as_str()).collect();
+        let hosts: Vec<&str> = self.chairs.iter().map(|chair| chair.host.as_str()).collect();
+        let (mut ours, mut theirs) = pair(ROOM);
+        let seat =
+            self.reception.line_member((names.join(" + "), hosts.join(" + ")), &ours.end, self.plan.key);
+        let reception = self.reception.clone();
+        self.reception.hold(async move {
+            reception.serve(&mut ours, &Desk::Driver(&seat)).await;
+            reception.rise(seat, super::Parting::Proper);
+        });
+        let (guilty, bye) = match self.pass(&mut theirs).await {
+            Ok(bye) => (None, bye),
+            Err((guilty, reason)) => (guilty, Bye::Out { reason, again: true }),
+        };
+        if let Bye::Out { reason, .. } = &bye {
+            theirs.end.cut(reason.clone());
+        }
+        for (place, chair) in self.chairs.iter().enumerate() {
+            let bye = match bye.clone() {
+                Bye::Out { reason, .. } if guilty == Some(place) => Bye::Out { reason, again: false },
+                bye => bye,
+            };
+            chair.outbox.say(ToWorker::Bye(bye));
+        }
+    }
+
+    /// Passes messages until the driver ends the conversation. The error is why the line falls, with the seat that must not
+    /// come again.
+    async fn pass(&mut self, driver: &mut WorkerLink) -> Result<Bye, (Option<usize>, String)> {
+        let ready = ToCoordinator::Ready { devices: vec![self.device()], refused: vec![] };
+        let measured = ToCoordinator::Measured { devices: vec![Trials::default()], link: None };
+        for message in [ready, measured] {
+            let _ = driver.to.send(message).await;
+        }
+        loop {
+            tokio::select! {
+                message = driver.from.recv() => match message {
+                    Some(ToWorker::Bye(bye)) => return Ok(bye),
+                    Some(message) => {
+                        for (place, message) in self.translation.down(message) {
+                            self.chairs[place].outbox.say(message);
+                        }
+                    }
+                    None => {
+                        let reason = driver.end.reason();
+                        return Err((None, reason.unwrap_or_else(|| "the line is over".into())));
+                    }
+                },
+                event = self.events.recv() => match event {
+                    Some(FromSeat::Said { place, message, .. }) => {
+                        let heard = self.translation.up(place, message);
+                        let Heard { driver: up, seats } = heard.map_err(|fall| match fall {
+                            Fall::Lost(reason) => (None, self.fall(place, &reason)),
+                            Fall::Broke(reason) => (Some(place), self.fall(place, &reason)),
+                        })?;
+                        for (place, message) in seats {
+                            self.chairs[place].outbox.say(message);
+                        }
+                        for message in up {
+                            let _ = driver.to.send(message).await;
+                        }
+                    }
+                    Some(FromSeat::Gone { place, reason }) => return Err((None, self.fall(place, &reason))),
+                    Some(FromSeat::Sat { .. }) => {}
+                    None => return Err((None, "its connections are lost".into())),
+                },
+            }
+        }
+    }
+
+    fn fall(&self, place: usize, reason: &str) -> String {
+        fall(&self.chairs[place].name, reason)
+    }
+}

@@ -1,0 +1,315 @@
+//! The thread of a seat of a line: it holds a part of the model, and computes leases together with its neighbours. One
+//! rule decides what it does next: a backward pass that is ready goes first, else a forward pass, if fewer than its
+//! depth wait for their backward pass. The first seat decides the order of leases. The order changes no bit.
+
+use super::{DeviceWorker, Failed, Report, bad_value, micros, say};
+use crate::cluster::message::{LeaseId, Trouble, Work};
+use crate::cluster::worker::blueprint::Portion;
+use crate::cluster::worker::device_queue::{Act, Order, QueuedLease};
+use crate::cluster::worker::inbox::Neighbours;
+use crate::cluster::worker::parameters::Parameters;
+use crate::cluster::worker::sum::Finished;
+use crate::model::stage::{LossSums, Microbatch, Output, Ticket, Traffic, Want};
+use crate::numeric::fixed;
+use crate::support::panics::caught;
+use crate::train::sum::{Refused, Scalars, check};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A microbatch between its passes.
+struct Open {
+    job: QueuedLease,
+    began: Instant,
+}
+
+/// The device failed in this lease.
+struct Lost {
+    job: Box<QueuedLease>,
+    reason: String,
+}
+
+fn lost(job: QueuedLease, reason: String) -> Lost {
+    Lost { job: Box::new(job), reason }
+}
+
+/// The leases of a seat in one conversation.
+struct Sitting {
+    portion: Portion,
+    neighbours: Neighbours,
+    open: BTreeMap<LeaseId, Open>,
+    /// The end of the last lease, from which the time of the next one counts if it was waiting.
+    ended: Option<Instant>,
+    traffic: Traffic,
+}
+
+impl Sitting {
+    /// Whether a forward pass may begin: there is room, and no pass with other parameters is open.
+    fn may_begin(&self, job: &QueuedLease) -> bool {
+        let same = |parameters: &Arc<Parameters>| Arc::ptr_eq(parameters, &job.parameters);
+        let fits = self.open.len() < self.portion.depth || !trains(job);
+        fits && self.open.values().next().is_none_or(|open| same(&open.job.parameters))
+    }
+
+    /// Time that a lease took: since it began, or since the lease before it ended.
+    fn micros(&mut self, began: Instant) -> u64 {
+        let since = self.ended.map_or(began, |ended| ended.max(began));
+        self.ended = Some(Instant::now());
+        micros(since)
+    }
+}
+
+/// Whether the lease has a backward pass.
+fn trains(job: &QueuedLease) -> bool {
+    match &job.lease.work {
+        Work::Train(_) => true,
+        Work::Recheck(batch) => batch.step != job.lease.after,
+        Work::Eval(_) | Work::Prompt { .. } => false,
+    }
+}
+
+fn batch(job: &QueuedLease) -> Option<&Microbatch> {
+    match &job.lease.work {
+        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => Some(batch),
+        Work::Prompt { .. } => None,
+    }
+}
+
+impl DeviceWorker {
+    /// Computes leases together with the neighbours until its queue is closed or no backend is left.
+    pub fn sit(mut self, portion: Portion) {
+        let (mut seen, queue) = (0, self.queue.clone());
+        let order = if portion.layers.start == 0 { Order::OfLeases } else { Order::OfHiddenStates };
+        let (neighbours, open, traffic) = (Neighbours::default(), BTreeMap::new(), Traffic::default());
+        let mut sitting = Sitting { portion, neighbours, open, ended: None, traffic };
+        loop {
+            let act = queue.act(&mut seen, order, |job| sitting.may_begin(job));
+            let end = match act {
+                Act::End => {
+                    queue.end("it was closed".into());
+                    return;
+                }
+                Act::Reset(neighbours) => {
+                    self.forget_all(&mut sitting);
+                    sitting.neighbours = neighbours;
+                    Ok(())
+                }
+                Act::Stray(lease) => {
+                    sitting.neighbours.dropped(lease);
+                    Ok(())
+                }
+                Act::Begin(job, hidden) => self.begin(&mut sitting, *job, hidden),
+                Act::Back(lease, values) => self.back(&mut sitting, lease, values),
+            };
+            // The line falls; what is open is computed elsewhere.
+            if let Err(Lost { job, reason }) = end {
+                self.forget_all(&mut sitting);
+                if !self.fall_back(&job, reason) {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn forget_all(&mut self, sitting: &mut Sitting) {
+        let open = std::mem::take(&mut sitting.open);
+        sitting.ended = None;
+        if let Some(model) = &mut self.model {
+            // A lost device may panic.
+            let _ = caught(|| open.keys().for_each(|lease| model.forget(Ticket(*lease))));
+        }
+    }
+
+    /// Runs a forward pass; in the last seat both passes. The error is that of the device.
+    fn begin(
+        &mut self,
+        sitting: &mut Sitting,
+        job: QueuedLease,
+        hidden: Option<Vec<f32>>,
+    ) -> Result<(), Lost> {
+        if !self.queue.is_known() {
+            self.introduce(&job, "it fell back while the coordinator was away".into());
+            return Ok(());
+        }
+        if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
+            return self.misfit(&job, hidden.len());
+        }
+        let began = Instant::now();
+        let (lease, trains) = (job.lease.lease, trains(&job));
+        let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
+        match caught(|| self.forward(&job, hidden.as_deref())).unwrap_or_else(internal) {
+            Ok(Output::Hidden(values)) => {
+                if trains {
+                    sitting.open.insert(lease, Open { job, began });
+                } else {
+                    self.queue.finished_one(lease);
+                }
+                sitting.neighbours.up(lease, &values);
+                Ok(())
+            }
+            Ok(Output::Loss(sums)) if trains => {
+                sitting.open.insert(lease, Open { job, began });
+                self.backward(sitting, lease, (None, sums))
+            }
+            Ok(Output::Loss(sums)) => {
+                self.scored(sitting, &job, (sums, began));
+                Ok(())
+            }
+            Ok(Output::Logits(_) | Output::Scores(_)) => {
+                Err(lost(job, "a stage gave logits that nothing asks for".into()))
+            }
+            Err(failed) => self.failed(sitting, job, failed),
+        }
+    }
+
+    /// Number of hidden states of a microbatch.
+    fn due(&self, job: &QueuedLease) -> usize {
+        batch(job).map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden
+    }
+
+    /// A neighbour has sent another number of values than the microbatch has: the line falls, and the device stays.
+    fn misfit(&self, job: &QueuedLease, got: usize) -> Result<(), Lost> {
+        let reason = format!("its neighbour sent {got} values where {} are due", self.due(job));
+        self.hand_back(job, reason);
+        self.queue.finished();
+        Ok(())
+    }
+
+    fn forward(&mut self, job: &QueuedLease, hidden: Option<&[f32]>) -> Result<Output, Failed> {
+        let Some(batch) = batch(job) else {
+            return Err(Failed::Device("a line answers no prompts".into()));
+        };
+        self.take_parameters(&job.parameters)?;
+        let trains = trains(job);
+        if trains {
+            self.shared.inject.before(batch.step).map_err(Failed::Device)?;
+        }
+        let want = if trains { Want::Gradient(Ticket(job.lease.lease)) } else { Want::Loss };
+        Ok(self.model()?.forward(batch, hidden, want)?)
+    }
+
+    /// A gradient of hidden states, or the word that none will come.
+    fn back(&mut self, sitting: &mut Sitting, lease: LeaseId, values: Option<Vec<f32>>) -> Result<(), Lost> {
+        match values {
+            Some(values) => self.backward(sitting, lease, (Some(values), LossSums::default())),
+            None => {
+                if let Some(Open { job, began }) = sitting.open.remove(&lease) {
+                    self.forget(lease);
+                    self.queue.finished_one(lease);
+                    say(&job, Report::Stopped { lease, micros: micros(began) });
+                }
+                sitting.neighbours.dropped(lease);
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs a backward pass and reports this seat's part of the gradient.
+    fn backward(
+        &mut self,
+        sitting: &mut Sitting,
+        lease: LeaseId,
+        (grad, loss): (Option<Vec<f32>>, LossSums),
+    ) -> Result<(), Lost> {
+        // A lease that is not open was given up with its conversation.
+        let Some(Open { job, began }) = sitting.open.remove(&lease) else { return Ok(()) };
+        if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
+            self.forget(lease);
+            return self.misfit(&job, grad.len());
+        }
+        let pad = sitting.portion.pad();
+        let mut gradient = self.shared.buffers.take(pad + sitting.portion.values.len());
+        gradient[..pad].fill(0.0);
+        let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
+        let computed = caught(|| {
+            let stage = self.model()?;
+            Ok(stage.backward(Ticket(lease), grad.as_deref(), &mut gradient[pad..])?)
+        });
+        let computed = computed.unwrap_or_else(internal);
+        match computed {
+            Ok(input) => {
+                input.iter().for_each(|values| sitting.neighbours.down(lease, values));
+                let report = self.report(sitting, &job, (loss, gradient), began);
+                self.queue.finished_one(lease);
+                say(&job, report);
+                Ok(())
+            }
+            Err(failed) => {
+                self.shared.buffers.give_back(gradient);
+                self.failed(sitting, job, failed)
+            }
+        }
+    }
+
+    /// The report on a computed part of a gradient, after its check.
+    fn report(
+        &mut self,
+        sitting: &mut Sitting,
+        job: &QueuedLease,
+        (loss, mut gradient): (LossSums, Vec<f32>),
+        began: Instant,
+    ) -> Report {
+        let (lease, after, parameters) = (job.lease.lease, job.lease.after, job.parameters.hash);
+        let (pad, cap) = (sitting.portion.pad(), fixed::cap(job.lease.of as usize));
+        self.shared.inject.after(after + 1, &mut gradient[pad..], cap);
+        // A throttled lease that is called back was computed nevertheless.
+        let _ = self.throttle(sitting.ended.map_or(began, |ended| ended.max(began)));
+        let traffic = self.model.as_ref().map_or(sitting.traffic, |model| model.traffic());
+        let since = traffic.since(&std::mem::replace(&mut sitting.traffic, traffic));
+        let micros = sitting.micros(began);
+        match (check(&loss, &gradient, cap), &job.lease.work) {
+            (Ok(scalars), Work::Train(_)) => {
+                let memory =
+                    self.model.as_mut().and_then(|model| model.in_use()).map_or(0, |seen| seen.bytes);
+                let finished = Finished { gradient, scalars, traffic: since };
+                Report::Trained { lease, after, finished, parameters, micros, memory }
+            }
+            (Ok(_), _) => {
+                self.shared.buffers.give_back(gradient);
+                Report::Fine { lease, parameters, micros }
+            }
+            (Err(mut bad), _) => {
+                self.shared.buffers.give_back(gradient);
+                bad.value.index = (bad.value.index + sitting.portion.values.start).saturating_sub(pad);
+                Report::Trouble { lease, trouble: bad_value(&self.layout, &bad) }
+            }
+        }
+    }
+
+    /// The last seat has the loss of a microbatch without a backward pass.
+    fn scored(&mut self, sitting: &mut Sitting, job: &QueuedLease, (sums, began): (LossSums, Instant)) {
+        let _ = self.throttle(began);
+        let (lease, parameters, micros) = (job.lease.lease, job.parameters.hash, sitting.micros(began));
+        let report = match (Scalars::of(&sums), &job.lease.work) {
+            (Err(value), _) => {
+                Report::Trouble { lease, trouble: bad_value(&self.layout, &Refused { value, loss: true }) }
+            }
+            (Ok(_), Work::Eval(_)) => Report::Scored { lease, sums, parameters, micros },
+            (Ok(_), _) => Report::Fine { lease, parameters, micros },
+        };
+        self.queue.finished_one(lease);
+        say(job, report);
+    }
+
+    /// Frees what the model keeps for a lease. A lost card may panic.
+    fn forget(&mut self, lease: LeaseId) {
+        let _ = caught(|| self.model.iter_mut().for_each(|model| model.forget(Ticket(lease))));
+    }
+
+    /// Ends a lease without a result: the seats below free what they keep for it. The error is that of the device.
+    fn failed(&mut self, sitting: &mut Sitting, job: QueuedLease, failed: Failed) -> Result<(), Lost> {
+        let lease = job.lease.lease;
+        let report = match failed {
+            Failed::Device(reason) => return Err(lost(job, reason)),
+            Failed::Cancelled => Report::Stopped { lease, micros: 0 },
+            Failed::Value(trouble @ (Trouble::Value { .. } | Trouble::Device { .. })) => {
+                Report::Trouble { lease, trouble }
+            }
+        };
+        self.forget(lease);
+        sitting.neighbours.dropped(lease);
+        self.queue.finished_one(lease);
+        say(&job, report);
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! Workers that hold the layers of one model together (`--stages`): they change no byte, whatever the split, the model,
+//! the task and the other devices of the run.
+
+use crate::cli_fixture::{classes, pairs, stderr};
+use crate::fleet::{Fleet, RUN};
+use crate::random_base;
+use finetune::families::{GEMMA3, GRANITE, OLMO3};
+use rustix::process::Signal;
+use std::time::Duration;
+
+/// Runs with these stages on as many workers, and returns the fleet after its end.
+fn line(run: &str, (stages, workers): (&str, usize), more: &str) -> Fleet {
+    let mut fleet = Fleet::new();
+    fleet.bench.file("classes.jsonl", &classes(240));
+    fleet.bench.file("pairs.jsonl", &pairs(120));
+    fleet.coordinator(&format!("{run} --stages {stages} {more}"));
+    let names: Vec<String> = (0..workers).map(|i| format!("seat-{i}")).collect();
+    names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
+    fleet.all_end(&["coordinator"], 0);
+    fleet.all_end(&names.iter().map(String::as_str).collect::<Vec<_>>(), 0);
+    fleet
+}
+
+#[test]
+fn a_line_of_workers_gives_the_bytes_of_one_process() {
+    let run = format!("{RUN} --max-steps 5");
+    let alone = Fleet::new().alone(&run);
+    for (stages, workers) in [("2", 2), ("3", 3), ("3+1", 2), ("1+2+1", 3)] {
+        let fleet = line(&run, (stages, workers), "");
+        assert!(fleet.adapter("out") == alone, "--stages {stages}\n{}", fleet.all());
+        assert!(fleet.said("seat-0").contains("holds    layers "), "{}", fleet.all());
+    }
+}
+
+#[test]
+fn a_line_of_workers_runs_every_kind_of_task() {
+    let evaluated = "--eval-data rows.jsonl --eval-steps 2";
+    for (more, data) in [
+        (evaluated, "many"),
+        ("--quantize nf4", "many"),
+        ("--task classify --num-classes 2", "classes"),
+        ("--task dpo --nll-weight 0.5", "pairs"),
+    ] {
+        let data = format!("--data {data}.jsonl");
+        let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", &data));
+        let alone = Fleet::new();
+        alone.bench.file("classes.jsonl", &classes(240));
+        alone.bench.file("pairs.jsonl", &pairs(120));
+        let bytes = alone.alone(&run);
+        let fleet = line(&run, ("2", 2), "");
+        assert!(fleet.adapter("out") == bytes, "{more}\n{}", fleet.all());
+        let losses = |fleet: &Fleet, out: &str| {
+            let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
+            let evals = text.lines().filter(|line| line.contains("\"event\":\"eval\"")).count();
+            (evals, crate::losses(fleet, out))
+        };
+        assert_eq!(losses(&fleet, "out"), losses(&alone, "alone"), "{more}\n{}", fleet.all());
+    }
+}
+
+/// Windows, two rotary bases, norms after the halves, and factors in a line of two seats, and on two whole workers.
+#[test]
+fn a_line_and_whole_workers_train_families_to_one_adapter() {
+    let run = format!("{} --max-steps 3", RUN.replace("demo", "./base"));
+    for family in [&GEMMA3, &GRANITE, &OLMO3] {
+        for how in ["--stages 2+4", "--expect-workers 2"] {
+            let mut fleet = Fleet::new();
+            random_base::write(&fleet.bench, family);
+            let alone = fleet.alone(&run);
+            fleet.coordinator(&format!("{run} {how}"));
+            fleet.worker("a", "--threads 1");
+            fleet.worker("b", "--threads 1");
+            fleet.all_end(&["coordinator", "a", "b"], 0);
+            assert!(fleet.adapter("out") == alone, "{}, {how}\n{}", family.name, fleet.all());
+        }
+    }
+}
+
+#[test]
+fn a_line_beside_a_whole_device_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let alone = Fleet::new().alone(&run);
+    let fleet = line(&run, ("2", 2), "--gpus cpu --threads 1 --expect-workers 2");
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("cpu + cpu"), "{}", fleet.all());
+}
+
+#[test]
+fn what_a_line_cannot_do_is_refused_in_one_line() {
+    let fleet = Fleet::new();
+    for (args, why) in [
+        ("--stages 5", "5 workers for 4 layers"),
+        ("--stages 2+1", "these are 3 layers, the model has 4"),
+        ("--stages 2 --sample-prompt Why?", "answer no prompts"),
+    ] {
+        let out = fleet.bench.run(&format!("{RUN} --max-steps 1 --role coordinator {args} -q -o no"));
+        let last = stderr(&out);
+        let last = last.lines().last().unwrap_or_default();
+        assert!(last.starts_with("error: --stages") && last.contains(why), "{args}: {}", stderr(&out));
+        assert_eq!(out.status.code(), Some(78), "{args}");
+    }
+    let plan = fleet.bench.run(&format!("plan {RUN} --role coordinator --stages 2"));
+    assert!(stderr(&plan).contains("error: --stages: plan does not know workers"), "{}", stderr(&plan));
+}
+
+#[test]
+fn a_seat_with_several_devices_is_refused_by_name() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 2 --stages 2"));
+    fleet.worker("several", "--gpu-backend cpu --gpus 0,1 --threads 2");
+    fleet.all_end(&["several"], 78);
+    for name in ["several", "coordinator"] {
+        assert!(fleet.said(name).contains("is one device: name one with --gpus"), "{}", fleet.all());
+    }
+    // Its seat is free again.
+    fleet.worker("a", "--threads 1");
+    fleet.worker("b", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "b"], 0);
+}
+
+/// 20 runs with a spare worker, one seat killed at a different moment of each.
+#[test]
+fn a_seat_that_is_killed_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let alone = Fleet::new().alone(&run);
+    let mut struck = 0;
+    for round in 0..20u64 {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{run} --stages 2"));
+        let victim = if round % 2 == 0 { "first" } else { "second" };
+        for name in ["first", "second"] {
+            fleet.faulty(name, "--threads 1", "slow=6");
+        }
+        fleet.wait_for_step(1);
+        fleet.worker("spare", "--threads 1");
+        fleet.wait_for_step(1 + round as usize % 4);
+        std::thread::sleep(Duration::from_micros(round * 618_034 % 40_000));
+        fleet.kill(victim);
+        struck += usize::from(fleet.steps() < 6);
+        let other = if round % 2 == 0 { "second" } else { "first" };
+        fleet.all_end(&["coordinator", other], 0);
+        assert!(fleet.adapter("out") == alone, "round {round}\n{}", fleet.all());
+    }
+    assert!(struck >= 10, "only {struck} of 20 runs were still going when their seat was killed");
+}
+
+#[test]
+fn a_seat_that_freezes_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --stages 2"));
+    for name in ["a", "frozen"] {
+        fleet.faulty(name, "--threads 1", "slow=20");
+    }
+    fleet.wait_for_step(2);
+    fleet.signal("frozen", Signal::STOP);
+    fleet.worker("spare", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "spare"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert!(fleet.said("a").contains("the line fell"), "{}", fleet.all());
+}
+
+#[test]
+fn a_terminated_seat_is_replaced_and_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 8");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --stages 3"));
+    for name in ["a", "leaves", "b"] {
+        fleet.faulty(name, "--threads 1", "slow=3");
+    }
+    fleet.wait_for_step(2);
+    fleet.signal("leaves", Signal::TERM);
+    fleet.all_end(&["leaves"], 0);
+    fleet.worker("spare", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "b", "spare"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+#[test]
+fn a_device_error_of_a_seat_falls_back_and_changes_no_byte() {
+    for fault in ["error@3,pretend=wgpu", "panic@3,pretend=wgpu"] {
+        let run = format!("{RUN} --max-steps 5");
+        let mut fleet = Fleet::new();
+        let alone = fleet.alone(&run);
+        fleet.coordinator(&format!("{run} --stages 2"));
+        fleet.worker("sound", "--threads 1");
+        fleet.faulty("falls", "--threads 1", fault);
+        fleet.all_end(&["coordinator", "sound", "falls"], 0);
+        assert!(fleet.adapter("out") == alone, "{fault}\n{}", fleet.all());
+        assert!(fleet.said("falls").contains("an injected"), "{fault}\n{}", fleet.all());
+    }
+}
+
+#[test]
+fn a_bad_value_of_a_seat_ends_the_run_with_its_address() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 8 --stages 2"));
+    fleet.worker("good", "--threads 1");
+    fleet.faulty("bad", "--threads 1", "nan@4");
+    fleet.all_end(&["coordinator", "good", "bad"], 3);
+    let line = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
+    for part in ["error:", "step 4", "lora_", "NaN", "row"] {
+        assert!(line.contains(part), "{part:?} in {line:?}\n{}", fleet.all());
+    }
+    assert_eq!(fleet.steps(), 3);
+}
+
+#[test]
+fn a_seat_with_damaged_parameters_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --gpus cpu --threads 1 --stages 2 --expect-workers 2"));
+    fleet.worker("good", "--threads 1");
+    fleet.faulty("damaged", "--threads 1", "hash@3");
+    // The other seat is not sent away with it.
+    fleet.all_end(&["coordinator", "good"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("other parameters"), "{}", fleet.all());
+}
+
+#[test]
+fn a_killed_coordinator_of_a_line_resumes_to_the_same_bytes() {
+    let run = format!("{RUN} --max-steps 9 --save-steps 3");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --stages 2"));
+    for name in ["a", "b"] {
+        fleet.faulty(name, "--threads 1", "slow=16");
+    }
+    for (step, millis) in [(1, 40), (4, 10)] {
+        fleet.wait_for_step(step);
+        std::thread::sleep(Duration::from_millis(millis));
+        fleet.kill("coordinator");
+        fleet.coordinator(&format!("{run} --stages 2 --resume"));
+    }
+    fleet.all_end(&["coordinator", "a", "b"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+#[test]
+fn each_worker_needs_memory_for_its_layers_only() {
+    let run = format!("{RUN} --max-steps 3");
+    let little = "--threads 1 --offload never --memory-limit 4400KB";
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --stages 2+2"));
+    for name in ["a", "b"] {
+        fleet.worker(name, little);
+    }
+    fleet.all_end(&["coordinator", "a", "b"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let mut whole = Fleet::new();
+    whole.coordinator(&format!("{run} --expect-workers 1"));
+    whole.worker("little", little);
+    whole.all_end(&["little"], 78);
+    assert!(whole.said("little").contains("too small for microbatches of 64 tokens"), "{}", whole.all());
+}

@@ -1,0 +1,72 @@
+//! A model of each family with random weights, and the demonstration's tokenizer.
+
+#[path = "../families/own_keys.rs"]
+mod own_keys;
+
+use crate::cli_fixture::Bench;
+use finetune::families::Family;
+use finetune::format::safetensors::{self, Spec};
+use finetune::model::config::Config;
+use finetune::model::layout::module_path;
+use finetune::model::lora::MODULES;
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng::Stream;
+use serde_json::{Value, json};
+
+/// The demonstration's tokenizer with six layers of the family; rows are longer than its windows.
+fn configure(family: &Family, config: &mut Value) {
+    for (key, value) in [
+        ("architectures", json!([format!("{}ForCausalLM", family.name)])),
+        ("model_type", json!(family.model_type)),
+        ("num_hidden_layers", json!(6)),
+        ("hidden_size", json!(64)),
+        ("intermediate_size", json!(128)),
+        ("head_dim", json!(16)),
+        ("tie_word_embeddings", json!(family.tied)),
+        ("hidden_act", Value::Null),
+        ("rope_parameters", Value::Null),
+    ] {
+        config[key] = value;
+    }
+    own_keys::set(family, 8, config);
+}
+
+/// Writes the folder `base`.
+pub fn write(b: &Bench, family: &Family) {
+    b.model_with("base", "config.json", |config| configure(family, config));
+    let config = Config::from_json(&serde_json::from_slice(&b.read("base/config.json")).unwrap()).unwrap();
+    let c = config.hidden;
+    let mut shapes = vec![("model.embed_tokens".to_owned(), vec![config.vocab, c])];
+    shapes.push(("model.norm".into(), vec![c]));
+    shapes.extend((!config.tied).then(|| ("lm_head".into(), vec![config.vocab, c])));
+    let norms = [family.attention_norms, family.mlp_norms].map(|n| [n.before, n.after]);
+    for layer in 0..config.layers {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        shapes.extend(norms.as_flattened().iter().flatten().map(|norm| (name(norm), vec![c])));
+        let sizes = config.head_norms().into_iter().flatten();
+        shapes.extend(
+            ["q_norm", "k_norm"].iter().zip(sizes).map(|(n, d)| (name(&format!("self_attn.{n}")), vec![d])),
+        );
+        for module in MODULES {
+            let (n, k) = config.projection(module).unwrap();
+            shapes.push((format!("model.{}", module_path(layer, module)), vec![n, k]));
+        }
+    }
+    let mut tensors: Vec<(Spec, Vec<u8>)> = Vec::new();
+    let mut add = |name: String, shape: Vec<usize>| {
+        let (mut draws, n) = (Stream::new(&[tensors.len() as u64]), shape.iter().product::<usize>());
+        // Norms are around 1, as stored; what they stand for is 1 + w in some families.
+        let (mean, size) = if name.contains("norm") { (1.0 - family.gain_offset, 0.2) } else { (0.0, 0.3) };
+        let values: Vec<f32> = (0..n).map(|_| mean + size * (draws.unit() - 0.5)).collect();
+        tensors.push((Spec { name, dtype: Dtype::Bf16, shape }, Dtype::Bf16.narrow(&values)));
+    };
+    for (name, shape) in shapes {
+        let biased = config.qkv_bias && ["q_proj", "k_proj", "v_proj"].iter().any(|m| name.ends_with(m));
+        if biased {
+            add(format!("{name}.bias"), shape[..1].to_vec());
+        }
+        add(format!("{name}.weight"), shape);
+    }
+    let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
+    safetensors::write(&b.path("base/model.safetensors"), &all).unwrap();
+}

@@ -1,0 +1,27 @@
+//! The keys of `config.json` in which families differ, with values that change the result.
+
+use finetune::families::{EmbeddingScale, Family, ScoreScale, Windows};
+use serde_json::{Value, json};
+
+/// Sets each key that `family` reads beside the common ones; windows are `window` tokens.
+pub fn set(family: &Family, window: usize, config: &mut Value) {
+    if matches!(family.windows, Windows::All | Windows::Pattern(_)) {
+        config["sliding_window"] = json!(window);
+    }
+    if let Some(growth) = family.query_growth {
+        let original = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
+        config["rope_parameters"] = original;
+        config["rope_parameters"][growth] = json!(0.1);
+    }
+    let mut set = |key: Option<&str>, value: f64| key.into_iter().for_each(|key| config[key] = json!(value));
+    match family.score_scale {
+        ScoreScale::Key(key) => set(Some(key), 16.0),
+        ScoreScale::Factor(key) => set(Some(key), 0.125),
+        ScoreScale::HeadSize => {}
+    }
+    if let EmbeddingScale::Key(key) = family.embedding_scale {
+        set(Some(key), 12.0);
+    }
+    set(family.residual_scale, 0.25);
+    set(family.logits_scale, 4.0);
+}
