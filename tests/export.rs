@@ -9,6 +9,8 @@ mod families;
 mod random_base;
 #[path = "export/refused.rs"]
 mod refused;
+#[path = "export/tower.rs"]
+mod tower;
 
 use cli_fixture::{Bench, stderr};
 use finetune::format::FormatError;
@@ -138,6 +140,7 @@ fn adapter_without_effect(b: &Bench, name: &str) {
         lora_alpha: 1.0,
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into()],
+        path: "",
         use_rslora: false,
     };
     let zeros = vec![0f32; 128];

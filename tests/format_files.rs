@@ -120,6 +120,7 @@ fn config(task: TaskType) -> AdapterConfig {
         lora_alpha: 32.0,
         lora_dropout: 0.05,
         target_modules: vec!["k_proj".into(), "q_proj".into()],
+        path: "",
         use_rslora: true,
     }
 }
@@ -194,6 +195,8 @@ fn foreign_adapters_are_read_or_refused_by_name() {
     assert_eq!(plain.config.base_model_name_or_path, None);
     assert!(plain.tensors[0].name.ends_with("q_proj.lora_A.weight"), "{}", plain.tensors[0].name);
     assert!(foreign(("rank_pattern", json!({"q_proj": 2}))).is_ok());
+    let pattern = foreign(("target_modules", json!(r".*\.layers\.\d+\.self_attn\.(q_proj|k_proj)"))).unwrap();
+    assert_eq!(pattern.config.target_modules, ["q_proj"], "those of the file's tensors");
     for (key, value) in [
         ("use_dora", json!(true)),
         ("peft_type", json!("LOHA")),
@@ -203,7 +206,6 @@ fn foreign_adapters_are_read_or_refused_by_name() {
         ("alpha_pattern", json!({"q_proj": 1})),
         ("modules_to_save", json!(["embed_tokens"])),
         ("layers_to_transform", json!([1])),
-        ("target_modules", json!(".*_proj")),
         ("task_type", json!("SEQ_2_SEQ_LM")),
         ("fan_in_fan_out", json!(true)),
     ] {

@@ -14,6 +14,7 @@ mod qwen2;
 mod qwen3;
 mod smollm3;
 pub mod tensors;
+pub mod wrapped;
 
 pub use gemma3::GEMMA3;
 pub use granite::GRANITE;

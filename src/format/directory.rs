@@ -1,5 +1,6 @@
 //! A Hugging Face model directory: its contents, and errors that name unusable files and an alternative.
 
+use super::backbone::text_model;
 use super::bitsandbytes::Quantised;
 use super::error::FormatError;
 use super::safetensors::Sharded;
@@ -25,7 +26,8 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
             (Arc::new(tensors), kind)
         }
     };
-    with_weights(dir, config, tensors, kind)
+    let Some(text) = text_model(&config, &tensors) else { return with_weights(dir, config, tensors, kind) };
+    Ok(ModelFiles { whole: Some(tensors), ..with_weights(dir, config, text, kind)? })
 }
 
 /// The config.json of a directory that has everything except the weights, for [`with_weights`], and whether the weights
@@ -57,7 +59,7 @@ pub fn with_weights(
         None => (config["_name_or_path"].as_str().filter(|id| looks_like_id(id)).map(str::to_owned), None),
     };
     let generation = json(&dir.join("generation_config.json"))?;
-    Ok(ModelFiles { config, tensors, tokenizer, generation, base_id, revision, kind })
+    Ok(ModelFiles { config, tensors, whole: None, tokenizer, generation, base_id, revision, kind })
 }
 
 /// The config.json; an error if the weights have an unsupported quantisation.

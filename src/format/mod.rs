@@ -4,6 +4,7 @@
 //! unsupported files are rejected by name before any expensive work.
 
 pub mod atomic;
+mod backbone;
 mod bitsandbytes;
 mod directory;
 mod error;
@@ -14,6 +15,7 @@ pub mod peft;
 pub mod rounded;
 pub mod safetensors;
 
+pub use backbone::{Checkpoint, text_model};
 pub use directory::{id_of_cache_path, looks_like_id, with_weights, without_weights};
 pub use error::FormatError;
 
@@ -28,6 +30,8 @@ pub struct ModelFiles {
     pub config: Value,
     /// Weights with Hugging Face names; q and k of a GGUF are in Hugging Face row order.
     pub tensors: Arc<dyn Tensors>,
+    /// All tensors of a checkpoint in which `tensors` are the text model, under the checkpoint's names.
+    pub whole: Option<Arc<dyn Tensors>>,
     /// The tokenizer's files.
     pub tokenizer: TokenizerFiles,
     /// generation_config.json, if it exists.

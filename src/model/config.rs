@@ -9,8 +9,10 @@ mod read;
 mod rope;
 mod traits;
 mod window;
+mod wrapped;
 
 pub use crate::backend::Heads;
+use crate::families::wrapped::{PATH, Wrapper};
 use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, HeadNorms};
 pub use attention::AttentionSpec;
 use read::Fields;
@@ -22,6 +24,8 @@ use serde_json::Value;
 pub struct Config {
     /// Structure of the blocks, and the name of the family.
     pub family: &'static Family,
+    /// The class of the whole checkpoint, where the model is its text model.
+    pub wrapper: Option<&'static Wrapper>,
     /// V, rows of the embedding.
     pub vocab: usize,
     /// C.
@@ -125,7 +129,12 @@ fn supported() -> String {
 impl Config {
     /// Reads a parsed config.json. Errors name the key and the solution.
     pub fn from_json(json: &Value) -> Result<Config, ConfigError> {
-        Config::of_families(json, families::ALL)
+        match wrapped::text_model(json)? {
+            Some((wrapper, text)) => {
+                Ok(Config { wrapper: Some(wrapper), ..Config::of_families(&text, &[wrapper.family])? })
+            }
+            None => Config::of_families(json, families::ALL),
+        }
     }
 
     /// Like [`Config::from_json`], with the families in `known`.
@@ -140,6 +149,7 @@ impl Config {
         let (score_scale, soft_cap) = attention::read(&fields, family, heads)?;
         let config = Config {
             family,
+            wrapper: None,
             vocab: fields.size("vocab_size", 1..=1 << 24)?,
             hidden,
             feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
@@ -175,6 +185,9 @@ impl Config {
 
     /// Value of `architectures` for this model, such as `LlamaForCausalLM`.
     pub fn architecture(&self) -> String {
+        if let Some(wrapper) = self.wrapper {
+            return wrapper.class.to_owned();
+        }
         match (&self.labels, self.family.classifier) {
             (None, _) => format!("{}ForCausalLM", self.family.name),
             (Some(_), Classifier::Named(name)) => format!("{name}ForSequenceClassification"),
@@ -185,9 +198,9 @@ impl Config {
     /// Returns the same base as a sequence classifier over `labels`. A base that is already a classifier keeps its own
     /// names; the number of labels must be equal.
     pub fn into_classifier(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
-        if self.family.classifier == Classifier::Missing {
+        if self.family.classifier == Classifier::Missing || self.wrapper.is_some() {
             let what = format!("a classifier on {}", self.architecture());
-            return Err(unsupported(what, "transformers has no class for it; use another base"));
+            return Err(unsupported(what, "there is no class for it here; use a text model of a family with one"));
         }
         match &self.labels {
             Some(own) if own.len() != labels.len() => {
@@ -202,6 +215,11 @@ impl Config {
                 Ok(self)
             }
         }
+    }
+
+    /// Place of the text model below `model.` in the whole checkpoint: empty where the checkpoint is a text model.
+    pub fn path(&self) -> &'static str {
+        self.wrapper.map_or("", |_| PATH)
     }
 
     /// Refuses a tokenizer (highest id plus one) that is larger than the embedding.

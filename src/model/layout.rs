@@ -93,7 +93,7 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
             if let Some((n, k)) =
                 config.projection(module).filter(|_| lora.targets.iter().any(|t| t == module))
             {
-                let path = format!("base_model.model.model.{}", module_path(layer, module));
+                let path = format!("base_model.model.model.{}{}", config.path(), module_path(layer, module));
                 layout.push(format!("{path}.lora_A.weight"), lora.rank, k);
                 layout.push(format!("{path}.lora_B.weight"), n, lora.rank);
             }

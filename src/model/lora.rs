@@ -4,6 +4,7 @@
 
 use super::config::Config;
 use super::layout::{Layout, SCORE};
+use crate::families::wrapped::PATH;
 use crate::numeric::rng::Stream;
 
 /// The seven projections of a decoder block, in model order.
@@ -155,7 +156,9 @@ pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
     for entry in layout.entries() {
         if entry.name.ends_with(".lora_A.weight") || entry.name == SCORE {
             let bound = 1.0 / (entry.cols as f32).sqrt();
-            let mut draws = Stream::new(&[lora.seed, name_key(&entry.name)]);
+            // A text model begins alike, alone and beside a tower.
+            let name = entry.name.replacen(PATH, "", 1);
+            let mut draws = Stream::new(&[lora.seed, name_key(&name)]);
             flat[entry.range()].iter_mut().for_each(|x| *x = (2.0 * draws.unit() - 1.0) * bound);
         }
     }

@@ -42,7 +42,8 @@ impl Merged<'_> {
         if !MODULES.contains(&module) || module_path(layer, module) != path {
             return None;
         }
-        let find = |ab: &str| self.layout.find(&format!("base_model.model.model.{path}.{ab}.weight"));
+        let inner = self.config.path();
+        let find = |ab: &str| self.layout.find(&format!("base_model.model.model.{inner}{path}.{ab}.weight"));
         Some((find("lora_A")?, find("lora_B")?))
     }
 

@@ -132,6 +132,7 @@ impl Writer {
             lora_alpha: f64::from(spec.alpha),
             lora_dropout: f64::from(spec.dropout),
             target_modules: spec.targets.clone(),
+            path: config.path(),
             use_rslora: spec.rslora,
         };
         let extras = Extras { labels: config.labels.clone(), files: base.tokenizer_files() };

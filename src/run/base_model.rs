@@ -221,7 +221,10 @@ impl BaseModel {
     /// Ids that end an answer: end tokens of the tokenizer, of the generation config and of the config.
     pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let mut ids: Vec<u32> = tokenizer.eos_id().into_iter().collect();
-        for value in [self.files.generation.as_ref(), Some(&self.files.config)].into_iter().flatten() {
+        let config = &self.files.config;
+        for value in
+            [self.files.generation.as_ref(), Some(config), config.get("text_config")].into_iter().flatten()
+        {
             match &value["eos_token_id"] {
                 Value::Array(list) => ids.extend(list.iter().filter_map(Value::as_u64).map(|n| n as u32)),
                 one => ids.extend(one.as_u64().map(|n| n as u32)),

@@ -3,14 +3,15 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
-      olmo2 olmo3 ministral3 (default: all)
+      olmo2 olmo3 ministral3 gemma3vl mistral3vl qwen3vl (default: all)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, Gemma3TextConfig, GraniteConfig,
-                          LlamaConfig, Ministral3Config, MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config,
-                          SmolLM3Config, get_cosine_schedule_with_warmup)
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
+                          Gemma3Config, Gemma3TextConfig, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config,
+                          MistralConfig, Olmo2Config, Olmo3Config, Qwen2Config, Qwen3Config, Qwen3VLConfig, SmolLM3Config,
+                          get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
 SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=6,
@@ -47,6 +48,16 @@ CONFIGS = {
     'ministral3': lambda: Ministral3Config(**SIZES, head_dim=12, tie_word_embeddings=True, rope_parameters=dict(
         rope_type='yarn', rope_theta=1000000.0, factor=16.0, original_max_position_embeddings=6, beta_fast=32.0,
         beta_slow=0.05, mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.1))}
+# checkpoints with a vision tower, of which the text model is trained
+TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
+WRAPPED = {
+    'gemma3vl': lambda: Gemma3Config(text_config=CONFIGS['gemma3']().to_dict(), vision_config=TOWER, mm_tokens_per_image=1),
+    'mistral3vl': lambda: Mistral3Config(text_config=CONFIGS['ministral3']().to_dict(), tie_word_embeddings=False,
+                                         vision_config=dict(TOWER, model_type='pixtral', head_dim=8)),
+    'qwen3vl': lambda: Qwen3VLConfig(text_config=dict(SIZES, head_dim=12, rope_parameters=dict(
+        rope_type='default', rope_theta=5000000.0, mrope_section=[2, 2, 2], mrope_interleaved=True)),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8,
+                           deepstack_visual_indexes=[], num_position_embeddings=16), tie_word_embeddings=True)}
 LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
@@ -54,25 +65,29 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'mistralwin': (4, 8, 'all', False), 'qwen3win': (3, 8, ['q_proj', 'k_proj', 'o_proj'], False),
     'gemma3': (4, 8, 'all', False), 'gemma3cls': (3, 4, 'all', False), 'smollm3': (4, 8, 'all', False),
     'granite': (4, 8, 'all', False), 'olmo2': (4, 8, 'all', False), 'olmo3': (3, 8, 'all', True),
-    'ministral3': (4, 8, 'all', False)}
+    'ministral3': (4, 8, 'all', False), 'gemma3vl': (4, 8, 'all', False), 'mistral3vl': (3, 6, 'all', False),
+    'qwen3vl': (4, 8, ['q_proj', 'v_proj', 'down_proj'], False)}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 
 
 def make(out, name, seed):
     torch.manual_seed(seed); random.seed(seed); os.makedirs(out, exist_ok=True)
-    classes = name.endswith('cls'); config = CONFIGS[name.removesuffix('cls')]()
+    classes = name.endswith('cls'); config = (CONFIGS | WRAPPED)[name.removesuffix('cls')]()
     if classes: config.num_labels = 3
-    kind = AutoModelForSequenceClassification if classes else AutoModelForCausalLM
+    kind = (AutoModelForSequenceClassification if classes else
+            AutoModelForImageTextToText if name in WRAPPED else AutoModelForCausalLM)
     model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
     for key, w in model.named_parameters():  # biases and norms start trivial in from_config: give them an effect
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
         elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if name.startswith('gemma3') else 1.0, std=0.1)
-        elif 'embed' not in key: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
+        elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
     rank, alpha, targets, rslora = LORA[name]
+    modules = SEVEN if targets == 'all' else targets
+    if name in WRAPPED: modules = r'.*language_model.*\.(' + '|'.join(modules) + ')'
     peft = get_peft_model(model, LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=SEVEN if targets == 'all' else targets, use_rslora=rslora,
+        r=rank, lora_alpha=alpha, target_modules=modules, use_rslora=rslora,
         lora_dropout=0.0, task_type='SEQ_CLS' if classes else 'CAUSAL_LM'))
     for key, w in peft.named_parameters():
         if 'lora_B' in key: torch.nn.init.normal_(w, std=0.05)

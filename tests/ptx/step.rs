@@ -63,6 +63,7 @@ impl Tensors for Same {
 
 pub fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize), heads: Heads) -> Config {
     Config {
+        wrapper: None,
         family: &families::QWEN3,
         vocab,
         hidden,

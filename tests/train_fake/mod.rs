@@ -282,6 +282,7 @@ fn adapter_config() -> peft::AdapterConfig {
         lora_alpha: 6.0,
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into()],
+        path: "",
         use_rslora: false,
     }
 }

@@ -7,6 +7,7 @@ use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::format::gguf::adapter::{self, About, LoraMatrix};
 use crate::format::gguf::{F32, decode, encode};
+use crate::model::config::Config;
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
 use crate::numeric::block::Encoding;
@@ -22,7 +23,9 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     };
     let shape = shape(base)?;
     fits(source, None)?;
-    let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
+    // llama.cpp's files hold the text model only.
+    let text = Config { wrapper: None, ..loaded.config.clone() };
+    let layout = layout::of(&text, &loaded.spec, 0..text.layers);
     let about = About {
         architecture: shape.family.gguf.architecture.into(),
         paired: shape.paired(),

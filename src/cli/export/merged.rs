@@ -3,7 +3,7 @@
 use super::{Exported, logits};
 use crate::config::refusal::Refusal;
 use crate::format::safetensors::{self, Spec};
-use crate::format::{FormatError, atomic};
+use crate::format::{Checkpoint, FormatError, atomic};
 use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
@@ -29,17 +29,19 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
         flat: &loaded.flat,
         dtype,
     };
-    let source = merged(dtype);
-    logits::fits(from, Some(&source))?;
+    let text = merged(dtype);
+    logits::fits(from, Some(&text))?;
+    let all = base.files.whole.as_deref().map(|whole| Checkpoint { text: &text, whole });
+    let source: &dyn Tensors = all.as_ref().map_or(&text, |all| all);
     atomic::write_dir(out, |dir| {
-        files(dir, base, loaded, &source)?;
-        same_bytes(dir, &source)?;
+        files(dir, base, loaded, source)?;
+        same_bytes(dir, source)?;
         let again = base_model::open(&dir.display().to_string())?;
         logits::compare(from, &merged(Some(Dtype::F32)), &again, (out, "merged"))
     })
 }
 
-fn files(dir: &Path, base: &BaseModel, loaded: &Loaded, source: &Merged) -> Result<(), Refusal> {
+fn files(dir: &Path, base: &BaseModel, loaded: &Loaded, source: &dyn Tensors) -> Result<(), Refusal> {
     let mut specs = Vec::new();
     for name in source.names() {
         let Some(about) = source.about(&name).map_err(Refusal::failure)? else { continue };
@@ -95,7 +97,7 @@ fn config(base: &BaseModel, loaded: &Loaded, specs: &[Spec]) -> Value {
 }
 
 /// Checks that the files equal the merged tensors, byte for byte.
-fn same_bytes(dir: &Path, source: &Merged) -> Result<(), Refusal> {
+fn same_bytes(dir: &Path, source: &dyn Tensors) -> Result<(), Refusal> {
     let written = safetensors::Sharded::open(dir)?;
     for name in source.names() {
         let one = source.tensor(&name).map_err(Refusal::failure)?.map(|t| t.bytes);

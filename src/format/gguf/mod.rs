@@ -41,6 +41,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
     };
     let tensors = Arc::new(Weights::new(file, made.family, made.paired)?);
     Ok(ModelFiles {
+        whole: None,
         config: made.config,
         tensors,
         tokenizer,

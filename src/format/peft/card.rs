@@ -85,6 +85,7 @@ fn scalar(text: &str) -> String {
 
 fn transformers(config: &AdapterConfig, base: &str) -> String {
     let (class, more) = match config.task {
+        TaskType::CausalLm if !config.path.is_empty() => ("AutoModelForImageTextToText", ""),
         TaskType::CausalLm => ("AutoModelForCausalLM", ""),
         TaskType::SeqCls => ("AutoModelForSequenceClassification", ", num_labels=len(labels)"),
     };

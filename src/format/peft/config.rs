@@ -29,8 +29,12 @@ pub struct AdapterConfig {
     pub lora_alpha: f64,
     /// Dropout probability, in [0, 1).
     pub lora_dropout: f64,
-    /// Suffixes of module names (`q_proj`), or `all-linear`.
+    /// Suffixes of module names (`q_proj`), or `all-linear`. Empty after reading a pattern: [`super::read`] takes
+    /// the names of the tensors.
     pub target_modules: Vec<String>,
+    /// Place of the text model below `model.` (`language_model.`), where other parts of the base have modules of the
+    /// same names. A pattern then names the modules.
+    pub path: &'static str,
     /// If true, the scale is alpha / sqrt(r), otherwise alpha / r.
     pub use_rslora: bool,
 }
@@ -45,6 +49,13 @@ impl AdapterConfig {
         // A whole alpha is written as an integer, as PEFT does.
         let alpha = self.lora_alpha;
         let whole = alpha.fract() == 0.0 && alpha.abs() < 1e15;
+        let target_modules = match self.path {
+            "" => json!(self.target_modules),
+            path => {
+                let (path, names) = (path.replace('.', r"\."), self.target_modules.join("|"));
+                json!(format!(r"model\.{path}layers\.\d+\.(self_attn|mlp)\.({names})"))
+            }
+        };
         let mut all = json!({
             "alpha_pattern": {},
             "base_model_name_or_path": self.base_model_name_or_path,
@@ -59,7 +70,7 @@ impl AdapterConfig {
             "r": self.r,
             "rank_pattern": {},
             "revision": self.revision,
-            "target_modules": self.target_modules,
+            "target_modules": target_modules,
             "task_type": task,
             "use_dora": false,
             "use_rslora": self.use_rslora,
@@ -102,6 +113,7 @@ impl AdapterConfig {
             lora_alpha,
             lora_dropout,
             target_modules,
+            path: "",
             use_rslora: v["use_rslora"] == true,
         })
     }
@@ -198,10 +210,7 @@ fn targets(path: &Path, v: &Value) -> Result<Vec<String>, FormatError> {
             Ok(names)
         }
         Value::String(word) if word == "all-linear" => Ok(vec![word.clone()]),
-        other => {
-            let what = format!("target_modules is the pattern {other}");
-            let way = "write the names of the modules as a list (q_proj, v_proj ...)";
-            Err(FormatError::unsupported(path, what, way))
-        }
+        Value::String(_) => Ok(Vec::new()),
+        _ => Err(FormatError::malformed(path, "target_modules must name modules")),
     }
 }

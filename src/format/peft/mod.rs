@@ -12,9 +12,11 @@ use super::atomic;
 use super::directory;
 use super::error::FormatError;
 use super::safetensors::{self, Spec};
+use crate::families::wrapped::PATH;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Name of the weights file.
@@ -81,7 +83,7 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
         let way = "give the folder that holds adapter_config.json and adapter_model.safetensors";
         return Err(FormatError::unsupported(dir, "not a PEFT adapter (no adapter_config.json)", way));
     };
-    let config = AdapterConfig::from_json(&config_path, &config)?;
+    let mut config = AdapterConfig::from_json(&config_path, &config)?;
     let weights = dir.join(WEIGHTS);
     if !weights.exists() && dir.join("adapter_model.bin").exists() {
         let way = "load it once with PEFT and save_pretrained(DIR, safe_serialization=True)";
@@ -99,6 +101,12 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
         }
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    if config.target_modules.is_empty() {
+        let module =
+            |t: &AdapterTensor| t.name.strip_suffix(".lora_A.weight")?.rsplit('.').next().map(str::to_owned);
+        config.target_modules =
+            tensors.iter().filter_map(module).collect::<BTreeSet<_>>().into_iter().collect();
+    }
     let labels = labels(&dir.join(LABELS))?;
     Ok(Adapter { config, tensors, labels })
 }
@@ -160,6 +168,11 @@ fn matrix(
 ) -> Result<AdapterTensor, FormatError> {
     let bad = |what: String| FormatError::tensor(path, stored, what);
     let name = stored.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
+    // transformers before 4.52 had the text model at another place.
+    let name = match name.strip_prefix("base_model.model.language_model.model.") {
+        Some(rest) => format!("base_model.model.model.{PATH}{rest}"),
+        None => name,
+    };
     let [rows, cols] = tensor.shape[..] else {
         return Err(bad(format!("has shape {:?}, a matrix is needed", tensor.shape)));
     };

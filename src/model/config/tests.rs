@@ -314,3 +314,26 @@ fn missing_traits_are_refused_by_name() {
         assert_eq!(error.lines().count(), 1, "{error}");
     }
 }
+
+#[test]
+fn sizes_that_a_text_config_leaves_out_are_the_class_defaults() {
+    // The sizes of Gemma 3 4B, as its config.json gives them.
+    let json = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024,
+        },
+        "vision_config": { "hidden_size": 1152, "num_hidden_layers": 27 },
+    });
+    let config = Config::from_json(&json).unwrap();
+    assert_eq!((config.vocab, config.hidden, config.layers), (262_208, 2560, 34));
+    assert_eq!((config.heads.query, config.heads.kv, config.heads.size), (8, 4, 256));
+    assert_eq!((config.tied, config.max_positions, config.window()), (true, 131_072, Some(1024)));
+    assert_eq!(config.rope_of(5).scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!((config.rope_of(0).theta, config.rope_of(5).theta), (1e4, 1e6));
+    assert_eq!(
+        (config.architecture(), config.path()),
+        (json["architectures"][0].as_str().unwrap().into(), "language_model.")
+    );
+}
