@@ -15,6 +15,7 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_TOKEN", "the token that the machines of a run share"),
     ("FINETUNE_API_KEY", "the key that clients of `finetune serve` send"),
     ("FINETUNE_CPU", "the best instructions that the CPU backend may use: avx512, avx2, generic; neon"),
+    ("FINETUNE_CUDA_WAIT", "seconds without an answer after which an NVIDIA card counts as hung (default: 120)"),
     #[cfg(feature = "faults")]
     ("FINETUNE_INJECT", "faults of a worker, for tests"),
     ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),

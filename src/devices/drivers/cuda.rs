@@ -1,10 +1,12 @@
 //! NVIDIA's cards through their own driver. They are used where `--gpu-backend cuda` names the backend, and not yet by
 //! `auto`: the kernels have run on an interpreter, never on a card. So a card is tested before it computes anything.
 
-use super::verdicts::{self, Verdicts};
+mod trials;
+mod verdicts;
+
 use super::{Device, Driver, Share, speaking, usable};
 use crate::backend::cuda::Driver as _;
-use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
+use crate::backend::cuda::{self, Absent, Flash, Libcuda};
 use crate::backend::facts::{BF16, Facts, Kind};
 use crate::backend::{Backend, Cuda, Fault, Target};
 use crate::config::groups::ComputeDtype;
@@ -14,6 +16,8 @@ use crate::model::weights::ModelError;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+pub use trials::answer as trial;
+use verdicts::{Tier, Verdict, Verdicts};
 
 /// The driver.
 pub struct Nvidia;
@@ -65,9 +69,39 @@ impl Driver for Nvidia {
 }
 
 impl Card {
-    /// Under which the verdicts of its trials are kept.
+    /// Key of the verdicts of its trials.
     fn key(&self) -> String {
         verdicts::key(&self.device, &self.facts.driver)
+    }
+
+    /// The device in its class, and the tiers that need a trial there.
+    fn classed(&self, share: Share) -> Result<(Cuda<Libcuda>, &'static [Tier]), Fault> {
+        let mut device = Cuda::open(self.device.ordinal)?.within(share.limit.bytes());
+        Ok(match self.settled(share.dtype) {
+            ComputeDtype::Bf16 if device.driver().sm90a().is_some() => {
+                (device.bf16()?, &[Tier::Products, Tier::Attention])
+            }
+            ComputeDtype::Bf16 => (device.bf16()?, &[]),
+            ComputeDtype::Auto if device.driver().capability().0 == 7 => (device, &[Tier::F16]),
+            ComputeDtype::Auto | ComputeDtype::F32 => (device, &[]),
+        })
+    }
+
+    /// Runs a trial, and keeps what it decided. One that decided nothing is repeated by the next process, because the
+    /// class of a card must not change in this one.
+    fn tried(&self, tier: Tier) -> Verdict {
+        let ordinal = self.device.ordinal;
+        let (verdict, undecided) = match trials::in_a_child(ordinal, tier) {
+            Ok(verdict) => {
+                verdicts::keep(&self.key(), tier, verdict.clone());
+                (verdict, "")
+            }
+            Err(why) => (Verdict::no(why), " (undecided)"),
+        };
+        if let Some(why) = &verdict.why {
+            say!("cuda {ordinal}: {}: {why}{undecided}", tier.without());
+        }
+        verdict
     }
 }
 
@@ -98,25 +132,34 @@ impl Device for Card {
     }
 
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
-        let ordinal = self.device.ordinal;
-        let device = Cuda::open(ordinal)?.within(share.limit.bytes());
-        let (device, kernels) = classed(device, self.settled(share.dtype))?;
-        let (mut known, key) = (verdicts::known(), self.key());
-        let mut verdicts = known.of(&key);
-        let (device, all) = applied(device, kernels, verdicts);
-        if all {
-            return Ok(Box::new(device));
+        let (mut device, tiers) = self.classed(share)?;
+        let mut known = verdicts::known();
+        let verdicts = known.of(&self.key());
+        let missing: Vec<_> = tiers.iter().filter(|tier| !verdicts.contains_key(tier)).collect();
+        if !missing.is_empty() {
+            // A card may admit one process at a time.
+            drop(device);
+            for tier in missing {
+                verdicts.insert(*tier, self.tried(*tier));
+            }
+            device = self.classed(share)?.0;
         }
-        let device = tried(device, kernels, (&mut verdicts, ordinal));
-        known.keep(&key, verdicts);
-        Ok(Box::new(device))
+        Ok(Box::new(applied(device, tiers, verdicts)))
     }
 
-    /// No kernel is launched: the verdicts of earlier trials count, and the class says where one is missing.
+    fn open_untried(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
+        let (device, tiers) = self.classed(share)?;
+        Ok(Box::new(applied(device, tiers, verdicts::known().of(&self.key()))))
+    }
+
+    /// Says where the verdict of a trial is missing.
     fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
-        let (device, kernels) = classed(Cuda::open(self.device.ordinal)?, self.settled(dtype))?;
-        let (device, all) = applied(device, kernels, verdicts::known().of(&self.key()));
-        Ok(format!("{}{}", device.class(), if all { "" } else { "-untried" }))
+        let (device, tiers) = self.classed(Share::of_class(dtype))?;
+        let mut known = verdicts::known();
+        let verdicts = known.of(&self.key());
+        let all = tiers.iter().all(|tier| verdicts.contains_key(tier));
+        let device = applied(device, tiers, verdicts);
+        Ok(format!("{}{}", Backend::class(&device), if all { "" } else { "-untried" }))
     }
 }
 
@@ -170,73 +213,15 @@ fn described(found: cuda::Found) -> Cards {
     (cards, found.broken.into_iter().map(broken).collect())
 }
 
-/// Kernels that need a trial, on cards that can run them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Untried {
-    No,
-    F16,
-    Wgmma,
-}
-
-/// The device in its class, and the kernels that need a trial there.
-fn classed(mut device: Cuda<Libcuda>, dtype: ComputeDtype) -> Result<(Cuda<Libcuda>, Untried), Fault> {
-    Ok(match dtype {
-        ComputeDtype::Bf16 if device.driver().sm90a().is_some() => (device.bf16()?, Untried::Wgmma),
-        ComputeDtype::Bf16 => (device.bf16()?, Untried::No),
-        ComputeDtype::Auto if device.driver().capability().0 == 7 => (device, Untried::F16),
-        ComputeDtype::Auto | ComputeDtype::F32 => (device, Untried::No),
-    })
-}
-
-/// Applies what earlier trials decided; false if one is missing.
-fn applied(device: Cuda<Libcuda>, kernels: Untried, verdicts: Verdicts) -> (Cuda<Libcuda>, bool) {
-    match kernels {
-        Untried::No => (device, true),
-        Untried::F16 if verdicts.f16 == Some(true) => (device.f16(), true),
-        Untried::F16 => (device, verdicts.f16.is_some()),
-        Untried::Wgmma => {
-            let device = if verdicts.wgmma == Some(true) { device.untried() } else { device };
-            let all = verdicts.wgmma.is_some() && verdicts.attention.is_some();
-            (device.attending(verdicts.flash()), all)
-        }
-    }
-}
-
-/// Runs the trials that are missing, and adds what they decide. One without enough memory decides nothing: the next
-/// opening repeats it.
-fn tried(
-    device: Cuda<Libcuda>,
-    kernels: Untried,
-    (verdicts, ordinal): (&mut Verdicts, usize),
-) -> Cuda<Libcuda> {
-    let report = |what: &str, why: Option<&str>| {
-        if let Some(why) = why {
-            say!("cuda {ordinal}: {what}: {why}");
-        }
+/// The device with those of its tiers that the verdicts allow.
+fn applied(device: Cuda<Libcuda>, tiers: &[Tier], verdicts: &Verdicts) -> Cuda<Libcuda> {
+    let flash = |verdict: &Verdict| Flash { forward: verdict.forward, backward: verdict.backward };
+    let allowed = |tier: Tier| {
+        verdicts.get(&tier).filter(|_| tiers.contains(&tier)).map(flash).unwrap_or_default()
     };
-    if kernels == Untried::F16 {
-        let device = device.sm70(Trial::default());
-        verdicts.f16 = (!device.undecided()).then(|| device.below().is_none());
-        report("products stay in f32", device.below());
-        return device;
-    }
-    let device = match verdicts.wgmma {
-        Some(_) => device,
-        None => {
-            let device = device.attending(Flash::default()).sm90a(Trial::default());
-            verdicts.wgmma = (!device.undecided()).then(|| device.below().is_none());
-            report("products stay with mma", device.below());
-            device
-        }
-    };
-    if verdicts.attention.is_some() {
-        return device.attending(verdicts.flash());
-    }
-    let device = device.attention_sm90a(AttentionTrial::default());
-    let Flash { forward, backward } = device.flash();
-    verdicts.attention = (!device.undecided()).then_some([forward, backward]);
-    report("attention stays with mma", device.attention_below());
-    device
+    let device = if allowed(Tier::F16).forward { device.f16() } else { device };
+    let device = if allowed(Tier::Products).forward { device.untried() } else { device };
+    device.attending(allowed(Tier::Attention))
 }
 
 #[cfg(test)]
