@@ -200,7 +200,10 @@ impl Config {
     pub fn into_classifier(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
         if self.family.classifier == Classifier::Missing || self.wrapper.is_some() {
             let what = format!("a classifier on {}", self.architecture());
-            return Err(unsupported(what, "there is no class for it here; use a text model of a family with one"));
+            return Err(unsupported(
+                what,
+                "there is no class for it here; use a text model of a family with one",
+            ));
         }
         match &self.labels {
             Some(own) if own.len() != labels.len() => {

@@ -381,7 +381,8 @@ fn launches_do_not_fill_the_queue_of_the_driver() {
         return println!("said: {}", read.map_or_else(|e| e.to_string(), |()| "read".into()));
     }
     let Some(folder) = standin() else { return };
-    let of = |case| child("standin::launches_do_not_fill_the_queue_of_the_driver", case, "w", folder.path()).out;
+    let of =
+        |case| child("standin::launches_do_not_fill_the_queue_of_the_driver", case, "w", folder.path()).out;
     assert_eq!(of("fine"), "read");
     assert!(of("silent").contains("wait: no answer within"), "{}", of("silent"));
 }

@@ -149,7 +149,9 @@ impl Graphs {
         };
         match started {
             Ok(_) => self.state = State::On,
-            Err(_) => self.free(),
+            Err(Unstarted::Refused(_)) => self.free(),
+            // Nothing is freed on a lost card.
+            Err(Unstarted::Failed(..)) => {}
         }
         started
     }
@@ -222,7 +224,9 @@ impl Graph {
         match it.build(functions) {
             Ok(()) => Ok(it),
             Err(why) => {
-                it.free();
+                if matches!(why, Unstarted::Refused(_)) {
+                    it.free();
+                }
                 Err(why)
             }
         }

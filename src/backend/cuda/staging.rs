@@ -27,7 +27,13 @@ fn check(code: CUresult) -> Result<(), CUresult> {
 impl Staging {
     /// Allocates in the current context.
     pub fn new() -> Result<Self, CUresult> {
-        let mut it = Staging { memory: null_mut(), events: [null_mut(); 2], side: 0, used: 0, waits: Waits::default() };
+        let mut it = Staging {
+            memory: null_mut(),
+            events: [null_mut(); 2],
+            side: 0,
+            used: 0,
+            waits: Waits::default(),
+        };
         // SAFETY: outputs are handles of this value, which frees them in `free`.
         let made = unsafe {
             check(sys::cuMemHostAlloc(&mut it.memory, 2 * HALF, 0)).and_then(|()| {
@@ -103,12 +109,7 @@ impl Staging {
     }
 
     /// Queues a copy into a half, and an event after it.
-    fn fill(
-        &mut self,
-        side: usize,
-        (from, len): (u64, usize),
-        stream: sys::CUstream,
-    ) -> Result<(), Stop> {
+    fn fill(&mut self, side: usize, (from, len): (u64, usize), stream: sys::CUstream) -> Result<(), Stop> {
         // SAFETY: a piece is no longer than a half, and the half has no reader any more.
         unsafe {
             let at = self.memory.cast::<u8>().add(side * HALF);

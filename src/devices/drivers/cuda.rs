@@ -216,9 +216,8 @@ fn described(found: cuda::Found) -> Cards {
 /// The device with those of its tiers that the verdicts allow.
 fn applied(device: Cuda<Libcuda>, tiers: &[Tier], verdicts: &Verdicts) -> Cuda<Libcuda> {
     let flash = |verdict: &Verdict| Flash { forward: verdict.forward, backward: verdict.backward };
-    let allowed = |tier: Tier| {
-        verdicts.get(&tier).filter(|_| tiers.contains(&tier)).map(flash).unwrap_or_default()
-    };
+    let allowed =
+        |tier: Tier| verdicts.get(&tier).filter(|_| tiers.contains(&tier)).map(flash).unwrap_or_default();
     let device = if allowed(Tier::F16).forward { device.f16() } else { device };
     let device = if allowed(Tier::Products).forward { device.untried() } else { device };
     device.attending(allowed(Tier::Attention))
