@@ -130,6 +130,12 @@ impl Graphs {
         Graphs { kept: Vec::new(), seen: VecDeque::new(), without: 0, state }
     }
 
+    /// Every list is launched kernel by kernel.
+    pub fn off(&mut self) {
+        self.free();
+        self.state = State::Off;
+    }
+
     /// Starts a list on `stream` if a graph exists or is built for it. Returns false if the caller must launch it
     /// kernel by kernel. Returns an error if the device failed, or, once, with the reason why all later lists are
     /// launched kernel by kernel.

@@ -209,6 +209,12 @@ impl Libcuda {
         })
     }
 
+    /// The same device without graphs, for a comparison.
+    pub fn kernel_by_kernel(mut self) -> Self {
+        self.graphs.off();
+        self
+    }
+
     fn fault(&self, what: &str, stop: impl Into<Stop>) -> Fault {
         let stop = stop.into();
         let reason = format!("{what}: {stop}, at or before {}", self.last);
