@@ -15,6 +15,8 @@ call=${1:-} ptx=${PTX:-.gpu/ptx} finetune=${FINETUNE:-.gpu/finetune} out=${OUT:-
 all=${SECONDS_IN_ALL:-510} each=${SECONDS_EACH:-45} failed=0
 case $call in [1-4]) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0} RUST_BACKTRACE=0
+# A kernel that does not end is named before the process is killed.
+export FINETUNE_CUDA_WAIT=${FINETUNE_CUDA_WAIT:-20}
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:/usr/local/nvidia/lib64:/usr/local/nvidia/lib
 export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-/tmp/jit} CUDA_CACHE_MAXSIZE=1073741824
 command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q . || { echo "skipped: no cuda"; exit 0; }
@@ -61,6 +63,8 @@ one() {
     *) how=FAIL ;;
   esac
   echo "$how $((SECONDS - began)) s $name"
+  # Times, those of peers, and cases of the lab.
+  grep -hE '^(timing|\{|(PASS|FAIL|FAULT|HANG) )' "$log" | cut -c1-300
   case $how in FAIL | HANG) ;; *) return 0 ;; esac
   failed=1
   grep -E 'panicked|CUDA_ERROR|no answer|error:|off by' "$log" | tail -4 | cut -c1-300
@@ -82,7 +86,7 @@ lab() {
 correct() {
   local name
   for name in $ladder; do tested "$name" "$each"; done
-  one 60 selftest "$finetune" selftest --report "$out/selftest.json"
+  one 60 selftest "$finetune" selftest "--report=$out/selftest.json"
   lab 90 128x256x
   lab 60 133x270
   lab 60 attention

@@ -19,7 +19,7 @@ pub const OTHERS: &[(&str, &str)] = &[
     #[cfg(feature = "faults")]
     ("FINETUNE_INJECT", "faults of a worker, for tests"),
     ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),
-    ("FINETUNE_AARCH64_BINARY", "tests"), ("FINETUNE_WINDOWS_BINARY", "tests"), ("FINETUNE_GPU_PARTS", "tests"), ("FINETUNE_GPU_PEER", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),
+    ("FINETUNE_AARCH64_BINARY", "tests"), ("FINETUNE_WINDOWS_BINARY", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),
     ("FINETUNE_CHAOS_BLOWS", "tests"), ("FINETUNE_CHAOS_SECONDS", "tests"), ("FINETUNE_CHAOS_SEED", "tests"),
     ("FINETUNE_FUZZ_CASE", "tests"), ("FINETUNE_FUZZ_CASES", "tests"), ("FINETUNE_FUZZ_FORMAT", "tests"),
     ("FINETUNE_FUZZ_SEED", "tests"), ("FINETUNE_NEED_RSVG", "tests"), ("FINETUNE_NEED_SLURM", "tests"), ("FINETUNE_NEED_MPI", "tests"), ("FINETUNE_NEED_PROMETHEUS", "tests"), ("FINETUNE_NEED_TENSORBOARD", "tests"), ("FINETUNE_NEED_OPENAI", "tests"), ("FINETUNE_NEED_VULKAN", "tests"),
