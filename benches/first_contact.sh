@@ -86,7 +86,7 @@ lab() {
 correct() {
   local name
   for name in $ladder; do tested "$name" "$each"; done
-  one 60 selftest "$finetune" selftest "--report=$out/selftest.json"
+  one 90 selftest "$finetune" selftest "--report=$out/selftest.json"
   lab 90 128x256x
   lab 60 133x270
   lab 60 attention
