@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""The peer of benches/gpu.sh: PyTorch's times for the work of tests/ptx/timings.rs and step.rs, on the same card in the
+"""The peer of benches/first_contact.sh: PyTorch's times for the work of tests/ptx/timings.rs and step.rs, on the same card in the
 same run, as JSON lines. Not run on a GPU yet: `--device cpu --small` runs from start to end, and its numbers there are no
 measurement.
 
-usage: gpu_peer.py [--only products|attention|step] [--device cuda] [--small]     needs: pip install torch, and for the
-       step transformers peft
+usage: gpu_peer.py [--only products|attention|step] [--device cuda] [--small] [--compiled]
+       needs: pip install torch, and for the step transformers peft
 products   linear and its input's gradient, in bf16 and f32 (no TF32)
 attention  2 rows of 4096 tokens, causal, 32 heads of 128 numbers that share 8 of keys, bf16, forward and backward; the
            causal half is counted, and backward as 2.5 times that
 step       forward and backward of the shapes of Qwen3-4B and of SmolLM2-135M in bf16 with LoRA of rank 16 on seven
-           projections and gradient checkpointing, 4 rows of 2048 tokens; no optimizer, as in our timing
+           projections and gradient checkpointing, 4 rows of 2048 tokens; no optimizer, as in our timing; with --compiled
+           through torch.compile
 Numbers are random: a power-limited card runs faster on equal numbers.
 """
 import argparse, json, statistics, sys, time
@@ -18,6 +19,7 @@ p = argparse.ArgumentParser()
 p.add_argument("--only", choices=["products", "attention", "step"])
 p.add_argument("--device", default="cuda")
 p.add_argument("--small", action="store_true")
+p.add_argument("--compiled", action="store_true")
 a = p.parse_args()
 try:
     import torch
@@ -74,6 +76,13 @@ def attention():
     length, size = (9, 8) if a.small else (4096, 128)
     q, k, v = (uniform(2, heads, length, size).requires_grad_() for heads in (32, 8, 8))
     attend = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    if cuda:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        whatever = attend
+        def attend():
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                return whatever()
     out = attend()
     dout = torch.rand_like(out)
     with torch.no_grad():
@@ -116,16 +125,17 @@ def step_of(name, Config, Model, shape):
     model.to(a.device).train()
     trained = [w for w in model.parameters() if w.requires_grad]
     ids = torch.randint(0, config.vocab_size, (rows, length), device=a.device)
+    called = torch.compile(model) if a.compiled else model
 
     def once():
         for w in trained:
             w.grad = None
-        model(input_ids=ids, labels=ids).loss.backward()
+        called(input_ids=ids, labels=ids).loss.backward()
 
     took = seconds(once, 3)
     assert all(w.grad is not None and w.grad.isfinite().all() for w in trained), "a gradient is missing or not finite"
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
-    say(step=name if not a.small else "small", rows=rows, tokens=length, seconds=took,
+    say(step=name if not a.small else "small", compiled=a.compiled, rows=rows, tokens=length, seconds=took,
         tokens_per_second=rows * length / took, peak_gb=peak)
 
 

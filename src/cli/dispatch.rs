@@ -58,6 +58,10 @@ const NO_VERBS: [(&str, &str); 5] = [
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
+    // A process of this program that tries kernels of a card.
+    if let Some(verdict) = crate::devices::trial(args) {
+        return written(writeln!(std::io::stdout(), "{verdict}"));
+    }
     let named = args.first().and_then(|a| VERBS.iter().find(|v| v.name == a));
     if let Some(word) = args.first().filter(|word| !Path::new(word).exists())
         && let Some((_, way)) = NO_VERBS.iter().find(|(name, _)| name == word)

@@ -15,14 +15,15 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_TOKEN", "the token that the machines of a run share"),
     ("FINETUNE_API_KEY", "the key that clients of `finetune serve` send"),
     ("FINETUNE_CPU", "the best instructions that the CPU backend may use: avx512, avx2, generic; neon"),
+    ("FINETUNE_CUDA_WAIT", "seconds without an answer after which an NVIDIA card counts as hung (default: 120)"),
     #[cfg(feature = "faults")]
     ("FINETUNE_INJECT", "faults of a worker, for tests"),
     ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),
-    ("FINETUNE_AARCH64_BINARY", "tests"), ("FINETUNE_WINDOWS_BINARY", "tests"), ("FINETUNE_GPU_PARTS", "tests"), ("FINETUNE_GPU_PEER", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),
+    ("FINETUNE_AARCH64_BINARY", "tests"), ("FINETUNE_WINDOWS_BINARY", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),
     ("FINETUNE_CHAOS_BLOWS", "tests"), ("FINETUNE_CHAOS_SECONDS", "tests"), ("FINETUNE_CHAOS_SEED", "tests"),
     ("FINETUNE_FUZZ_CASE", "tests"), ("FINETUNE_FUZZ_CASES", "tests"), ("FINETUNE_FUZZ_FORMAT", "tests"),
     ("FINETUNE_FUZZ_SEED", "tests"), ("FINETUNE_NEED_RSVG", "tests"), ("FINETUNE_NEED_SLURM", "tests"), ("FINETUNE_NEED_MPI", "tests"), ("FINETUNE_NEED_PROMETHEUS", "tests"), ("FINETUNE_NEED_TENSORBOARD", "tests"), ("FINETUNE_NEED_OPENAI", "tests"), ("FINETUNE_NEED_VULKAN", "tests"),
-    ("FINETUNE_PICTURES", "tests"), ("FINETUNE_PTX_DEVICE", "tests"), ("FINETUNE_REAL_BLOCKS", "tests"),
+    ("FINETUNE_PICTURES", "tests"), ("FINETUNE_PTX_DEVICE", "tests"), ("FINETUNE_PTX_SWITCHES", "tests"), ("FINETUNE_REAL_BLOCKS", "tests"),
     ("FINETUNE_REQUIRE_PTXAS", "tests"), ("FINETUNE_ROWS", "tests"), ("FINETUNE_SEEDS", "tests"),
     ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_TEST_CUT_SHORT", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),
 ];

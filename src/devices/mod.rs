@@ -23,7 +23,7 @@ pub use building::note_streaming;
 pub use chain::{equipment, hardware};
 pub use choose::{Chosen, choose};
 pub use drivers::cpu::{cores, free_memory};
-pub use drivers::cuda::silent as no_cuda;
+pub use drivers::cuda::{silent as no_cuda, trial};
 pub use environment::prepare;
 pub use line::even_split;
 pub use list::{Listed, check, drivers, list, no_gpu};

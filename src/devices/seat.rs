@@ -89,9 +89,9 @@ impl Seat {
         self.device.open(self.share)?.build(whole, whole.build(how))
     }
 
-    /// Measured speed of the device.
+    /// Measured speed of the device, also for a plan, which runs no trial.
     pub fn speed(&self) -> Result<Speed, Fault> {
-        self.device.open(Share { limit: Limit::Typed(u64::MAX), ..self.share })?.speed()
+        self.device.open_untried(Share { limit: Limit::Typed(u64::MAX), ..self.share })?.speed()
     }
 }
 

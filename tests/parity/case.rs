@@ -103,7 +103,7 @@ fn rows(dir: &Path, config: &Config, expected: &Value) -> Vec<(Vec<u32>, Option<
 }
 
 /// The committed cases: at the path of the build, or in the current directory if it was built elsewhere
-/// (benches/gpu.sh).
+/// (benches/first_contact.sh).
 pub fn golden() -> Vec<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity");
     cases(if built.exists() { &built } else { Path::new("tests/golden/parity") })

@@ -22,16 +22,24 @@ pub struct Interpreted {
 }
 
 /// A backend on the interpreter, whose order of warps and blocks depends on the seed; or on the device with the index
-/// FINETUNE_PTX_DEVICE, so that a machine with a GPU runs the same tests (benches/gpu.sh).
+/// FINETUNE_PTX_DEVICE, so that a machine with a GPU runs the same tests (benches/first_contact.sh).
 pub fn device(seed: u64) -> Cuda<Box<dyn Driver>> {
     device_at((7, 0), seed)
 }
 
 pub fn device_at(capability: (u32, u32), seed: u64) -> Cuda<Box<dyn Driver>> {
     match std::env::var("FINETUNE_PTX_DEVICE") {
-        Ok(n) => Cuda::on(Box::new(Libcuda::open(n.parse().unwrap()).unwrap())),
+        Ok(n) => {
+            let card = Libcuda::open(n.parse().unwrap()).unwrap();
+            Cuda::on(Box::new(if switched("no-graphs") { card.kernel_by_kernel() } else { card }))
+        }
         Err(_) => Cuda::on(Box::new(interpreter(capability, seed))),
     }
+}
+
+/// Whether FINETUNE_PTX_SWITCHES has that word: `no-graphs`, `no-wgmma`, `keep-everything` (benches/first_contact.sh).
+pub fn switched(word: &str) -> bool {
+    std::env::var("FINETUNE_PTX_SWITCHES").is_ok_and(|words| words.split(' ').any(|w| w == word))
 }
 
 /// A device of the bf16 class; None, with a message, if the device does not have it.

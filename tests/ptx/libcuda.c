@@ -1,7 +1,9 @@
 /* A stand-in for libcuda.so.1: no device, only answers. STANDIN names what goes wrong. Memory is the host's, kernels
    do nothing. Codes are those of cuda.h. It keeps books: what is used without a current context, given back twice or
-   never, or used after its context is gone, ends the process with exit code 99. Where STANDIN_LOG names a file, every
-   module, kernel and upload is written there, in the order of the stream; addresses are the same in every process. */
+   never, or used after its context is gone, ends the process with exit code 99. So does every wait of the driver itself,
+   and every call that frees after the device failed or while it does not answer. Copies, kernels and events of a stream
+   are done one at a time, when the program asks whether they are done. Where STANDIN_LOG names a file, every module,
+   kernel and upload is written there, in the order of the stream; addresses are the same in every process. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +20,7 @@ static int is(const char *what) {
 /* Things that are given back: memory, pinned memory, streams, modules, events, graphs, graphs that can be started. */
 enum { MEMORY, PINNED, STREAM, MODULE, EVENT, GRAPH, EXEC, KINDS };
 static struct { void *at; int kind; size_t bytes; } things[4096];
-static int retained, dead, listening, fallen;
+static int retained, dead, listening, fallen, failed, silent, first_kernel;
 static __thread void *current;
 
 static void wrong(const char *what) {
@@ -26,7 +28,7 @@ static void wrong(const char *what) {
     _exit(99);
 }
 static void at_exit(void) {
-    if (retained) wrong("a context that is never released");
+    if (retained && !failed && !silent) wrong("a context that is never released");
 }
 static void needs_context(const char *call) {
     if (!retained) wrong("a call without a context");
@@ -51,11 +53,17 @@ static int find(void *at, int kind) {
     wrong("something that is not there: given back twice, or never had");
     return 0;
 }
+/* Work of streams that is not done yet. */
+static void finish(void);
+/* An error that every later call returns. */
+static R sticky(R code) { return failed = 1, code; }
 static R gone(void *at, int kind, const char *call) {
     needs_context(call);
+    if (failed || silent) wrong("something is given back after the device failed, or does not answer");
+    finish();
     things[find(at, kind)].at = 0;
     if (kind == PINNED) free(at);
-    return dead ? 719 : 0;
+    return 0;
 }
 static void say(const char *line) {
     const char *path = getenv("STANDIN_LOG");
@@ -115,14 +123,15 @@ R cuDevicePrimaryCtxRetain(void **c, int d) {
 }
 R cuDevicePrimaryCtxRelease_v2(int d) {
     if (!retained) wrong("a context that is released twice");
-    if (__sync_sub_and_fetch(&retained, 1) || dead) return 0;
+    if (failed || silent) wrong("a context is released after the device failed, or does not answer");
+    if (__sync_sub_and_fetch(&retained, 1)) return 0;
     for (int i = 0; i < 4096; i++)
         if (things[i].at) wrong("something that is not given back with its context");
     return 0;
 }
 R cuCtxSetCurrent(void *c) {
     if (c && !retained) wrong("a context that is not retained");
-    if (dead || is("context")) return dead ? 719 : 201;
+    if (dead || is("context")) return dead ? sticky(719) : 201;
     return current = c, 0;
 }
 R cuCtxGetCurrent(void **c) { return *c = current, 0; }
@@ -132,18 +141,69 @@ R cuStreamCreate(void **s, unsigned f) {
     return *s = have(calloc(1, 8), STREAM), 0;
 }
 R cuStreamDestroy_v2(void *s) { return gone(s, STREAM, "cuStreamDestroy"); }
-R cuStreamSynchronize(void *s) {
-    needs_context("cuStreamSynchronize");
-    find(s, STREAM);
-    if (is("gone")) dead = 1;
-    return is("illegal-address") || fallen ? 700 : is("lost") || dead ? 719 : 0;
+R cuStreamSynchronize(void *s) { return wrong("a wait without a deadline"), 0; }
+R cuEventSynchronize(void *e) { return wrong("a wait without a deadline"), 0; }
+
+/* What a stream does, in order: a copy, a line of the record, an event. */
+struct op { void *stream, *event; void *to; const void *from; size_t n; int upload; char *line; };
+static struct op *ops;
+static int first, last, busy, ahead;
+static void lock(void) { while (__sync_lock_test_and_set(&busy, 1)) usleep(1); }
+static void unlock(void) { __sync_lock_release(&busy); }
+/* The queue of a real driver has about 1,024 places. */
+static void submit(void) {
+    if (++ahead > 1000) wrong("a call that blocks until the device has done earlier work");
 }
+static void queue(struct op op) {
+    lock();
+    if (!ops) ops = calloc(1 << 20, sizeof *ops);
+    if (last == 1 << 20) wrong("more work than the stand-in queues");
+    ops[last++] = op, unlock();
+}
+/* Does the oldest work of any stream. */
+static void step(void) {
+    struct op *op = &ops[first];
+    if (op->upload) {
+        P sum = 0;
+        char line[99];
+        for (size_t i = 0; getenv("STANDIN_LOG") && i < op->n; i++) sum = sum * 31 + ((unsigned char *)op->from)[i];
+        snprintf(line, sizeof line, "upload %llx %zu %llx", (P)op->to, op->n, sum), say(line);
+    }
+    if (op->n) memcpy(op->to, op->from, op->n);
+    if (op->line) say(op->line), free(op->line);
+    if (++first == last) first = last = 0;
+}
+static void finish(void) {
+    for (lock(); first < last;) step();
+    unlock();
+}
+/* 600, and one piece of work, while there is some of this stream or before this event. */
+static R done(void *stream, void *event) {
+    ahead = 0;
+    if (silent) return 600;
+    lock();
+    for (int i = first; i < last; i++)
+        if (stream ? ops[i].stream == stream : ops[i].event == event) return step(), unlock(), 600;
+    return unlock(), 0;
+}
+R cuStreamQuery(void *s) {
+    needs_context("cuStreamQuery");
+    find(s, STREAM);
+    R code = done(s, 0);
+    if (code) return code;
+    if (is("gone") && first_kernel) dead = 1;
+    if (!first_kernel) return 0;
+    return is("illegal-address") || fallen ? sticky(700) : is("lost") || dead ? sticky(719) : 0;
+}
+R cuEventQuery(void *e) { return needs_context("cuEventQuery"), find(e, EVENT), done(0, e); }
 R cuEventCreate(void **e, unsigned f) {
     if (needs_context("cuEventCreate"), f != 3) wrong("an event whose wait spins, or that takes times");
     return *e = have(calloc(1, 8), EVENT), 0;
 }
-R cuEventRecord(void *e, void *s) { return needs_context("cuEventRecord"), find(e, EVENT), find(s, STREAM), 0; }
-R cuEventSynchronize(void *e) { return needs_context("cuEventSynchronize"), find(e, EVENT), 0; }
+R cuEventRecord(void *e, void *s) {
+    needs_context("cuEventRecord"), find(e, EVENT), find(s, STREAM);
+    return queue((struct op){.stream = s, .event = e}), 0;
+}
 R cuEventDestroy_v2(void *e) { return gone(e, EVENT, "cuEventDestroy"); }
 R cuMemHostAlloc(void **p, size_t n, unsigned f) {
     needs_context("cuMemHostAlloc");
@@ -170,17 +230,17 @@ R cuMemFree_v2(P p) { return gone((void *)p, MEMORY, "cuMemFree"); }
 R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
     needs_context("cuMemcpyHtoDAsync");
     inside(to, n);
-    if (is("upload")) return 700;
-    P sum = 0;
-    char line[99];
-    for (size_t i = 0; getenv("STANDIN_LOG") && i < n; i++) sum = sum * 31 + ((unsigned char *)from)[i];
-    snprintf(line, sizeof line, "upload %llx %zu %llx", to, n, sum);
-    return say(line), memcpy((void *)to, from, n), 0;
+    find(s, STREAM);
+    if (is("upload")) return sticky(700);
+    submit();
+    return queue((struct op){.stream = s, .to = (void *)to, .from = from, .n = n, .upload = 1}), 0;
 }
 R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
     needs_context("cuMemcpyDtoHAsync");
     inside(from, n);
-    return memcpy(to, (void *)from, n), 0;
+    find(s, STREAM);
+    submit();
+    return queue((struct op){.stream = s, .to = to, .from = (void *)from, .n = n}), 0;
 }
 
 /* A tensor map as it is here: what it was made of, and the sum of that. */
@@ -217,7 +277,8 @@ static R take(struct node *node, struct function *f, const unsigned *grid, const
     }
     return 0;
 }
-static void run(struct node *node) {
+static int of_sm90a(struct node *node) { return !!strstr(node->f->name, "sm90a"); }
+static void run(struct node *node, void *stream) {
     char line[2048];
     int at = snprintf(line, sizeof line, "%s %u %u %u x %u:", node->f->name, node->grid[0], node->grid[1], node->grid[2],
                       node->threads);
@@ -227,7 +288,12 @@ static void run(struct node *node) {
         at += map ? snprintf(line + at, sizeof line - at, " [%llx,%llu,%llu,%llu,%llu]", m->at, m->rows, m->cols, m->stride, m->box)
                   : snprintf(line + at, sizeof line - at, " %llx", node->values[i]);
     }
-    say(line);
+    first_kernel = 1;
+    queue((struct op){.stream = stream, .line = strdup(line)});
+    if (is("silent") || (of_sm90a(node) && is("hopper-silent"))) silent = 1;
+    if (of_sm90a(node) && is("hopper-fault")) fallen = 1;
+    if (of_sm90a(node) && is("hopper-crash")) abort();
+    if (of_sm90a(node) && is("hopper-blocks")) pause();
 }
 
 R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void **values) {
@@ -291,9 +357,9 @@ R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
     unsigned grid[3] = {x, y, z}, block[3] = {a, b, c};
     needs_context("cuLaunchKernel");
     find(s, STREAM);
-    if (is("launch") || fallen) return fallen ? 700 : 701;
+    if (is("launch") || fallen) return fallen ? sticky(700) : 701;
     R code = take(&node, f, grid, block, shared, args);
-    return code ? code : (run(&node), 0);
+    return code ? code : (submit(), run(&node, s), 0);
 }
 
 #ifndef NO_GRAPHS
@@ -335,7 +401,7 @@ R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
     find(e, EXEC);
     struct started *it = e;
     find(it->from, GRAPH);
-    if (is("graph-params") || fallen) return fallen ? 700 : 910;
+    if (is("graph-params") || fallen) return fallen ? sticky(700) : 910;
     for (int i = 0; i < it->n; i++) {
         struct node *changed = &it->nodes[i];
         struct map before = changed->maps[0];
@@ -351,11 +417,12 @@ R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
 R cuGraphLaunch(void *e, void *s) {
     needs_context("cuGraphLaunch");
     find(e, EXEC), find(s, STREAM);
-    if (is("graph-launch") || fallen) return fallen ? 700 : 801;
+    if (is("graph-launch") || fallen) return fallen ? sticky(700) : 801;
     struct started *it = e;
     fallen = is("graph-fault");
-    say("# graph");
-    for (int i = 0; i < it->n; i++) run(&it->nodes[i]);
+    submit();
+    queue((struct op){.stream = s, .line = strdup("# graph")});
+    for (int i = 0; i < it->n; i++) run(&it->nodes[i], s);
     return 0;
 }
 R cuGraphExecDestroy(void *e) { return gone(e, EXEC, "cuGraphExecDestroy"); }

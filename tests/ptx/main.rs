@@ -14,6 +14,7 @@ mod copies;
 mod device;
 mod estimate;
 mod files;
+mod first_contact;
 mod fused;
 mod graphs;
 mod graphs_sm90a;

@@ -35,6 +35,7 @@ const CASES: &[(&str, &str)] = &[
     ("launch", "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at or before fill"),
     ("illegal-address", "read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before fill"),
     ("lost", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
+    ("silent", "cuda:0 (Stand-in): read: no answer within 1 s, at or before fill"),
     // The same for sm_70.
     ("volta", "cuda-sm70-f16-stand-in-"),
     ("turing", "cuda-sm75-f16-stand-in-"),
@@ -98,6 +99,7 @@ fn one_case() {
 fn run(case: &str, libraries: &Path) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "standin::one_case", "--nocapture"]);
+    child.env("FINETUNE_CUDA_WAIT", if case == "silent" { "1" } else { "120" });
     let done = child.env("STANDIN", case).env("LD_LIBRARY_PATH", libraries).output().unwrap();
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
     assert!(done.status.success(), "{case}: {said}{}", String::from_utf8_lossy(&done.stderr));
@@ -154,6 +156,7 @@ pub fn child(test: &str, case: &str, work: &str, libraries: &Path) -> Ran {
     let log = libraries.join(format!("{case}-{work}.log"));
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", test, "--nocapture"]).env("STANDIN_LOG", &log);
+    child.env("FINETUNE_CUDA_WAIT", if case == "silent" { "1" } else { "120" });
     child.env("STANDIN", case).env("STANDIN_WORK", work).env("LD_LIBRARY_PATH", libraries);
     let done = child.output().unwrap();
     let [out, said] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -219,6 +222,9 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
         78,
         "the weights alone do not fit: choose",
     ),
+    // A list launches no kernel that is untried, and says so in the class.
+    ("volta-compiler", "devices", 0, "class cuda-sm70-f32-stand-in-cuda12080-untried"),
+    ("hopper", "devices", 0, "-untried"),
     // The trial's message, once for any number of openings of the card, and not if f32 is typed.
     (
         "volta-compiler",
@@ -256,14 +262,129 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
         // Once when it happens, and once at the end of the run.
         assert!(said.matches("can take part").count() <= 1, "{case}, {typed}: {said}");
         assert!(said.matches(part).count() <= 2, "{case}, {typed}: {said}");
-        let tried = usize::from(*case == "volta-compiler" && !typed.contains("f32"));
+        let tried =
+            usize::from(*case == "volta-compiler" && typed.contains("-o out") && !typed.contains("f32"));
         assert_eq!(said.matches("products stay in f32").count(), tried, "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
         // The memory check precedes any upload, also for the self-test.
-        let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        let launched = log.lines().any(|line| !line.starts_with('#'));
+        assert!(!(launched && *typed == "devices"), "{case}: a list launches kernels: {log}");
+        let uploaded = log.contains("upload");
         assert!(!(uploaded && typed.contains("--memory-limit")), "{case}, {typed}: {said}");
         assert!(uploaded || !said.contains("computes wrong numbers"), "{case}, {typed}: {said}");
     }
+}
+
+/// The output of a run or a list on the stand-in, with a cache folder in `here`.
+fn said(case: &str, typed: &str, here: &Path, libraries: &Path) -> String {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_finetune"));
+    program.current_dir(here).args(typed.split(' ')).env("XDG_CACHE_HOME", here);
+    program.env("VK_DRIVER_FILES", "/nowhere.json").env("VK_ICD_FILENAMES", "/nowhere.json");
+    program.env("STANDIN", case).env("LD_LIBRARY_PATH", libraries).env("FINETUNE_CUDA_WAIT", "2");
+    let done = program.output().unwrap();
+    let said = [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
+    assert!(!said.contains("misuse"), "{case}, {typed}: {said}");
+    said
+}
+
+const RUN: &str = "--gpu-backend cuda -o out";
+
+#[test]
+fn verdict_of_a_trial_is_kept_between_processes() {
+    let Some(folder) = standin() else { return };
+    let here = tempfile::tempdir().unwrap();
+    let said = |typed: &str| said("volta-compiler", typed, here.path(), folder.path());
+    assert!(said("devices").contains("-untried"));
+    assert!(said(RUN).contains("products stay in f32"), "the first run tries");
+    let again = said(RUN);
+    assert!(!again.contains("products stay in f32") && again.contains("computes wrong numbers"), "{again}");
+    let listed = said("devices");
+    assert!(listed.contains("class cuda-sm70-f32") && !listed.contains("-untried"), "{listed}");
+    let trials: Vec<_> = std::fs::read_dir(here.path().join("finetune/trials")).unwrap().flatten().collect();
+    for damaged in ["damaged", "[1, 2]", r#"{"f16": {"forward": true}}"#, r#"{"other": 1}"#] {
+        std::fs::write(trials[0].path(), damaged).unwrap();
+        assert!(said(RUN).contains("products stay in f32"), "{damaged}: counts as none");
+        assert!(!said(RUN).contains("products stay in f32"), "{damaged}: is written again");
+    }
+}
+
+/// A run on the f32 class does not use the f16 products that another run tried.
+#[test]
+fn verdict_counts_only_in_its_class() {
+    let Some(folder) = standin() else { return };
+    let here = tempfile::tempdir().unwrap();
+    let said = |typed: &str| said("volta", typed, here.path(), folder.path());
+    said(RUN);
+    let trials: Vec<_> = std::fs::read_dir(here.path().join("finetune/trials")).unwrap().flatten().collect();
+    let yes = r#"{"f16": {"forward": true, "backward": true, "why": null}}"#;
+    std::fs::write(trials[0].path(), yes).unwrap();
+    let listed = said("devices");
+    assert!(listed.contains("class cuda-sm70-f16-stand-in"), "{listed}");
+    let log = |dtype: &str| {
+        let log = here.path().join(dtype);
+        let mut program = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        program.current_dir(here.path()).args(RUN.split(' ')).args(["--dtype", dtype]);
+        program.env("XDG_CACHE_HOME", here.path()).env("VK_DRIVER_FILES", "/nowhere.json");
+        program.env("STANDIN", "volta").env("STANDIN_LOG", &log).env("LD_LIBRARY_PATH", folder.path());
+        program.output().unwrap();
+        std::fs::read_to_string(log).unwrap()
+    };
+    let (f32, auto) = (log("f32"), log("auto"));
+    assert!(!f32.contains("product_sm70") && auto.contains("product_sm70"), "{f32}");
+}
+
+/// What goes wrong in a trial, and a part of the message. The card itself is used: its self-test runs.
+const IN_A_TRIAL: &[(&str, &str)] = &[
+    ("hopper-fault", "CUDA_ERROR_ILLEGAL_ADDRESS, at or before product_sm90a_nt"),
+    ("hopper-silent", "no answer within 2 s, at or before product_sm90a_nt"),
+    ("hopper-blocks", "the trial did not end within 6 s"),
+    ("hopper-crash", "the trial ended by signal: 6"),
+];
+
+#[test]
+fn fault_or_hang_in_a_trial_costs_the_tier_not_the_card() {
+    let Some(folder) = standin() else { return };
+    for (case, part) in IN_A_TRIAL {
+        let here = tempfile::tempdir().unwrap();
+        let said = |typed: &str| said(case, typed, here.path(), folder.path());
+        assert!(said("devices").contains("-untried"), "{case}: a list runs no trial");
+        let first = said(RUN);
+        let line = first.lines().find(|line| line.contains("products stay with mma")).unwrap_or(&first);
+        assert!(line.contains(part), "{case}: {first}");
+        assert!(first.contains("attention stays with mma"), "{case}: {first}");
+        assert!(first.contains("computes wrong numbers"), "{case}: the card is used: {first}");
+        let listed = said("devices");
+        assert!(listed.contains("class cuda-sm90-bf16-stand-in-cuda12080\n"), "{case}: {listed}");
+        let again = said(RUN);
+        assert!(!again.contains("stay") && again.contains("computes wrong numbers"), "{case}: {again}");
+    }
+}
+
+/// A card that never answers has a name for it and is left; no call of the driver may block or free.
+#[test]
+fn program_leaves_a_card_that_does_not_answer() {
+    let Some(folder) = standin() else { return };
+    let here = tempfile::tempdir().unwrap();
+    let said = said("silent", RUN, here.path(), folder.path());
+    assert!(said.contains("no answer within 2 s, at or before"), "{said}");
+}
+
+/// Launches that nothing reads are awaited before the driver's queue is full: with a full queue, a launch blocks.
+#[test]
+fn launches_do_not_fill_the_queue_of_the_driver() {
+    if std::env::var_os("STANDIN_WORK").is_some() {
+        let mut cuda = Cuda::open(0).unwrap();
+        let mut x = cuda.memory(3);
+        (0..3000).for_each(|_| cuda.fill(view_mut(&mut x, 1, 3), 1.0));
+        let read = cuda.read(view(&x, 1, 3), &mut [0.0; 3]);
+        return println!("said: {}", read.map_or_else(|e| e.to_string(), |()| "read".into()));
+    }
+    let Some(folder) = standin() else { return };
+    let of =
+        |case| child("standin::launches_do_not_fill_the_queue_of_the_driver", case, "w", folder.path()).out;
+    assert_eq!(of("fine"), "read");
+    assert!(of("silent").contains("wait: no answer within"), "{}", of("silent"));
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Time and memory of a training step on a card, for benches/gpu.sh: models with the shapes of Qwen3-4B and
+//! Time and memory of a training step on a card, for benches/first_contact.sh: models with the shapes of Qwen3-4B and
 //! SmolLM2-135M, whose weights repeat one row of numbers, LoRA of rank 16 on all projections, 4 packed rows of 2048
 //! tokens, blocks recomputed. The time is not asserted. It has run on no card; the test only runs a small step.
 
-use crate::device::{device_at, device_bf16};
+use crate::device::{device_at, device_bf16, switched};
 use finetune::backend::cuda::{AttentionTrial, Driver, Trial};
 use finetune::backend::{Backend, Cuda, Heads};
 use finetune::families;
@@ -122,7 +122,8 @@ fn smollm2() -> Config {
 fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (f64, [u64; 2], bool) {
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 16, alpha: 32.0, rslora: false, dropout: 0.0, targets, seed: 1 };
-    let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
+    let keep = if switched("keep-everything") { Keep::Everything } else { Keep::Inputs };
+    let build = Build { keep, ..Build::whole(config) };
     let (same, class, before) = (Same::new(config.clone()), device.class(), free());
     let mut stage = Decoder::load(device, config, &same, &lora, build).unwrap();
     let parameters: Vec<f32> = (0..stage.layout().len()).map(|i| (i % 17) as f32 * 1e-3).collect();
@@ -170,7 +171,10 @@ fn step() {
     for (name, config) in [("qwen3-4b", qwen3), ("smollm2-135m", smollm2())] {
         match device_at((8, 0), 0).bf16() {
             Ok(device) => {
-                let device = device.sm90a(Trial::default()).attention_sm90a(AttentionTrial::default());
+                let device = match switched("no-wgmma") {
+                    true => device,
+                    false => device.sm90a(Trial::default()).attention_sm90a(AttentionTrial::default()),
+                };
                 let (seconds, [launched, sent], finite) =
                     time(device, &config, &packed(config.vocab, 4, 2048));
                 println!(

@@ -85,6 +85,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cuda/graphs.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
+    ("src/backend/cuda/waits.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
     ("src/format/map.rs", "mmap, and a handler for the bus error of a file that was cut short"),
     ("src/support/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),

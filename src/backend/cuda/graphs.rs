@@ -130,6 +130,12 @@ impl Graphs {
         Graphs { kept: Vec::new(), seen: VecDeque::new(), without: 0, state }
     }
 
+    /// Every list is launched kernel by kernel.
+    pub fn off(&mut self) {
+        self.free();
+        self.state = State::Off;
+    }
+
     /// Starts a list on `stream` if a graph exists or is built for it. Returns false if the caller must launch it
     /// kernel by kernel. Returns an error if the device failed, or, once, with the reason why all later lists are
     /// launched kernel by kernel.
@@ -149,7 +155,9 @@ impl Graphs {
         };
         match started {
             Ok(_) => self.state = State::On,
-            Err(_) => self.free(),
+            Err(Unstarted::Refused(_)) => self.free(),
+            // Nothing is freed on a lost card.
+            Err(Unstarted::Failed(..)) => {}
         }
         started
     }
@@ -222,7 +230,9 @@ impl Graph {
         match it.build(functions) {
             Ok(()) => Ok(it),
             Err(why) => {
-                it.free();
+                if matches!(why, Unstarted::Refused(_)) {
+                    it.free();
+                }
                 Err(why)
             }
         }

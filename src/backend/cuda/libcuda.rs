@@ -6,6 +6,7 @@ use super::devices::{self, Absent};
 use super::graphs::{self, Functions, Graphs, Unstarted};
 use super::staging::Staging;
 use super::tensor_map::{self, Arguments};
+use super::waits::{self, Stop};
 use super::{Cuda, Driver, Launch, List, Waiting, kernels};
 use crate::backend::{Checked, Fault};
 use crate::support::stderr::say;
@@ -18,6 +19,9 @@ use std::ptr::{null_mut, without_provenance_mut};
 const LOG: usize = 4096;
 /// The allocation granularity of the driver: smaller buffers take as much.
 pub(super) const GRANULARITY: usize = 512;
+/// Copies and launches that are queued without a wait: with about 1,024 in its queue, a driver's calls block, also on a
+/// card that never answers.
+const AHEAD: usize = 512;
 
 fn check(code: CUresult) -> Result<(), CUresult> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
@@ -90,7 +94,7 @@ pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
 
 /// Free bytes of a device.
 pub(super) fn free(ordinal: usize) -> Option<u64> {
-    let device = handle(ordinal).ok()?;
+    let device = handle(ordinal).ok().filter(|device| waits::lost(*device).is_none())?;
     let (mut context, mut free, mut total) = (null_mut(), 0, 0);
     // SAFETY: outputs are a handle and two sizes; the context is released once, and the thread's own is put back.
     unsafe {
@@ -129,6 +133,8 @@ pub struct Libcuda {
     held: HashSet<u64>,
     /// The last entry or list that was launched, for the messages of device errors.
     last: String,
+    /// Copies and launches since the last wait.
+    queued: usize,
 }
 
 // SAFETY: handles of the driver belong to the process, and every method makes the context current first.
@@ -159,6 +165,10 @@ impl Libcuda {
         let name = format!("cuda:{ordinal} ({})", found.name);
         let fault = |code: CUresult| Fault::Device { device: name.clone(), reason: format!("{code:?}") };
         let device = handle(ordinal).map_err(fault)?;
+        if let Some(why) = waits::lost(device) {
+            let reason = format!("lost, because earlier in this process: {why}");
+            return Err(Fault::Device { device: name, reason });
+        }
         let (mut context, mut stream) = (null_mut(), null_mut());
         // SAFETY: outputs are handles, the device is valid; the context is released once, here or in drop.
         let staging = unsafe {
@@ -195,11 +205,35 @@ impl Libcuda {
             staging,
             held,
             last,
+            queued: 0,
         })
     }
 
-    fn fault(&self, what: &str, code: CUresult) -> Fault {
-        self.device(format!("{what}: {code:?}, at or before {}", self.last))
+    /// The same device without graphs, for a comparison.
+    pub fn kernel_by_kernel(mut self) -> Self {
+        self.graphs.off();
+        self
+    }
+
+    fn fault(&self, what: &str, stop: impl Into<Stop>) -> Fault {
+        let stop = stop.into();
+        let reason = format!("{what}: {stop}, at or before {}", self.last);
+        if stop.lasts() {
+            waits::lose(self.device, &reason);
+        }
+        self.device(reason)
+    }
+
+    /// Waits until all work is done.
+    fn wait(&mut self) -> Result<(), Fault> {
+        self.queued = 0;
+        self.staging.waits.stream(self.stream).map_err(|stop| self.fault("wait", stop))
+    }
+
+    /// Counts a copy or a launch that follows.
+    fn queue(&mut self) -> Result<(), Fault> {
+        self.queued += 1;
+        if self.queued > AHEAD { self.wait() } else { Ok(()) }
     }
 
     fn device(&self, reason: String) -> Fault {
@@ -207,6 +241,9 @@ impl Libcuda {
     }
 
     fn current(&self) -> Result<(), Fault> {
+        if let Some(why) = waits::lost(self.device) {
+            return Err(self.device(why));
+        }
         // SAFETY: the context lives as long as self.
         check(unsafe { sys::cuCtxSetCurrent(self.context) }).map_err(|code| self.fault("context", code))
     }
@@ -219,6 +256,8 @@ impl Libcuda {
         let module = match self.modules.get(file) {
             Some(m) => *m,
             None => {
+                // The driver may wait for all work before it loads code.
+                self.wait()?;
                 let module = self.compile(file)?;
                 self.modules.insert(file, module);
                 module
@@ -284,14 +323,13 @@ impl Driver for Libcuda {
         self.current()?;
         let mut address = 0;
         // SAFETY: writes one address.
-        let mut asked = || unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
-        let mut code = asked();
+        let asked = |address: &mut u64| unsafe { sys::cuMemAlloc_v2(address, bytes) };
+        let mut code = asked(&mut address);
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY && self.graphs.any() {
             // The memory of graphs is in no budget, so graphs are freed first, after those that run have ended.
-            // SAFETY: the stream lives.
-            unsafe { sys::cuStreamSynchronize(self.stream) };
+            self.wait()?;
             self.graphs.free();
-            code = asked();
+            code = asked(&mut address);
         }
         match code {
             CUresult::CUDA_SUCCESS => {
@@ -306,15 +344,17 @@ impl Driver for Libcuda {
     }
 
     fn free(&mut self, address: u64) {
-        if self.held.remove(&address) && self.current().is_ok() {
-            // SAFETY: the address is one of alloc and is freed once; cuMemFree waits for its users.
+        // cuMemFree waits for the users of the memory, without a deadline.
+        if self.held.remove(&address) && self.current().is_ok() && self.wait().is_ok() {
+            // SAFETY: the address is one of alloc, is freed once, and has no users any more.
             unsafe { sys::cuMemFree_v2(address) };
         }
     }
 
     fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.current()?;
-        self.staging.write(to, bytes, self.stream).map_err(|code| self.fault("upload", code))
+        self.queue()?;
+        self.staging.write(to, bytes, self.stream).map_err(|stop| self.fault("upload", stop))
     }
 
     fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
@@ -323,7 +363,8 @@ impl Driver for Libcuda {
 
     fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> Result<(), Fault> {
         self.current()?;
-        self.staging.read(parts, self.stream).map_err(|code| self.fault("read", code))
+        self.queued = 0;
+        self.staging.read(parts, self.stream).map_err(|stop| self.fault("read", stop))
     }
 
     fn variant(&self) -> String {
@@ -332,6 +373,7 @@ impl Driver for Libcuda {
 
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
         self.current()?;
+        self.queue()?;
         let (function, shared) = self.function(launch.file, launch.entry)?;
         let mut arguments = Arguments::of(self.functions.sm90a, launch.args)
             .map_err(|code| self.fault(&format!("{}: tensor map", launch.entry), code))?;
@@ -350,6 +392,7 @@ impl Driver for Libcuda {
 
     fn start(&mut self, list: &List) -> Result<u64, Fault> {
         self.current()?;
+        self.queue()?;
         let launches = list.launches();
         match self.graphs.start(launches, &self.functions, self.stream) {
             Ok(true) => {
@@ -375,23 +418,23 @@ fn slug(text: &str) -> String {
 }
 
 impl Drop for Libcuda {
+    /// A lost card is left as it is: every call would fail or block.
     fn drop(&mut self) {
-        if self.current().is_ok() {
-            // SAFETY: each handle is freed once, after all its users.
-            unsafe {
-                sys::cuStreamSynchronize(self.stream);
-                self.held.iter().for_each(|address| {
-                    sys::cuMemFree_v2(*address);
-                });
-                self.graphs.free();
-                self.modules.values().for_each(|m| {
-                    sys::cuModuleUnload(*m);
-                });
-                self.staging.free();
-                sys::cuStreamDestroy_v2(self.stream);
-            }
+        if self.current().is_err() || self.wait().is_err() {
+            return;
         }
-        // SAFETY: retained once, in open; needs no current context.
-        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        // SAFETY: each handle is freed once, after all its users; the context was retained once, in open.
+        unsafe {
+            self.held.iter().for_each(|address| {
+                sys::cuMemFree_v2(*address);
+            });
+            self.graphs.free();
+            self.modules.values().for_each(|m| {
+                sys::cuModuleUnload(*m);
+            });
+            self.staging.free();
+            sys::cuStreamDestroy_v2(self.stream);
+            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
     }
 }

@@ -27,6 +27,7 @@ mod tensor_map;
 mod trial;
 mod trial_attention;
 mod verbs;
+mod waits;
 mod weight;
 
 use super::{Checked, Fault, Traffic, View, ViewMut};
@@ -41,6 +42,7 @@ pub use memory::{Ids, Memory, Tokens, Weight};
 use pool::Lasts;
 pub use trial::Trial;
 pub use trial_attention::AttentionTrial;
+pub use waits::{WAIT, patience};
 pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
 /// One device.

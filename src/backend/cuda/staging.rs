@@ -2,6 +2,7 @@
 //! is not pinned after its copy call has returned (CUDA driver API, "API synchronization behavior"), so bytes are
 //! copied here first. A half is reused once the copies out of it are done.
 
+use super::waits::{Stop, Waits};
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -15,6 +16,8 @@ pub(super) struct Staging {
     events: [sys::CUevent; 2],
     side: usize,
     used: usize,
+    /// How long this device's waits last.
+    pub waits: Waits,
 }
 
 fn check(code: CUresult) -> Result<(), CUresult> {
@@ -24,11 +27,17 @@ fn check(code: CUresult) -> Result<(), CUresult> {
 impl Staging {
     /// Allocates in the current context.
     pub fn new() -> Result<Self, CUresult> {
-        let mut it = Staging { memory: null_mut(), events: [null_mut(); 2], side: 0, used: 0 };
+        let mut it = Staging {
+            memory: null_mut(),
+            events: [null_mut(); 2],
+            side: 0,
+            used: 0,
+            waits: Waits::default(),
+        };
         // SAFETY: outputs are handles of this value, which frees them in `free`.
         let made = unsafe {
             check(sys::cuMemHostAlloc(&mut it.memory, 2 * HALF, 0)).and_then(|()| {
-                // 1: a wait blocks the thread instead of spinning; 2: without timing, which costs time.
+                // 1: a wait of the driver blocks the thread; 2: without timing, which costs time.
                 it.events.iter_mut().try_for_each(|event| check(sys::cuEventCreate(event, 1 | 2)))
             })
         };
@@ -41,7 +50,7 @@ impl Staging {
 
     /// Queues a copy of `bytes` to the device on `stream`. `bytes` may change as soon as this returns. The context of
     /// [`Staging::new`] must be current.
-    pub fn write(&mut self, mut to: u64, mut bytes: &[u8], stream: sys::CUstream) -> Result<(), CUresult> {
+    pub fn write(&mut self, mut to: u64, mut bytes: &[u8], stream: sys::CUstream) -> Result<(), Stop> {
         while !bytes.is_empty() {
             if self.used == HALF {
                 self.turn(stream)?;
@@ -61,19 +70,18 @@ impl Staging {
     }
 
     /// Switches to the other half, once the copies out of it are done.
-    fn turn(&mut self, stream: sys::CUstream) -> Result<(), CUresult> {
-        // SAFETY: events and stream live; an event that was never recorded is done.
-        unsafe {
-            check(sys::cuEventRecord(self.events[self.side], stream))?;
-            self.side = 1 - self.side;
-            check(sys::cuEventSynchronize(self.events[self.side]))?;
-        }
+    fn turn(&mut self, stream: sys::CUstream) -> Result<(), Stop> {
+        // SAFETY: event and stream live.
+        check(unsafe { sys::cuEventRecord(self.events[self.side], stream) })?;
+        self.side = 1 - self.side;
+        // An event that was never recorded is done.
+        self.waits.event(self.events[self.side])?;
         self.used = 0;
         Ok(())
     }
 
     /// Reads parts of device memory after all queued work of `stream`. Waits for that work even after an error.
-    pub fn read(&mut self, parts: &mut [(u64, &mut [u8])], stream: sys::CUstream) -> Result<(), CUresult> {
+    pub fn read(&mut self, parts: &mut [(u64, &mut [u8])], stream: sys::CUstream) -> Result<(), Stop> {
         let pieces = parts.iter_mut().flat_map(|(from, out)| {
             let from = *from;
             out.chunks_mut(HALF).enumerate().map(move |(i, piece)| (from + (i * HALF) as u64, piece))
@@ -91,8 +99,7 @@ impl Staging {
             }
             filling[side] = Some(piece);
         }
-        // SAFETY: the stream lives.
-        let waited = check(unsafe { sys::cuStreamSynchronize(stream) });
+        let waited = self.waits.stream(stream);
         waited.and(queued)?;
         for (side, piece) in filling.into_iter().enumerate() {
             self.empty(side, piece);
@@ -102,25 +109,20 @@ impl Staging {
     }
 
     /// Queues a copy into a half, and an event after it.
-    fn fill(
-        &mut self,
-        side: usize,
-        (from, len): (u64, usize),
-        stream: sys::CUstream,
-    ) -> Result<(), CUresult> {
+    fn fill(&mut self, side: usize, (from, len): (u64, usize), stream: sys::CUstream) -> Result<(), Stop> {
         // SAFETY: a piece is no longer than a half, and the half has no reader any more.
         unsafe {
             let at = self.memory.cast::<u8>().add(side * HALF);
             check(sys::cuMemcpyDtoHAsync_v2(at.cast(), from, len, stream))?;
-            check(sys::cuEventRecord(self.events[side], stream))
+            check(sys::cuEventRecord(self.events[side], stream))?;
         }
+        Ok(())
     }
 
     /// Waits until a half is filled, and copies it out.
-    fn emptied(&mut self, side: usize, out: Option<&mut [u8]>) -> Result<(), CUresult> {
+    fn emptied(&mut self, side: usize, out: Option<&mut [u8]>) -> Result<(), Stop> {
         if out.is_some() {
-            // SAFETY: the event lives.
-            check(unsafe { sys::cuEventSynchronize(self.events[side]) })?;
+            self.waits.event(self.events[side])?;
         }
         self.empty(side, out);
         Ok(())

@@ -1,17 +1,23 @@
 //! NVIDIA's cards through their own driver. They are used where `--gpu-backend cuda` names the backend, and not yet by
 //! `auto`: the kernels have run on an interpreter, never on a card. So a card is tested before it computes anything.
 
+mod trials;
+mod verdicts;
+
 use super::{Device, Driver, Share, speaking, usable};
-use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
+use crate::backend::cuda::Driver as _;
+use crate::backend::cuda::{self, Absent, Flash, Libcuda};
 use crate::backend::facts::{BF16, Facts, Kind};
-use crate::backend::{Cuda, Fault, Target};
+use crate::backend::{Backend, Cuda, Fault, Target};
 use crate::config::groups::ComputeDtype;
 use crate::devices::building::{Opened, Whole};
 use crate::model::memory::{Home, Load};
 use crate::model::weights::ModelError;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
+pub use trials::answer as trial;
+use verdicts::{Tier, Verdict, Verdicts};
 
 /// The driver.
 pub struct Nvidia;
@@ -62,6 +68,43 @@ impl Driver for Nvidia {
     }
 }
 
+impl Card {
+    /// Key of the verdicts of its trials.
+    fn key(&self) -> String {
+        verdicts::key(&self.device, &self.facts.driver)
+    }
+
+    /// The device in its class, and the tiers that need a trial there.
+    fn classed(&self, share: Share) -> Result<(Cuda<Libcuda>, &'static [Tier]), Fault> {
+        let mut device = Cuda::open(self.device.ordinal)?.within(share.limit.bytes());
+        Ok(match self.settled(share.dtype) {
+            ComputeDtype::Bf16 if device.driver().sm90a().is_some() => {
+                (device.bf16()?, &[Tier::Products, Tier::Attention])
+            }
+            ComputeDtype::Bf16 => (device.bf16()?, &[]),
+            ComputeDtype::Auto if device.driver().capability().0 == 7 => (device, &[Tier::F16]),
+            ComputeDtype::Auto | ComputeDtype::F32 => (device, &[]),
+        })
+    }
+
+    /// Runs a trial, and keeps what it decided. One that decided nothing is repeated by the next process, because the
+    /// class of a card must not change in this one.
+    fn tried(&self, tier: Tier) -> Verdict {
+        let ordinal = self.device.ordinal;
+        let (verdict, undecided) = match trials::in_a_child(ordinal, tier) {
+            Ok(verdict) => {
+                verdicts::keep(&self.key(), tier, verdict.clone());
+                (verdict, "")
+            }
+            Err(why) => (Verdict::no(why), " (undecided)"),
+        };
+        if let Some(why) = &verdict.why {
+            say!("cuda {ordinal}: {}: {why}{undecided}", tier.without());
+        }
+        verdict
+    }
+}
+
 impl Device for Card {
     fn driver(&self) -> &'static dyn Driver {
         &Nvidia
@@ -89,13 +132,34 @@ impl Device for Card {
     }
 
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
-        let ordinal = self.device.ordinal;
-        let device = Cuda::open(ordinal)?.within(share.limit.bytes());
-        Ok(Box::new(match self.settled(share.dtype) {
-            ComputeDtype::Bf16 => tiered(device.bf16()?, ordinal),
-            ComputeDtype::Auto => rounded(device, ordinal),
-            ComputeDtype::F32 => device,
-        }))
+        let (mut device, tiers) = self.classed(share)?;
+        let mut known = verdicts::known();
+        let verdicts = known.of(&self.key());
+        let missing: Vec<_> = tiers.iter().filter(|tier| !verdicts.contains_key(tier)).collect();
+        if !missing.is_empty() {
+            // A card may admit one process at a time.
+            drop(device);
+            for tier in missing {
+                verdicts.insert(*tier, self.tried(*tier));
+            }
+            device = self.classed(share)?.0;
+        }
+        Ok(Box::new(applied(device, tiers, verdicts)))
+    }
+
+    fn open_untried(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
+        let (device, tiers) = self.classed(share)?;
+        Ok(Box::new(applied(device, tiers, verdicts::known().of(&self.key()))))
+    }
+
+    /// Says where the verdict of a trial is missing.
+    fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
+        let (device, tiers) = self.classed(Share::of_class(dtype))?;
+        let mut known = verdicts::known();
+        let verdicts = known.of(&self.key());
+        let all = tiers.iter().all(|tier| verdicts.contains_key(tier));
+        let device = applied(device, tiers, verdicts);
+        Ok(format!("{}{}", Backend::class(&device), if all { "" } else { "-untried" }))
     }
 }
 
@@ -149,61 +213,14 @@ fn described(found: cuda::Found) -> Cards {
     (cards, found.broken.into_iter().map(broken).collect())
 }
 
-/// Chooses the f16 class where the card's trial prefers it and no f32 was typed. A card has one trial per process,
-/// because its class must not change.
-fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    match taken.get(&ordinal) {
-        Some(true) => device.f16(),
-        Some(false) => device,
-        None => {
-            let device = device.sm70(Trial::default());
-            // A trial without enough memory decides nothing: the next opening repeats it.
-            if !device.undecided() {
-                taken.insert(ordinal, device.below().is_none());
-            }
-            if let Some(why) = device.below() {
-                say!("cuda {ordinal}: products stay in f32: {why}");
-            }
-            device
-        }
-    }
-}
-
-/// Results of a card's trials: for its products, and for its attention.
-type Verdicts = (Option<bool>, Option<Flash>);
-
-/// Applies the results of the card's trials. A card has one trial per process, because its class must not change.
-fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, Verdicts>> = Mutex::new(BTreeMap::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (products, attention) = taken.entry(ordinal).or_default();
-    let report = |what: &str, why: Option<&str>| {
-        if let Some(why) = why {
-            say!("cuda {ordinal}: {what} with mma: {why}");
-        }
-    };
-    let device = match *products {
-        Some(true) => device.untried(),
-        Some(false) => device,
-        None => {
-            let device = device.sm90a(Trial::default());
-            // A trial without enough memory decides nothing: the next opening repeats it.
-            *products = (!device.undecided()).then(|| device.below().is_none());
-            report("products stay", device.below());
-            device
-        }
-    };
-    match *attention {
-        Some(flash) => device.attending(flash),
-        None => {
-            let device = device.attention_sm90a(AttentionTrial::default());
-            *attention = (!device.undecided()).then(|| device.flash());
-            report("attention stays", device.attention_below());
-            device
-        }
-    }
+/// The device with those of its tiers that the verdicts allow.
+fn applied(device: Cuda<Libcuda>, tiers: &[Tier], verdicts: &Verdicts) -> Cuda<Libcuda> {
+    let flash = |verdict: &Verdict| Flash { forward: verdict.forward, backward: verdict.backward };
+    let allowed =
+        |tier: Tier| verdicts.get(&tier).filter(|_| tiers.contains(&tier)).map(flash).unwrap_or_default();
+    let device = if allowed(Tier::F16).forward { device.f16() } else { device };
+    let device = if allowed(Tier::Products).forward { device.untried() } else { device };
+    device.attending(allowed(Tier::Attention))
 }
 
 #[cfg(test)]

@@ -78,6 +78,16 @@ pub trait Device: Send + Sync {
     /// Opens the device.
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault>;
 
+    /// Opens the device, and launches no kernel that needs a trial and has not passed one.
+    fn open_untried(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
+        self.open(share)
+    }
+
+    /// Numeric class, as far as it is known without computing; the device is opened for it.
+    fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
+        Ok(self.open_untried(Share::of_class(dtype))?.class())
+    }
+
     /// Simulates the loss of the device as it was opened last.
     #[cfg(feature = "faults")]
     fn lose(&self) {}
@@ -95,6 +105,13 @@ pub struct Share {
     pub limit: Limit,
     /// Which layers may be streamed.
     pub offload: Offload,
+}
+
+impl Share {
+    /// Enough to know the class in this type of products.
+    fn of_class(dtype: ComputeDtype) -> Self {
+        Share { dtype, threads: 1, limit: Limit::Typed(u64::MAX), offload: Offload::Never }
+    }
 }
 
 /// Numbers of devices that share free memory.
@@ -127,13 +144,6 @@ impl dyn Device + '_ {
             (_, Some(limit)) => Limit::Typed(limit / among.card),
             (_, None) => among.share(own(self.memory()), self.is_shared().then_some(machine)),
         }
-    }
-
-    /// Numeric class; a card is opened for it.
-    pub fn class(&self, dtype: ComputeDtype) -> Result<String, Fault> {
-        Ok(self
-            .open(Share { dtype, threads: 1, limit: Limit::Typed(u64::MAX), offload: Offload::Never })?
-            .class())
     }
 
     /// Input of the memory estimate of a model on the device.
