@@ -9,16 +9,13 @@ use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
-use crate::model::config::Config;
 use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
-use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Home, Limit, Load, Offload, Part};
-use crate::model::split::Question;
+use crate::model::memory::{self, Estimate, Home, Limit, Load, Part};
+use crate::model::split::{Pace, Question};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, PackedLayers, Weights};
-use crate::numeric::tensor::Tensors;
 use crate::support::panics::caught;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
@@ -111,22 +108,17 @@ impl Seats {
     pub fn rate(&self, whole: &Whole, places: &[Place]) -> Result<f64, ModelError> {
         let rooms = self.rooms(whole)?;
         let (layers, costs) = (whole.config.layers, rooms[0].costs()?);
-        let speeds = self.speeds()?;
-        let question = Question { layers, costs, speeds: &speeds };
+        let paces = paces(costs, &self.speeds()?);
+        let question = Question { layers, paces: &paces };
         let seconds = places.iter().enumerate().map(|(seat, place)| question.seconds(seat, &place.layers));
         Ok(1e9 * (layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
     }
 
     fn rooms<'a>(&self, whole: &Whole<'a>) -> Result<Vec<Room<'a>>, ModelError> {
         let room = |(at, seat): (usize, &Seat)| {
-            let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
-            let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
-            let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
-            let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-            let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
             let seats = self.seats.len();
             let (depth, waiting) = if whole.tokens > 0 { (seats - at, seats + 2) } else { (1, 0) };
-            Ok(Room { load, packed, limit: seat.share.limit, depth, waiting, known: BTreeMap::new() })
+            Room::new(seat, whole, (depth, waiting))
         };
         self.seats.iter().enumerate().map(room).collect()
     }
@@ -135,7 +127,8 @@ impl Seats {
     /// split would need.
     fn too_little(&self, whole: &Whole, rooms: &mut [Room]) -> Result<ModelError, ModelError> {
         let speeds = self.speeds()?;
-        let question = Question { layers: whole.config.layers, costs: rooms[0].costs()?, speeds: &speeds };
+        let paces = paces(rooms[0].costs()?, &speeds);
+        let question = Question { layers: whole.config.layers, paces: &paces };
         let fastest = question.split(&mut |_, _| true).unwrap_or_default();
         let mut fullest = (0, 0, 0.0);
         for (at, layers) in fastest.iter().enumerate() {
@@ -222,7 +215,8 @@ static SPEEDS: Mutex<Vec<(Measured, f64)>> = Mutex::new(Vec::new());
 /// Address of the device's properties, its threads, and the type of its products.
 type Measured = (usize, usize, ComputeDtype);
 
-fn speed(seat: &Seat) -> Result<f64, Fault> {
+/// The measured speed of a device.
+pub(super) fn speed(seat: &Seat) -> Result<f64, Fault> {
     let of = (std::ptr::from_ref(seat.device.facts()).addr(), seat.share.threads, seat.share.dtype);
     let mut known = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, speed)) = known.iter().find(|(other, _)| *other == of) {
@@ -253,10 +247,10 @@ impl Opener for Seats {
 }
 
 /// The memory of a device of a line.
-struct Room<'a> {
+pub(super) struct Room<'a> {
     load: Load<'a>,
-    packed: PackedLayers,
-    limit: Limit,
+    pub packed: PackedLayers,
+    pub limit: Limit,
     depth: usize,
     waiting: usize,
     /// Bytes besides the weights, by the number of layers, and whether they are the first and the last ones.
@@ -264,6 +258,21 @@ struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
+    /// The memory of `seat`, in which `depth` passes wait for their backward pass and `waiting` gradients for those of
+    /// other devices.
+    pub fn new(
+        seat: &Seat,
+        whole: &Whole<'a>,
+        (depth, waiting): (usize, usize),
+    ) -> Result<Self, ModelError> {
+        let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
+        let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
+        let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
+        let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
+        let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
+        Ok(Room { load, packed, limit: seat.share.limit, depth, waiting, known: BTreeMap::new() })
+    }
+
     fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
         let Room { depth, waiting, .. } = *self;
         let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting };
@@ -272,7 +281,7 @@ impl<'a> Room<'a> {
 
     /// Bytes with the most frugal policy. All layers have the same shape: what three layers and more take besides the
     /// weights follows from one and two.
-    fn least(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
+    pub fn least(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
         let (first, last) = (layers.start == 0, layers.end == self.load.config.layers);
         let mut besides = |count: usize| -> Result<u64, ModelError> {
             if let Some(bytes) = self.known.get(&(count, first, last)) {
@@ -296,7 +305,7 @@ impl<'a> Room<'a> {
     }
 
     /// Arithmetic of a layer, and of the head.
-    fn costs(&self) -> Result<(f64, f64), ModelError> {
+    pub fn costs(&self) -> Result<(f64, f64), ModelError> {
         let layers = self.load.config.layers;
         let flops = |layers: Range<usize>| memory::flops(self.load_of(&layers), Keep::Everything);
         let layer = flops(0..1)?;
@@ -304,9 +313,14 @@ impl<'a> Room<'a> {
     }
 }
 
+fn paces(costs: (f64, f64), speeds: &[f64]) -> Vec<Pace> {
+    speeds.iter().map(|speed| Pace::of(costs, *speed)).collect()
+}
+
 /// The layers of each device; `None` if no split fits.
 fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
-    let question = Question { layers: rooms[0].load.config.layers, costs: rooms[0].costs()?, speeds };
+    let paces = paces(rooms[0].costs()?, speeds);
+    let question = Question { layers: rooms[0].load.config.layers, paces: &paces };
     let mut fault = Ok(());
     let found = question.split(&mut |seat, layers| match rooms[seat].least(layers) {
         Ok(least) => least <= rooms[seat].limit.bytes(),
@@ -316,23 +330,6 @@ fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>
         }
     });
     fault.map(|()| found)
-}
-
-/// The layers of each of `count` devices that are equally fast and have room for any number of layers.
-pub fn even_split(
-    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
-    tokens: usize,
-    count: usize,
-) -> Result<Vec<Range<usize>>, ModelError> {
-    let offload = Offload::Never;
-    let whole = &Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
-    let load = whole.load_on(cpu::target(ComputeDtype::F32))?;
-    let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-    let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
-    let (limit, known) = (Limit::Typed(u64::MAX), BTreeMap::new());
-    let room = Room { load, packed, limit, depth: 1, waiting: 0, known };
-    let question = Question { layers: whole.config.layers, costs: room.costs()?, speeds: &vec![1.0; count] };
-    Ok(question.split(&mut |_, _| true).unwrap_or_default())
 }
 
 fn tokens(most: usize) -> String {

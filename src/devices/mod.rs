@@ -2,6 +2,7 @@
 //! loading of a whole model. Code outside uses `Model`, `Opener` and strings.
 
 mod building;
+mod capacity;
 mod cgroup;
 mod chain;
 pub mod choose;
@@ -25,7 +26,6 @@ pub use choose::{Chosen, choose};
 pub use drivers::cpu::{cores, free_memory};
 pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
-pub use line::even_split;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
 pub use prospect::{Prospect, Sizes, assumed, named_hardware, prospects};

@@ -1,10 +1,12 @@
 //! A device with its share of this process: what a run opens, after a check of its memory.
 
+use super::capacity;
 use super::building::{How, Whole, note_streaming};
 use super::drivers::{Among, Device, Share, cpu, speaking};
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
+use crate::cluster::message::Capacity;
 use crate::cluster::worker::{Blueprint, Opener, Portion, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Build;
@@ -106,6 +108,10 @@ impl Opener for Seat {
             Some(portion) => seat.portion(&whole, portion),
             None => seat.whole(&whole),
         }
+    }
+
+    fn capacity(&self, blueprint: &Blueprint, most: usize) -> Result<Capacity, ModelError> {
+        capacity::of(&self.typed(blueprint)?, &Whole::of(blueprint), most)
     }
 
     #[cfg(feature = "faults")]

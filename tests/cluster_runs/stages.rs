@@ -58,6 +58,47 @@ fn a_line_of_workers_runs_every_kind_of_task() {
     }
 }
 
+#[test]
+fn unlike_workers_get_unlike_numbers_of_layers() {
+    let run = format!("{RUN} --max-steps 4");
+    let alone = Fleet::new().alone(&run);
+    let little = "--threads 1 --offload never --memory-limit 3300KB";
+    for (stages, args, fault) in [
+        ("2", "--threads 1", "slow=50"),
+        ("2", little, "slow=1"),
+        ("auto", little, "slow=1"),
+    ] {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{run} --stages {stages}"));
+        fleet.faulty("weak", args, fault);
+        fleet.worker("strong", "--threads 1 --memory-limit 6000KB");
+        fleet.all_end(&["coordinator", "weak", "strong"], 0);
+        assert!(fleet.adapter("out") == alone, "--stages {stages}\n{}", fleet.all());
+        let layers = |name: &str| {
+            let said = fleet.said(name);
+            let line = said.lines().find(|line| line.starts_with("holds "))?.to_string();
+            let (from, rest) = line.strip_prefix("holds    layers ")?.split_once(" to ")?;
+            Some(rest.split_once(" of ")?.0.parse::<usize>().ok()? + 1 - from.parse::<usize>().ok()?)
+        };
+        assert_eq!((layers("weak"), layers("strong")), (Some(1), Some(3)), "{stages} {args}\n{}", fleet.all());
+    }
+}
+
+#[test]
+fn workers_without_room_for_the_model_are_refused_by_name() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 2 --stages 2"));
+    fleet.worker("little", "--threads 1 --memory-limit 2000KB");
+    fleet.worker("less", "--threads 1 --memory-limit 1900KB");
+    fleet.all_end(&["less"], 78);
+    for name in ["less", "coordinator"] {
+        assert!(fleet.said(name).contains("fits 2 workers with 2 MB and 2 MB"), "{}", fleet.all());
+    }
+    // The other one waits for a worker with more.
+    fleet.worker("large", "--threads 1");
+    fleet.all_end(&["coordinator", "little", "large"], 0);
+}
+
 /// Windows, two rotary bases, norms after the halves, and factors in a line of two seats, and on two whole workers.
 #[test]
 fn a_line_and_whole_workers_train_families_to_one_adapter() {

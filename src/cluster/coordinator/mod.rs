@@ -21,7 +21,7 @@ mod scores;
 mod waiting;
 
 use connections::{Absent, UNKNOWN};
-pub use connections::{LinePlan, Reception};
+pub use connections::{Division, Formed, LinePlan, Place, Reception};
 pub use events::Hint;
 pub use files::{FilesError, ModelFiles};
 pub use frame_limits::{Longest, Misfit, prompt_fits};
