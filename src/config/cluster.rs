@@ -79,9 +79,9 @@ impl std::str::FromStr for Stages {
                     _ => Err(format!("at most {MOST_STAGES} workers hold a model together")),
                 }
             }
-            _ => {
-                Err(format!("expected auto, a number of workers (1 to {MOST_STAGES}), or layers of each, as 20+12"))
-            }
+            _ => Err(format!(
+                "expected auto, a number of workers (1 to {MOST_STAGES}), or layers of each, as 20+12"
+            )),
         }
     }
 }

@@ -1,37 +1,102 @@
 //! What a device can hold of a model as a seat of a line of workers: the coordinator splits the layers by it.
 
 use super::building::Whole;
-use super::line::{Room, speed};
+use super::chain::{found, free_memory, seat};
+use super::choose::choose;
+use super::drivers::speaking;
+use super::line::{Room, packed, speed};
+use super::prospect::absent_card;
 use super::seat::Seat;
 use crate::cluster::message::{Capacity, Needs};
 use crate::cluster::worker::depth;
+use crate::config::groups::{DeviceOptions, Gpus};
+use crate::config::refusal::Refusal;
+use crate::model::config::Config;
+use crate::model::decoder::Keep;
+use crate::model::lora::LoraSpec;
+use crate::model::memory::{Estimate, Limit, Load, Offload};
 use crate::model::split::Pace;
-use crate::model::weights::ModelError;
+use crate::model::weights::{ModelError, PackedLayers};
+use crate::numeric::tensor::Tensors;
 use std::ops::Range;
 
-/// The capacity of a device in a line of up to `most` seats.
-pub fn of(seat: &Seat, whole: &Whole, most: usize) -> Result<Capacity, ModelError> {
-    let all = whole.config.layers;
-    let room = |above: usize| Room::new(seat, whole, (depth(above), depth(above)));
-    let mut last = room(0)?;
-    let layers: Vec<u64> = (0..all).map(|at| last.packed.layer(at)).collect();
-    let besides = |room: &mut Room, range: Range<usize>| -> Result<u64, ModelError> {
-        Ok(room.least(&range)?.saturating_sub(layers[range].iter().sum()))
-    };
-    let needs = |room: &mut Room, one: Range<usize>, two: Range<usize>| -> Result<Needs, ModelError> {
-        let one = besides(room, one)?;
-        let two = if two.len() < all { besides(room, two)? } else { one };
-        Ok(Needs { one, more: two.saturating_sub(one) })
-    };
-    let whole_model = Needs { one: besides(&mut last, 0..all)?, more: 0 };
-    let mut seats = vec![(whole_model, needs(&mut last, all - 1..all, all.saturating_sub(2)..all)?)];
-    for above in 1..most.min(all) {
-        let mut room = room(above)?;
-        let first = needs(&mut room, 0..1, 0..2)?;
-        // Between the first and the last seat of a model of three layers there is one of one layer.
-        let between = if all > 2 { needs(&mut room, 1..2, 1..all.min(3))? } else { first };
-        seats.push((first, between));
+/// A device that may be a seat of a line of workers.
+pub struct Holder<'a> {
+    load: Load<'a>,
+    packed: PackedLayers,
+    limit: Limit,
+}
+
+impl<'a> Holder<'a> {
+    /// A device with its share of this process.
+    pub(super) fn of(seat: &Seat, whole: &Whole<'a>) -> Result<Self, ModelError> {
+        let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
+        Ok(Holder { packed: packed(&load, whole)?, load, limit: seat.share.limit })
     }
-    let pace = Pace::of(last.costs()?, 1e9 * speed(seat)?);
-    Ok(Capacity { seconds: (pace.layer, pace.head), limit: last.limit.bytes(), layers, needs: seats })
+
+    /// The device that a worker is expected to have, and its name: a card of `assumed` bytes, else one like the first
+    /// of this machine.
+    pub fn expected(
+        assumed: Option<u64>,
+        options: &DeviceOptions,
+        (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
+        tokens: usize,
+    ) -> Result<(String, Self), Refusal> {
+        let offload = Offload::Never;
+        let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
+        if let Some(bytes) = assumed {
+            let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
+            return Ok((hardware, Holder { packed: packed(&load, &whole)?, load, limit }));
+        }
+        let gpus = if options.gpus == Gpus::None { Gpus::Auto } else { options.gpus.clone() };
+        let chosen = choose(&DeviceOptions { gpus, ..options.clone() })?;
+        let device = found(chosen.picks[0].device);
+        let seat = seat(&chosen, 0, device, free_memory(&chosen));
+        Ok((format!("{} here", chosen.picks[0].name), Holder::of(&seat, &whole)?))
+    }
+
+    /// Bytes that it may use; `None` where unknown.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit.known()
+    }
+
+    /// The policy for these layers with `above` seats above them, and its estimate.
+    pub fn choose(&self, above: usize, layers: &Range<usize>) -> Result<(Keep, Estimate), ModelError> {
+        self.room(above).choose(layers)
+    }
+
+    fn room(&self, above: usize) -> Room<'a> {
+        Room::new((self.load, self.packed.clone()), self.limit, (depth(above), depth(above)))
+    }
+
+    /// What it can hold in a line of up to `most` seats, if it does `speed` operations per second.
+    pub fn capacity(&self, most: usize, speed: f64) -> Result<Capacity, ModelError> {
+        let all = self.load.config.layers;
+        let layers: Vec<u64> = (0..all).map(|at| self.packed.layer(at)).collect();
+        let besides = |room: &mut Room, range: Range<usize>| -> Result<u64, ModelError> {
+            Ok(room.least(&range)?.saturating_sub(layers[range].iter().sum()))
+        };
+        let needs = |room: &mut Room, one: Range<usize>, two: Range<usize>| -> Result<Needs, ModelError> {
+            let one = besides(room, one)?;
+            let two = if two.len() < all { besides(room, two)? } else { one };
+            Ok(Needs { one, more: two.saturating_sub(one) })
+        };
+        let mut last = self.room(0);
+        let whole = Needs { one: besides(&mut last, 0..all)?, more: 0 };
+        let mut seats = vec![(whole, needs(&mut last, all - 1..all, all.saturating_sub(2)..all)?)];
+        for above in 1..most.min(all) {
+            let mut room = self.room(above);
+            let first = needs(&mut room, 0..1, 0..2)?;
+            // Between the first and the last seat of a model of three layers there is one of one layer.
+            let between = if all > 2 { needs(&mut room, 1..2, 1..all.min(3))? } else { first };
+            seats.push((first, between));
+        }
+        let pace = Pace::of(last.costs()?, speed);
+        Ok(Capacity { seconds: (pace.layer, pace.head), limit: self.limit.bytes(), layers, needs: seats })
+    }
+}
+
+/// The capacity of a device in a line of up to `most` seats, with its measured speed.
+pub(super) fn of(seat: &Seat, whole: &Whole, most: usize) -> Result<Capacity, ModelError> {
+    Holder::of(seat, whole)?.capacity(most, 1e9 * speed(seat)?)
 }

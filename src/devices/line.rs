@@ -97,7 +97,7 @@ impl Seats {
             let room = &rooms[at];
             let (keep, takes) = match whole.tokens {
                 0 => (Keep::Inputs, memory::estimate(room.load_of(&layers), Keep::Inputs)?),
-                _ => room.limit.choose(room.load_of(&layers))?,
+                _ => room.choose(&layers)?,
             };
             Ok(Place { name: self.names[at].clone(), layers, keep, takes, limit: room.limit.known() })
         };
@@ -118,7 +118,11 @@ impl Seats {
         let room = |(at, seat): (usize, &Seat)| {
             let seats = self.seats.len();
             let (depth, waiting) = if whole.tokens > 0 { (seats - at, seats + 2) } else { (1, 0) };
-            Room::new(seat, whole, (depth, waiting))
+            let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
+            let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
+            let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
+            let packed = packed(&load, whole)?;
+            Ok(Room::new((load, packed), seat.share.limit, (depth, waiting)))
         };
         self.seats.iter().enumerate().map(room).collect()
     }
@@ -246,11 +250,17 @@ impl Opener for Seats {
     }
 }
 
+/// Bytes of the weights by layer, as the device of `load` packs them.
+pub(super) fn packed(load: &Load, whole: &Whole) -> Result<PackedLayers, ModelError> {
+    let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
+    Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)
+}
+
 /// The memory of a device of a line.
 pub(super) struct Room<'a> {
     load: Load<'a>,
-    pub packed: PackedLayers,
-    pub limit: Limit,
+    packed: PackedLayers,
+    limit: Limit,
     depth: usize,
     waiting: usize,
     /// Bytes besides the weights, by the number of layers, and whether they are the first and the last ones.
@@ -258,19 +268,19 @@ pub(super) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// The memory of `seat`, in which `depth` passes wait for their backward pass and `waiting` gradients for those of
+    /// The memory of a device, in which `depth` passes wait for their backward pass and `waiting` gradients for those of
     /// other devices.
     pub fn new(
-        seat: &Seat,
-        whole: &Whole<'a>,
+        (load, packed): (Load<'a>, PackedLayers),
+        limit: Limit,
         (depth, waiting): (usize, usize),
-    ) -> Result<Self, ModelError> {
-        let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
-        let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
-        let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
-        let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-        let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
-        Ok(Room { load, packed, limit: seat.share.limit, depth, waiting, known: BTreeMap::new() })
+    ) -> Self {
+        Room { load, packed, limit, depth, waiting, known: BTreeMap::new() }
+    }
+
+    /// The policy for these layers, and its estimate.
+    pub fn choose(&self, layers: &Range<usize>) -> Result<(Keep, Estimate), ModelError> {
+        self.limit.choose(self.load_of(layers))
     }
 
     fn load_of(&self, layers: &Range<usize>) -> Load<'a> {

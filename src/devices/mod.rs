@@ -21,6 +21,7 @@ mod visible;
 
 pub use crate::backend::cpu::refused_limit;
 pub use building::note_streaming;
+pub use capacity::Holder;
 pub use chain::{equipment, hardware};
 pub use choose::{Chosen, choose};
 pub use drivers::cpu::{cores, free_memory};

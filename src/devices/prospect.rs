@@ -4,7 +4,7 @@
 use super::building::{How, Whole};
 use super::chain::{found, free_memory, hardware, hardware_of, seat, seats};
 use super::choose::Chosen;
-use super::drivers::{self, DRIVERS, cpu};
+use super::drivers::{self, DRIVERS, Driver, cpu};
 use super::line::Place;
 use crate::backend::facts::Kind;
 use crate::config::groups::{CPU, DeviceOptions};
@@ -153,24 +153,40 @@ pub fn assumed(
 ) -> Result<Prospect, ModelError> {
     let offload = options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
-    let driver = match options.backend {
-        None | Some(CPU) => DRIVERS[0],
-        Some(name) => drivers::named(name),
-    };
-    let (dtype, class) = driver.assumed(options.dtype);
-    let budget = options.memory_limit.unwrap_or_else(|| drivers::usable(bytes));
-    let load = driver.load(&whole, dtype, Home::Own)?;
-    let (takes, unfit) = fits(load, Limit::Typed(budget))?;
+    let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
+    let (_, class) = absent_driver(options).assumed(options.dtype);
+    let (takes, unfit) = fits(load, limit)?;
     Ok(Prospect {
         name: "assumed".into(),
         class: Ok(class.into()),
-        hardware: format!("a card of {} that is not here", memory::size(bytes)),
-        limit: Some(budget),
+        hardware,
+        limit: limit.known(),
         takes,
         unfit,
         places: Vec::new(),
         guess: 0.0,
     })
+}
+
+/// The driver of an absent card: the best one, unless another one was typed.
+fn absent_driver(options: &DeviceOptions) -> &'static dyn Driver {
+    match options.backend {
+        None | Some(CPU) => DRIVERS[0],
+        Some(name) => drivers::named(name),
+    }
+}
+
+/// The memory of a model on an absent card, its limit, and its description.
+pub(super) fn absent_card<'a>(
+    bytes: u64,
+    options: &DeviceOptions,
+    whole: &Whole<'a>,
+) -> Result<(Load<'a>, Limit, String), ModelError> {
+    let driver = absent_driver(options);
+    let (dtype, _) = driver.assumed(options.dtype);
+    let budget = options.memory_limit.unwrap_or_else(|| drivers::usable(bytes));
+    let hardware = format!("a card of {} that is not here", memory::size(bytes));
+    Ok((driver.load(whole, dtype, Home::Own)?, Limit::Typed(budget), hardware))
 }
 
 /// The policy with its estimate, and why they do not fit.

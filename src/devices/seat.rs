@@ -1,7 +1,7 @@
 //! A device with its share of this process: what a run opens, after a check of its memory.
 
-use super::capacity;
 use super::building::{How, Whole, note_streaming};
+use super::capacity;
 use super::drivers::{Among, Device, Share, cpu, speaking};
 use super::speed::Speed;
 use crate::backend::Fault;

@@ -207,9 +207,8 @@ mod tests {
         let (mut moved, mut refused) = (0, 0);
         for _ in 0..500 {
             let (layers, seats) = (3 + draws.below(5) as usize, 2 + draws.below(2) as usize);
-            let paces: Vec<Pace> = (0..seats)
-                .map(|_| Pace::of((1.0, 3.0), f64::from(1 + draws.below(6))))
-                .collect();
+            let paces: Vec<Pace> =
+                (0..seats).map(|_| Pace::of((1.0, 3.0), f64::from(1 + draws.below(6)))).collect();
             // A seat holds more the nearer it is to the first one, and the first one the embedding too.
             let rooms: Vec<usize> = (0..seats).map(|_| 2 + draws.below(24) as usize).collect();
             let fits = |at: usize, place: usize, range: &Range<usize>| {

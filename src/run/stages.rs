@@ -8,7 +8,7 @@ use crate::config::refusal::Refusal;
 use crate::model::layout;
 
 /// Most workers of a line whose number is not given.
-const MOST: usize = 8;
+pub const MOST: usize = 8;
 
 /// The layers and values of each worker of a line; `None` where each worker holds the whole model.
 pub fn plan(

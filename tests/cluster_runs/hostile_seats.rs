@@ -5,7 +5,9 @@ use crate::hostile::hello;
 use bytes::Bytes;
 use finetune::cluster::carry::Carry;
 use finetune::cluster::link::{End, connected, encode};
-use finetune::cluster::message::{Capacity, Device, FRAME_LIMIT, Needs, Packed, SeatPlan, ToCoordinator, ToWorker};
+use finetune::cluster::message::{
+    Capacity, Device, FRAME_LIMIT, Needs, Packed, SeatPlan, ToCoordinator, ToWorker,
+};
 use finetune::net::{Connection, DIAL_TIMEOUT, Endpoint, Party, Security, Token, dial};
 use std::io::Write;
 use std::net::TcpStream;

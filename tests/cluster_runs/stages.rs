@@ -58,41 +58,56 @@ fn a_line_of_workers_runs_every_kind_of_task() {
     }
 }
 
+/// Layers that a worker has said that it holds.
+fn layers(fleet: &Fleet, name: &str) -> Option<usize> {
+    let said = fleet.said(name);
+    let line = said.lines().find_map(|line| line.strip_prefix("holds    layers "))?;
+    let (from, rest) = line.split_once(" to ")?;
+    let to = rest.split_once(" of ")?.0;
+    Some(to.parse::<usize>().ok()? + 1 - from.parse::<usize>().ok()?)
+}
+
 #[test]
 fn unlike_workers_get_unlike_numbers_of_layers() {
-    let run = format!("{RUN} --max-steps 4");
+    let run = format!("{RUN} --max-steps 4 --rank 16");
     let alone = Fleet::new().alone(&run);
-    let little = "--threads 1 --offload never --memory-limit 3300KB";
-    for (stages, args, fault) in [
-        ("2", "--threads 1", "slow=50"),
-        ("2", little, "slow=1"),
-        ("auto", little, "slow=1"),
-    ] {
+    for (args, fault) in [("", "slow=50"), ("--offload never --memory-limit 5000KB", "slow=1")] {
         let mut fleet = Fleet::new();
-        fleet.coordinator(&format!("{run} --stages {stages}"));
-        fleet.faulty("weak", args, fault);
-        fleet.worker("strong", "--threads 1 --memory-limit 6000KB");
+        fleet.coordinator(&format!("{run} --stages 2"));
+        fleet.faulty("weak", &format!("--threads 1 {args}"), fault);
+        fleet.worker("strong", "--threads 1");
         fleet.all_end(&["coordinator", "weak", "strong"], 0);
-        assert!(fleet.adapter("out") == alone, "--stages {stages}\n{}", fleet.all());
-        let layers = |name: &str| {
-            let said = fleet.said(name);
-            let line = said.lines().find(|line| line.starts_with("holds "))?.to_string();
-            let (from, rest) = line.strip_prefix("holds    layers ")?.split_once(" to ")?;
-            Some(rest.split_once(" of ")?.0.parse::<usize>().ok()? + 1 - from.parse::<usize>().ok()?)
-        };
-        assert_eq!((layers("weak"), layers("strong")), (Some(1), Some(3)), "{stages} {args}\n{}", fleet.all());
+        assert!(fleet.adapter("out") == alone, "{args}\n{}", fleet.all());
+        let layers = (layers(&fleet, "weak"), layers(&fleet, "strong"));
+        assert_eq!(layers, (Some(1), Some(3)), "{args}\n{}", fleet.all());
     }
 }
 
 #[test]
-fn workers_without_room_for_the_model_are_refused_by_name() {
+fn workers_without_room_for_the_model_hold_it_together() {
+    let run = format!("{RUN} --max-steps 4 --rank 16");
+    let alone = Fleet::new().alone(&run);
     let mut fleet = Fleet::new();
-    fleet.coordinator(&format!("{RUN} --max-steps 2 --stages 2"));
-    fleet.worker("little", "--threads 1 --memory-limit 2000KB");
-    fleet.worker("less", "--threads 1 --memory-limit 1900KB");
+    fleet.coordinator(&format!("{run} --stages auto --expect-workers 2"));
+    for name in ["a", "b"] {
+        fleet.worker(name, "--threads 1 --offload never --memory-limit 8000KB");
+    }
+    fleet.worker("large", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "b", "large"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let layers = ["a", "b", "large"].map(|name| layers(&fleet, name));
+    assert_eq!(layers, [Some(2), Some(2), None], "{}", fleet.all());
+}
+
+#[test]
+fn workers_that_are_too_small_together_are_refused_by_name() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 2 --rank 16 --stages 2"));
+    fleet.worker("little", "--threads 1 --memory-limit 5000KB");
+    fleet.worker("less", "--threads 1 --memory-limit 4900KB");
     fleet.all_end(&["less"], 78);
     for name in ["less", "coordinator"] {
-        assert!(fleet.said(name).contains("fits 2 workers with 2 MB and 2 MB"), "{}", fleet.all());
+        assert!(fleet.said(name).contains("no split of the model"), "{}", fleet.all());
     }
     // The other one waits for a worker with more.
     fleet.worker("large", "--threads 1");
@@ -140,8 +155,40 @@ fn what_a_line_cannot_do_is_refused_in_one_line() {
         assert!(last.starts_with("error: --stages") && last.contains(why), "{args}: {}", stderr(&out));
         assert_eq!(out.status.code(), Some(78), "{args}");
     }
-    let plan = fleet.bench.run(&format!("plan {RUN} --role coordinator --stages 2"));
-    assert!(stderr(&plan).contains("error: --stages: plan does not know workers"), "{}", stderr(&plan));
+}
+
+#[test]
+fn plan_shows_what_each_seat_holds() {
+    let fleet = Fleet::new();
+    let run = format!("plan {RUN} --max-steps 4 --rank 16 --role coordinator --gpus cpu");
+    let plan = |more: &str| fleet.bench.run(&format!("{run} {more} --json"));
+    for (stages, limit, layers) in
+        [("2", "", vec![2, 2]), ("auto", "--memory-limit 8000KB", vec![2, 2]), ("1+3", "", vec![1, 3])]
+    {
+        let out = plan(&format!("--offload never --stages {stages} {limit}"));
+        assert!(out.status.success(), "{stages}: {}", stderr(&out));
+        let plan: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        let line = &plan["line"];
+        let held = line["seats"].as_array().unwrap();
+        let counts: Vec<u64> = held.iter().map(|seat| seat["layers"].as_u64().unwrap()).collect();
+        assert_eq!(counts, layers, "{stages}: {line}");
+        assert!(
+            held.iter()
+                .all(|seat| seat["memory_bytes"]["total"].as_u64() < seat["memory_bytes"]["limit"].as_u64())
+        );
+        // Hidden states of 64 numbers in f32.
+        assert_eq!(line["links"]["bytes_per_token_each_way"], 256);
+        let step = plan["steps"]["tokens"].as_u64().unwrap() / 4 * 256;
+        assert_eq!(line["links"]["bytes_per_step_each_way"], step);
+    }
+    for (args, why) in [
+        ("--stages 2 --memory-limit 5000KB", "use --stages 4"),
+        ("--stages 3+1 --memory-limit 8000KB", "layers 0 to 2 need"),
+    ] {
+        let out = plan(&format!("--offload never {args}"));
+        assert!(stderr(&out).contains("error: --stages") && stderr(&out).contains(why), "{}", stderr(&out));
+        assert_eq!(out.status.code(), Some(78), "{args}");
+    }
 }
 
 #[test]
@@ -153,7 +200,7 @@ fn a_seat_with_several_devices_is_refused_by_name() {
     for name in ["several", "coordinator"] {
         assert!(fleet.said(name).contains("is one device: name one with --gpus"), "{}", fleet.all());
     }
-    // Its seat is free again.
+    // Two others hold the model.
     fleet.worker("a", "--threads 1");
     fleet.worker("b", "--threads 1");
     fleet.all_end(&["coordinator", "a", "b"], 0);

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use finetune::cluster::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{
-    Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, SeatPlan, ToCoordinator,
-    ToWorker, Trials, Trouble, Work,
+    Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, SeatPlan,
+    ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
 use finetune::model::lora::LoraSpec;
 use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};

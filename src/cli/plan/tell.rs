@@ -1,6 +1,7 @@
 //! Output of a plan as text and as JSON: the same facts, each number with its quality.
 
 use super::Outlook;
+use super::lines as line;
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
@@ -17,7 +18,11 @@ pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
     for (at, expected) in o.team.iter().enumerate() {
         lines.extend(device(o, at, expected, options));
     }
+    lines.extend(o.line.iter().flat_map(|line| line::lines(line, &o.counts, options)));
     match o.team.iter().any(|e| e.worker.is_some()) {
+        false if o.line.is_some() => {
+            lines.push("time     unknown: workers measure their speed when they join".into());
+        }
         true => lines.extend(time(o)),
         false if o.team.iter().any(Expected::fits) => {
             lines.push("time     unknown: the card is not here to be measured".into());
@@ -134,13 +139,13 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
 }
 
 /// `it has 7.60 GB`
-fn gives(limit: Option<u64>, options: &Options) -> String {
+pub fn gives(limit: Option<u64>, options: &Options) -> String {
     let from = if options.devices.memory_limit.is_some() { "--memory-limit gives it" } else { "it has" };
     limit.map_or("its memory is not known".into(), |limit| format!("{from} {}", size(limit)))
 }
 
 /// `weights 0.27 GB + adapter ...`
-fn sum(e: &Estimate) -> String {
+pub fn sum(e: &Estimate) -> String {
     format!(
         "weights {} + LoRA and optimizer {} + activations {} + workspace {}",
         size(e.weights),
@@ -167,7 +172,7 @@ fn small(bytes: f64) -> String {
     if bytes < 1e6 { format!("{:.1} kB", bytes / 1e3) } else { format!("{:.2} MB", bytes / 1e6) }
 }
 
-fn kept(keep: Keep, layers: usize) -> String {
+pub fn kept(keep: Keep, layers: usize) -> String {
     match keep {
         Keep::Everything => "no activation checkpointing: all activations are kept until backward".into(),
         Keep::Parts([_, narrow, attended]) => {
@@ -293,6 +298,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             "batch_size": options.optim.batch_size, "checkpoints": c.saves,
         },
         "devices": devices.collect::<Vec<_>>(),
+        "line": o.line.as_ref().map(|line| line::json(line, c)),
         "forecast": {
             "tokens_per_second": f.tokens_per_second, "seconds": f.total(), "steps_seconds": f.steps,
             "sync_seconds": f.sync, "look_seconds": f.looks, "checkpoint_seconds": f.saves, "guessed": o.guessed(),

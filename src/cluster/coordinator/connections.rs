@@ -255,7 +255,13 @@ impl Reception {
             Seated::Whole(waiter) => {
                 let Waiter { member, name, peer, outbox, .. } = *waiter;
                 outbox.say(ToWorker::Sit(None));
-                let _ = self.events.send(Incoming::Joined { member, name, peer: Some(peer), remark: None, outbox });
+                let _ = self.events.send(Incoming::Joined {
+                    member,
+                    name,
+                    peer: Some(peer),
+                    remark: None,
+                    outbox,
+                });
             }
             Seated::Refused(waiter, reason) => {
                 self.rejected(plain(&waiter.name), Rejected::Worker, reason.clone());
@@ -377,15 +383,17 @@ impl Desk<'_> {
                 let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
                 let _ = reception.events.send(Incoming::Joined { member, name, peer, remark, outbox });
             }
-            Desk::Lines(Seat { member, identity, name, peer, .. }, lines, destination) => lines.enter(Waiter {
-                member: *member,
-                identity: *identity,
-                name: name.clone(),
-                peer: peer.clone().unwrap_or_default(),
-                outbox,
-                destination: destination.clone(),
-                capacity: None,
-            }),
+            Desk::Lines(Seat { member, identity, name, peer, .. }, lines, destination) => {
+                lines.enter(Waiter {
+                    member: *member,
+                    identity: *identity,
+                    name: name.clone(),
+                    peer: peer.clone().unwrap_or_default(),
+                    outbox,
+                    destination: destination.clone(),
+                    capacity: None,
+                })
+            }
         }
     }
 
@@ -414,7 +422,10 @@ impl Desk<'_> {
                 }
                 (Some(Destination::Driver), said) => {
                     let member = seat.member;
-                    return Ok(reception.events.send(Incoming::Said { member, message: said, _room: room }).is_ok());
+                    return Ok(reception
+                        .events
+                        .send(Incoming::Said { member, message: said, _room: room })
+                        .is_ok());
                 }
             },
         };

@@ -84,9 +84,8 @@ fn measured(workers: &[&Capacity]) -> Option<Vec<Place>> {
     let paces = workers.iter().map(|worker| Pace { layer: worker.seconds.0, head: worker.seconds.1 });
     let paces = alike(&paces.collect::<Vec<_>>());
     let layers = workers.first()?.layers.len();
-    let needs = |at: usize, place: usize, range: &Range<usize>| {
-        workers[at].needs(workers.len() - 1 - place, range)
-    };
+    let needs =
+        |at: usize, place: usize, range: &Range<usize>| workers[at].needs(workers.len() - 1 - place, range);
     let (order, split) =
         arrange(layers, &paces, &mut |at, place, range| needs(at, place, range) <= workers[at].limit)?;
     let places = order.into_iter().zip(split).enumerate();
@@ -110,7 +109,8 @@ impl Capacity {
         let Some((first, later)) = self.needs.get(above) else { return u64::MAX };
         let Needs { one, more } = if layers.start == 0 { first } else { later };
         let further = more.saturating_mul(layers.len().saturating_sub(1) as u64);
-        let weights = self.layers[layers.clone()].iter().fold(0, |sum: u64, layer| sum.saturating_add(*layer));
+        let weights =
+            self.layers[layers.clone()].iter().fold(0, |sum: u64, layer| sum.saturating_add(*layer));
         one.saturating_add(further).saturating_add(weights)
     }
 

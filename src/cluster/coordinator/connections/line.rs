@@ -68,8 +68,7 @@ impl Line {
             Ok(()) => Standing::new(self).serve().await,
             Err(ended) => {
                 if let Ended::Fell(reason) = &ended {
-                    let names: Vec<String> =
-                        self.chairs.iter().map(|chair| plain(&chair.name)).collect();
+                    let names: Vec<String> = self.chairs.iter().map(|chair| plain(&chair.name)).collect();
                     self.reception.rejected(names.join(" + "), Rejected::Worker, reason.clone());
                 }
                 let bye = ended.bye();
@@ -187,8 +186,11 @@ impl Standing {
         let names: Vec<&str> = self.chairs.iter().map(|chair| chair.name.as_str()).collect();
         let hosts: Vec<&str> = self.chairs.iter().map(|chair| chair.host.as_str()).collect();
         let (mut ours, mut theirs) = pair(ROOM);
-        let seat =
-            self.reception.line_member((names.join(" + "), hosts.join(" + ")), &ours.end, self.chairs[0].plan.key);
+        let seat = self.reception.line_member(
+            (names.join(" + "), hosts.join(" + ")),
+            &ours.end,
+            self.chairs[0].plan.key,
+        );
         let reception = self.reception.clone();
         self.reception.hold(async move {
             reception.serve(&mut ours, &Desk::Driver(&seat)).await;

@@ -140,12 +140,15 @@ impl Lines {
         }
         let mut waiting = self.waiting();
         let Waiting { workers, last, .. } = &mut *waiting;
-        let Some(at) = workers.iter().position(|waiter| waiter.member == member) else { return Ok(Seated::No) };
+        let Some(at) = workers.iter().position(|waiter| waiter.member == member) else {
+            return Ok(Seated::No);
+        };
         workers[at].capacity = Some(capacity);
         // In the order of their last places, then of their connection.
         let mut ready: Vec<usize> = (0..workers.len()).filter(|at| workers[*at].capacity.is_some()).collect();
         ready.sort_by_key(|at| last.get(&workers[*at].identity).copied().unwrap_or(usize::MAX));
-        let capacities: Vec<&Capacity> = ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
+        let capacities: Vec<&Capacity> =
+            ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
         match self.plan.division.form(&capacities) {
             Formed::No => Ok(Seated::No),
             Formed::Whole(one) => {
