@@ -1,23 +1,13 @@
 //! What a device can hold of a model as a seat of a line of workers: the coordinator splits the layers by it.
 
 use super::building::Whole;
-use super::chain::{found, free_memory, seat};
-use super::choose::choose;
-use super::drivers::speaking;
-use super::line::{Room, packed, speed};
-use super::prospect::absent_card;
-use super::seat::Seat;
+use super::room::{Room, packed};
 use crate::cluster::message::{Capacity, Needs};
 use crate::cluster::worker::depth;
-use crate::config::groups::{DeviceOptions, Gpus};
-use crate::config::refusal::Refusal;
-use crate::model::config::Config;
 use crate::model::decoder::Keep;
-use crate::model::lora::LoraSpec;
-use crate::model::memory::{Estimate, Limit, Load, Offload};
+use crate::model::memory::{Estimate, Limit, Load};
 use crate::model::split::Pace;
 use crate::model::weights::{ModelError, PackedLayers};
-use crate::numeric::tensor::Tensors;
 use std::ops::Range;
 
 /// A device that may be a seat of a line of workers.
@@ -28,31 +18,9 @@ pub struct Holder<'a> {
 }
 
 impl<'a> Holder<'a> {
-    /// A device with its share of this process.
-    pub(super) fn of(seat: &Seat, whole: &Whole<'a>) -> Result<Self, ModelError> {
-        let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
-        Ok(Holder { packed: packed(&load, whole)?, load, limit: seat.share.limit })
-    }
-
-    /// The device that a worker is expected to have, and its name: a card of `assumed` bytes, else one like the first
-    /// of this machine.
-    pub fn expected(
-        assumed: Option<u64>,
-        options: &DeviceOptions,
-        (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
-        tokens: usize,
-    ) -> Result<(String, Self), Refusal> {
-        let offload = Offload::Never;
-        let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
-        if let Some(bytes) = assumed {
-            let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
-            return Ok((hardware, Holder { packed: packed(&load, &whole)?, load, limit }));
-        }
-        let gpus = if options.gpus == Gpus::None { Gpus::Auto } else { options.gpus.clone() };
-        let chosen = choose(&DeviceOptions { gpus, ..options.clone() })?;
-        let device = found(chosen.picks[0].device);
-        let seat = seat(&chosen, 0, device, free_memory(&chosen));
-        Ok((format!("{} here", chosen.picks[0].name), Holder::of(&seat, &whole)?))
+    /// The device of `load`.
+    pub(super) fn new(load: Load<'a>, limit: Limit, whole: &Whole) -> Result<Self, ModelError> {
+        Ok(Holder { packed: packed(&load, whole)?, load, limit })
     }
 
     /// Bytes that it may use; `None` where unknown.
@@ -94,9 +62,4 @@ impl<'a> Holder<'a> {
         let pace = Pace::of(last.costs()?, speed);
         Ok(Capacity { seconds: (pace.layer, pace.head), limit: self.limit.bytes(), layers, needs: seats })
     }
-}
-
-/// The capacity of a device in a line of up to `most` seats, with its measured speed.
-pub(super) fn of(seat: &Seat, whole: &Whole, most: usize) -> Result<Capacity, ModelError> {
-    Holder::of(seat, whole)?.capacity(most, 1e9 * speed(seat)?)
 }

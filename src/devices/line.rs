@@ -3,6 +3,7 @@
 
 use super::building::Whole;
 use super::drivers::{cpu, speaking};
+use super::room::{Room, packed};
 use super::seat::Seat;
 use crate::backend::Fault;
 use crate::backend::facts::Kind;
@@ -12,15 +13,13 @@ use crate::config::groups::ComputeDtype;
 use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
-use crate::model::memory::{self, Estimate, Home, Limit, Load, Part};
+use crate::model::memory::{self, Estimate, Home, Load};
 use crate::model::split::{Pace, Question};
 use crate::model::stage::Model;
-use crate::model::weights::{ModelError, PackedLayers, Weights};
+use crate::model::weights::ModelError;
 use crate::support::panics::caught;
 use crate::support::stderr::say;
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 /// The devices of a line in their order.
@@ -83,7 +82,7 @@ impl Seats {
 
     /// The speeds of all devices, relative to each other.
     fn speeds(&self) -> Result<Vec<f64>, ModelError> {
-        Ok(self.seats.iter().map(speed).collect::<Result<_, _>>()?)
+        Ok(self.seats.iter().map(Seat::gflops).collect::<Result<_, _>>()?)
     }
 
     /// The layers of each device with their memory. The error is that no split fits.
@@ -212,25 +211,6 @@ impl Seats {
     }
 }
 
-/// Measured speeds of devices by number of threads and type: plan and run of a process see the same ones, and equal
-/// devices are equally fast.
-static SPEEDS: Mutex<Vec<(Measured, f64)>> = Mutex::new(Vec::new());
-
-/// Address of the device's properties, its threads, and the type of its products.
-type Measured = (usize, usize, ComputeDtype);
-
-/// The measured speed of a device.
-pub(super) fn speed(seat: &Seat) -> Result<f64, Fault> {
-    let of = (std::ptr::from_ref(seat.device.facts()).addr(), seat.share.threads, seat.share.dtype);
-    let mut known = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, speed)) = known.iter().find(|(other, _)| *other == of) {
-        return Ok(*speed);
-    }
-    let speed = seat.speed()?.gflops.max(1e-3);
-    known.push((of, speed));
-    Ok(speed)
-}
-
 impl Opener for Seats {
     fn backend(&self) -> &str {
         "line"
@@ -247,79 +227,6 @@ impl Opener for Seats {
     #[cfg(feature = "faults")]
     fn lose(&self) {
         self.seats.iter().for_each(|seat| seat.device.lose());
-    }
-}
-
-/// Bytes of the weights by layer, as the device of `load` packs them.
-pub(super) fn packed(load: &Load, whole: &Whole) -> Result<PackedLayers, ModelError> {
-    let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-    Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)
-}
-
-/// The memory of a device of a line.
-pub(super) struct Room<'a> {
-    load: Load<'a>,
-    packed: PackedLayers,
-    limit: Limit,
-    depth: usize,
-    waiting: usize,
-    /// Bytes besides the weights, by the number of layers, and whether they are the first and the last ones.
-    known: BTreeMap<(usize, bool, bool), u64>,
-}
-
-impl<'a> Room<'a> {
-    /// The memory of a device, in which `depth` passes wait for their backward pass and `waiting` gradients for those of
-    /// other devices.
-    pub fn new(
-        (load, packed): (Load<'a>, PackedLayers),
-        limit: Limit,
-        (depth, waiting): (usize, usize),
-    ) -> Self {
-        Room { load, packed, limit, depth, waiting, known: BTreeMap::new() }
-    }
-
-    /// The policy for these layers, and its estimate.
-    pub fn choose(&self, layers: &Range<usize>) -> Result<(Keep, Estimate), ModelError> {
-        self.limit.choose(self.load_of(layers))
-    }
-
-    fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
-        let Room { depth, waiting, .. } = *self;
-        let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting };
-        self.load.of_part(part, self.packed.of(layers.clone()))
-    }
-
-    /// Bytes with the most frugal policy. All layers have the same shape: what three layers and more take besides the
-    /// weights follows from one and two.
-    pub fn least(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
-        let (first, last) = (layers.start == 0, layers.end == self.load.config.layers);
-        let mut besides = |count: usize| -> Result<u64, ModelError> {
-            if let Some(bytes) = self.known.get(&(count, first, last)) {
-                return Ok(*bytes);
-            }
-            let start = if last { layers.end - count } else { layers.start };
-            let takes = memory::least(self.load_of(&(start..start + count)))?.1;
-            let bytes = takes.total() - takes.weights;
-            self.known.insert((count, first, last), bytes);
-            Ok(bytes)
-        };
-        let besides = match layers.len() {
-            count @ 0..=2 => besides(count)?,
-            count if first && last => besides(count)?,
-            count => {
-                let (one, two) = (besides(1)?, besides(2)?);
-                one + (two.saturating_sub(one)) * (count as u64 - 1)
-            }
-        };
-        Ok(besides + self.packed.of(layers.clone()))
-    }
-
-    /// Arithmetic of a layer, and of the head.
-    pub fn costs(&self) -> Result<(f64, f64), ModelError> {
-        let layers = self.load.config.layers;
-        let flops = |layers: Range<usize>| memory::flops(self.load_of(&layers), Keep::Everything);
-        let layer = flops(0..1)?;
-        Ok((layer, if layers > 1 { (flops(layers - 1..layers)? - layer).max(0.0) } else { 0.0 }))
     }
 }
 

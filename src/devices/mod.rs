@@ -15,6 +15,7 @@ mod open;
 #[cfg(feature = "faults")]
 mod pretend;
 mod prospect;
+mod room;
 mod seat;
 mod speed;
 mod visible;
@@ -29,4 +30,4 @@ pub use drivers::cuda::silent as no_cuda;
 pub use environment::prepare;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
-pub use prospect::{Prospect, Sizes, assumed, named_hardware, prospects};
+pub use prospect::{Prospect, Sizes, assumed, expected_seat, named_hardware, prospects};

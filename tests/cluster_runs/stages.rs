@@ -58,6 +58,11 @@ fn a_line_of_workers_runs_every_kind_of_task() {
     }
 }
 
+/// A run whose layers take more memory than the self-test.
+fn wide() -> String {
+    RUN.replace("--rank 4", "--rank 16")
+}
+
 /// Layers that a worker has said that it holds.
 fn layers(fleet: &Fleet, name: &str) -> Option<usize> {
     let said = fleet.said(name);
@@ -69,7 +74,7 @@ fn layers(fleet: &Fleet, name: &str) -> Option<usize> {
 
 #[test]
 fn unlike_workers_get_unlike_numbers_of_layers() {
-    let run = format!("{RUN} --max-steps 4 --rank 16");
+    let run = format!("{} --max-steps 4", wide());
     let alone = Fleet::new().alone(&run);
     for (args, fault) in [("", "slow=50"), ("--offload never --memory-limit 5000KB", "slow=1")] {
         let mut fleet = Fleet::new();
@@ -85,7 +90,7 @@ fn unlike_workers_get_unlike_numbers_of_layers() {
 
 #[test]
 fn workers_without_room_for_the_model_hold_it_together() {
-    let run = format!("{RUN} --max-steps 4 --rank 16");
+    let run = format!("{} --max-steps 4", wide());
     let alone = Fleet::new().alone(&run);
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{run} --stages auto --expect-workers 2"));
@@ -102,7 +107,7 @@ fn workers_without_room_for_the_model_hold_it_together() {
 #[test]
 fn workers_that_are_too_small_together_are_refused_by_name() {
     let mut fleet = Fleet::new();
-    fleet.coordinator(&format!("{RUN} --max-steps 2 --rank 16 --stages 2"));
+    fleet.coordinator(&format!("{} --max-steps 2 --stages 2", wide()));
     fleet.worker("little", "--threads 1 --memory-limit 5000KB");
     fleet.worker("less", "--threads 1 --memory-limit 4900KB");
     fleet.all_end(&["less"], 78);
@@ -160,10 +165,10 @@ fn what_a_line_cannot_do_is_refused_in_one_line() {
 #[test]
 fn plan_shows_what_each_seat_holds() {
     let fleet = Fleet::new();
-    let run = format!("plan {RUN} --max-steps 4 --rank 16 --role coordinator --gpus cpu");
+    let run = format!("plan {} --max-steps 4 --role coordinator --gpus cpu", wide());
     let plan = |more: &str| fleet.bench.run(&format!("{run} {more} --json"));
     for (stages, limit, layers) in
-        [("2", "", vec![2, 2]), ("auto", "--memory-limit 8000KB", vec![2, 2]), ("1+3", "", vec![1, 3])]
+        [("2", "", vec![3, 1]), ("auto", "--memory-limit 8000KB", vec![2, 2]), ("1+3", "", vec![1, 3])]
     {
         let out = plan(&format!("--offload never --stages {stages} {limit}"));
         assert!(out.status.success(), "{stages}: {}", stderr(&out));
@@ -176,9 +181,9 @@ fn plan_shows_what_each_seat_holds() {
             held.iter()
                 .all(|seat| seat["memory_bytes"]["total"].as_u64() < seat["memory_bytes"]["limit"].as_u64())
         );
-        // Hidden states of 64 numbers in f32.
-        assert_eq!(line["links"]["bytes_per_token_each_way"], 256);
-        let step = plan["steps"]["tokens"].as_u64().unwrap() / 4 * 256;
+        // Hidden states of 128 numbers in f32.
+        assert_eq!(line["links"]["bytes_per_token_each_way"], 512);
+        let step = plan["steps"]["tokens"].as_u64().unwrap() / 4 * 512;
         assert_eq!(line["links"]["bytes_per_step_each_way"], step);
     }
     for (args, why) in [

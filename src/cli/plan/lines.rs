@@ -6,7 +6,7 @@ use crate::cluster::coordinator::{Division, Formed, Place};
 use crate::config::Settings;
 use crate::config::groups::Options;
 use crate::config::refusal::Refusal;
-use crate::devices::Holder;
+use crate::devices::{self, Holder};
 use crate::forecast::counts::Counts;
 use crate::model::decoder::Keep;
 use crate::model::memory::{Estimate, size};
@@ -42,7 +42,7 @@ pub fn line(
 ) -> Result<Option<Line>, Refusal> {
     let Some(plan) = stages::plan(settings, options, prepared)? else { return Ok(None) };
     let model = prepared.model();
-    let (device, holder) = Holder::expected(assumed, &options.devices, model, counts.longest)?;
+    let (device, holder) = devices::expected_seat(assumed, &options.devices, model, counts.longest)?;
     let all = model.0.layers;
     let places = match places(&plan.division, &holder, all)? {
         Some(places) => places,
@@ -113,11 +113,11 @@ fn said(line: &Line, layers: &Range<usize>) -> String {
 
 /// The line as lines of text.
 pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
-    let mut lines = vec![format!(
-        "line     {} that hold the model together, if each has {}",
-        count(line.seats.len() as u64, "worker"),
-        line.device
-    )];
+    let together = match line.seats.len() {
+        1 => "1 worker that holds the whole model, if it".into(),
+        seats => format!("{seats} workers that hold the model together, if each"),
+    };
+    let mut lines = vec![format!("line     {together} has {}", line.device)];
     for (at, held) in line.seats.iter().enumerate() {
         if at > 0 {
             lines.push(format!(

@@ -253,15 +253,9 @@ impl Reception {
                 self.runtime.spawn(Line::new(self.clone(), seats, heard).run());
             }
             Seated::Whole(waiter) => {
-                let Waiter { member, name, peer, outbox, .. } = *waiter;
+                let Waiter { member, name, peer, remark, outbox, .. } = *waiter;
                 outbox.say(ToWorker::Sit(None));
-                let _ = self.events.send(Incoming::Joined {
-                    member,
-                    name,
-                    peer: Some(peer),
-                    remark: None,
-                    outbox,
-                });
+                let _ = self.events.send(Incoming::Joined { member, name, peer: Some(peer), remark, outbox });
             }
             Seated::Refused(waiter, reason) => {
                 self.rejected(plain(&waiter.name), Rejected::Worker, reason.clone());
@@ -383,12 +377,13 @@ impl Desk<'_> {
                 let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
                 let _ = reception.events.send(Incoming::Joined { member, name, peer, remark, outbox });
             }
-            Desk::Lines(Seat { member, identity, name, peer, .. }, lines, destination) => {
+            Desk::Lines(Seat { member, identity, name, peer, remark }, lines, destination) => {
                 lines.enter(Waiter {
                     member: *member,
                     identity: *identity,
                     name: name.clone(),
                     peer: peer.clone().unwrap_or_default(),
+                    remark: remark.clone(),
                     outbox,
                     destination: destination.clone(),
                     capacity: None,
@@ -401,12 +396,12 @@ impl Desk<'_> {
     fn said(
         &self,
         reception: &Arc<Reception>,
-        message: ToCoordinator,
+        mut message: ToCoordinator,
         room: OwnedSemaphorePermit,
     ) -> Result<bool, String> {
-        let member = match self {
-            Desk::Driver(seat) => seat.member,
-            Desk::Lines(seat, lines, destination) => match (destination.get(), message) {
+        let (Desk::Driver(seat) | Desk::Lines(seat, ..)) = self;
+        if let Desk::Lines(_, lines, destination) = self {
+            match (destination.get(), message) {
                 (None, ToCoordinator::Capacity(capacity)) => {
                     return reception.place(seat, lines, capacity).map(|()| true);
                 }
@@ -417,18 +412,12 @@ impl Desk<'_> {
                 }
                 (None, _) => return Err("it spoke of work before it had a seat".into()),
                 (Some(Destination::Seat(place, events)), message) => {
-                    let place = *place;
-                    return Ok(events.send(FromSeat::Said { place, message, _room: room }).is_ok());
+                    return Ok(events.send(FromSeat::Said { place: *place, message, _room: room }).is_ok());
                 }
-                (Some(Destination::Driver), said) => {
-                    let member = seat.member;
-                    return Ok(reception
-                        .events
-                        .send(Incoming::Said { member, message: said, _room: room })
-                        .is_ok());
-                }
-            },
-        };
+                (Some(Destination::Driver), said) => message = said,
+            }
+        }
+        let member = seat.member;
         Ok(reception.events.send(Incoming::Said { member, message, _room: room }).is_ok())
     }
 

@@ -6,6 +6,7 @@ use crate::cluster::coordinator::outbox::Outbox;
 use crate::cluster::machine::MemberId;
 use crate::cluster::message::{Bye, Capacity, SeatPlan, ToCoordinator, ToWorker};
 use crate::cluster::worker::depth;
+use crate::model::memory::size;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -69,6 +70,7 @@ pub(super) struct Waiter {
     pub name: String,
     /// Its address.
     pub peer: String,
+    pub remark: Option<String>,
     pub outbox: Outbox,
     pub destination: Arc<OnceLock<Destination>>,
     pub capacity: Option<Capacity>,
@@ -184,14 +186,13 @@ impl Lines {
     }
 
     fn too_small(&self, capacities: &[&Capacity]) -> String {
-        let gigabytes = |bytes: u64| crate::model::memory::size(bytes);
-        let has: Vec<String> = capacities.iter().map(|capacity| gigabytes(capacity.limit)).collect();
+        let has: Vec<String> = capacities.iter().map(|capacity| size(capacity.limit)).collect();
         let all = self.plan.layers();
         let whole = capacities.iter().map(|capacity| capacity.needs(0, &(0..all))).min().unwrap_or(0);
         format!(
             "no split of the model, which takes {} whole, fits {} workers with {}: use a larger --memory-limit, more \
              workers (--stages), smaller --micro-batch-tokens, or --quantize nf4",
-            gigabytes(whole),
+            size(whole),
             capacities.len(),
             has.join(" and ")
         )
