@@ -42,5 +42,5 @@ pub fn plan(
         *end += layout::of(config, lora, layer..layer + 1).len();
         Some(*end)
     });
-    Ok(Some(LinePlan { division, values: std::iter::once(0).chain(ends).collect() }))
+    Ok(Some(LinePlan { division, values: std::iter::once(0).chain(ends).collect(), hidden: config.hidden }))
 }

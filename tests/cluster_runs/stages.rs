@@ -85,6 +85,16 @@ fn unlike_workers_get_unlike_numbers_of_layers() {
         assert!(fleet.adapter("out") == alone, "{args}\n{}", fleet.all());
         let layers = (layers(&fleet, "weak"), layers(&fleet, "strong"));
         assert_eq!(layers, (Some(1), Some(3)), "{args}\n{}", fleet.all());
+        // The topology of page and report comes from the event.
+        let text = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();
+        let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let formed = events.into_iter().find(|event| event["event"] == "line").expect("a line");
+        assert_eq!(formed["token_bytes"], 512);
+        let seats = formed["seats"].as_array().unwrap();
+        let held: Vec<u64> = seats.iter().map(|seat| seat["layers"].as_u64().unwrap()).collect();
+        assert!(held == [1, 3] || held == [3, 1], "{formed}");
+        assert!(seats.iter().all(|seat| seat["memory"].as_u64() <= seat["limit"].as_u64()), "{formed}");
+        assert!(String::from_utf8(fleet.bench.read("out/topology.svg")).unwrap().contains("each way a step"));
     }
 }
 

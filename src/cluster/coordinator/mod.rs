@@ -34,6 +34,7 @@ use super::message::{Bye, ToCoordinator, ToWorker};
 use super::reduce::{Reducer, Report};
 use crate::model::layout::Layout;
 use crate::model::stage::Traffic;
+use crate::train::event::LineFormed;
 use crate::train::stop::Stop;
 use events::Accounts;
 use outbox::Outbox;
@@ -57,6 +58,8 @@ enum Incoming {
     Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
     /// A member is lost.
     Lost { member: MemberId, reason: String },
+    /// Workers hold the model together, and join as one member.
+    Line(LineFormed),
     /// A peer was rejected before it became a member.
     Refused { name: String, who: Rejected, reason: String },
     /// The reducer has added a sum, or refuses it.

@@ -5,12 +5,13 @@
 use super::lines::{FromSeat, Waiter};
 use super::translation::{Fall, Heard, Translation};
 use super::{Desk, Reception, host};
-use crate::cluster::coordinator::Rejected;
 use crate::cluster::coordinator::outbox::Outbox;
+use crate::cluster::coordinator::{Incoming, Rejected};
 use crate::cluster::link::{ROOM, WorkerLink, pair};
 use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials};
 use crate::cluster::plain::plain;
 use crate::model::line;
+use crate::train::event::{LineFormed, Seat};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -25,6 +26,8 @@ struct Chair {
     host: String,
     outbox: Outbox,
     plan: SeatPlan,
+    /// Bytes that it needs, and that it may use.
+    memory: (u64, u64),
     device: Option<Device>,
     /// The port on which the seat above reaches it, once it listens.
     port: Option<u16>,
@@ -51,13 +54,14 @@ enum Ended {
 impl Line {
     pub fn new(
         reception: Arc<Reception>,
-        seats: Vec<(Waiter, SeatPlan)>,
+        seats: Vec<(Waiter, SeatPlan, u64)>,
         events: UnboundedReceiver<FromSeat>,
     ) -> Self {
-        let chair = |(waiter, plan): (Waiter, SeatPlan)| {
-            let Waiter { name, peer, outbox, .. } = waiter;
+        let chair = |(waiter, plan, needs): (Waiter, SeatPlan, u64)| {
+            let Waiter { name, peer, outbox, capacity, .. } = waiter;
+            let memory = (needs, capacity.map_or(0, |capacity| capacity.limit));
             outbox.say(ToWorker::Sit(Some(plan.clone())));
-            Chair { name, host: host(&peer), outbox, plan, device: None, port: None, linked: false }
+            Chair { name, host: host(&peer), outbox, plan, memory, device: None, port: None, linked: false }
         };
         Line { reception, events, chairs: seats.into_iter().map(chair).collect(), introduced: None }
     }
@@ -181,6 +185,21 @@ impl Standing {
         Device { name: names.join(" + "), class: line::class(&classes.collect::<Vec<_>>()) }
     }
 
+    /// The line as an event, for the line of this name.
+    fn formed(&self, worker: String) -> LineFormed {
+        let seat = |chair: &Chair| Seat {
+            worker: plain(&chair.name),
+            device: chair.device.as_ref().map_or_else(String::new, |device| plain(&device.name)),
+            first_layer: u64::from(chair.plan.layers.0),
+            layers: u64::from(chair.plan.layers.1 - chair.plan.layers.0),
+            memory: chair.memory.0,
+            limit: chair.memory.1,
+        };
+        let hidden = self.reception.lines.as_ref().map_or(0, |lines| lines.plan.hidden);
+        let seats = self.chairs.iter().map(seat).collect();
+        LineFormed { step: 0, worker, seats, token_bytes: 4 * hidden as u64 }
+    }
+
     /// Joins as a member of the driver, and passes messages until the line is over.
     async fn serve(mut self) {
         let names: Vec<&str> = self.chairs.iter().map(|chair| chair.name.as_str()).collect();
@@ -191,6 +210,8 @@ impl Standing {
             &ours.end,
             self.chairs[0].plan.key,
         );
+        let formed = self.formed(seat.name.clone());
+        let _ = self.reception.events.send(Incoming::Line(formed));
         let reception = self.reception.clone();
         self.reception.hold(async move {
             reception.serve(&mut ours, &Desk::Driver(&seat)).await;

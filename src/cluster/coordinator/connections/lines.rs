@@ -20,6 +20,8 @@ pub struct LinePlan {
     pub division: Division,
     /// Values of the flat layout below each layer; the last is the number of all.
     pub values: Vec<usize>,
+    /// Values of the hidden state of a token.
+    pub hidden: usize,
 }
 
 impl LinePlan {
@@ -80,8 +82,8 @@ pub(super) struct Waiter {
 pub(super) enum Seated {
     /// It waits.
     No,
-    /// A line of these workers, in order, with what it hears.
-    Line { seats: Vec<(Waiter, SeatPlan)>, heard: UnboundedReceiver<FromSeat> },
+    /// A line of these workers, in order, with the bytes that each needs, and what the line hears.
+    Line { seats: Vec<(Waiter, SeatPlan, u64)>, heard: UnboundedReceiver<FromSeat> },
     /// This worker holds the whole model.
     Whole(Box<Waiter>),
     /// This worker cannot take part; the reason in one line.
@@ -169,16 +171,17 @@ impl Lines {
                 let plans = self.plan.seats_of(key, &places);
                 let (events, heard) = unbounded_channel();
                 let mut chosen: BTreeMap<usize, Waiter> = BTreeMap::new();
-                let places: Vec<usize> = places.iter().map(|place| ready[place.worker]).collect();
-                for at in (0..workers.len()).rev().filter(|at| places.contains(at)) {
-                    chosen.insert(at, workers.remove(at));
+                let needs = places.iter().map(|place| place.needs);
+                let at: Vec<usize> = places.iter().map(|place| ready[place.worker]).collect();
+                for i in (0..workers.len()).rev().filter(|i| at.contains(i)) {
+                    chosen.insert(i, workers.remove(i));
                 }
                 let mut seats = Vec::new();
-                for (place, (at, plan)) in places.iter().zip(plans).enumerate() {
+                for (place, ((at, plan), needs)) in at.iter().zip(plans).zip(needs).enumerate() {
                     let Some(waiter) = chosen.remove(at) else { continue };
                     last.insert(waiter.identity, place);
                     let _ = waiter.destination.set(Destination::Seat(place, events.clone()));
-                    seats.push((waiter, plan));
+                    seats.push((waiter, plan, needs));
                 }
                 Ok(Seated::Line { seats, heard })
             }
