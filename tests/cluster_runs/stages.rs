@@ -175,7 +175,7 @@ fn what_a_line_cannot_do_is_refused_in_one_line() {
 #[test]
 fn plan_shows_what_each_seat_holds() {
     let fleet = Fleet::new();
-    let run = format!("plan {} --max-steps 4 --role coordinator --gpus cpu", wide());
+    let run = format!("plan {} --max-steps 4 --role coordinator --gpu-backend cpu", wide());
     let plan = |more: &str| fleet.bench.run(&format!("{run} {more} --json"));
     for (stages, limit, layers) in
         [("2", "", vec![3, 1]), ("auto", "--memory-limit 8000KB", vec![2, 2]), ("1+3", "", vec![1, 3])]

@@ -1,7 +1,7 @@
 //! Lines of workers in a plan (`--stages`): what each seat holds, and what goes over each link. Nothing is known about
 //! workers that have not joined, so each is assumed to have the same device.
 
-use super::tell::{gives, kept, sum};
+use super::memory_words::{gives, kept, sum};
 use crate::cluster::coordinator::{Division, Formed, Place};
 use crate::config::Settings;
 use crate::config::groups::Options;

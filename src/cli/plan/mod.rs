@@ -5,6 +5,7 @@
 //! the cache (the whole model, where its shapes depend on its values).
 
 mod lines;
+mod memory_words;
 mod tell;
 
 use crate::forecast::counts::{ALL, Ahead, Counts, count};

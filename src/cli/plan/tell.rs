@@ -2,10 +2,10 @@
 
 use super::Outlook;
 use super::lines as line;
+use super::memory_words::{gives, kept, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
-use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
@@ -138,23 +138,6 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
     lines
 }
 
-/// `it has 7.60 GB`
-pub fn gives(limit: Option<u64>, options: &Options) -> String {
-    let from = if options.devices.memory_limit.is_some() { "--memory-limit gives it" } else { "it has" };
-    limit.map_or("its memory is not known".into(), |limit| format!("{from} {}", size(limit)))
-}
-
-/// `weights 0.27 GB + adapter ...`
-pub fn sum(e: &Estimate) -> String {
-    format!(
-        "weights {} + LoRA and optimizer {} + activations {} + workspace {}",
-        size(e.weights),
-        size(e.adapter),
-        size(e.kept),
-        size(e.scratch)
-    )
-}
-
 /// Quality of the estimate.
 fn how_good(e: &Estimate) -> String {
     match e.basis {
@@ -170,26 +153,6 @@ fn how_good(e: &Estimate) -> String {
 /// `690 kB`
 fn small(bytes: f64) -> String {
     if bytes < 1e6 { format!("{:.1} kB", bytes / 1e3) } else { format!("{:.2} MB", bytes / 1e6) }
-}
-
-pub fn kept(keep: Keep, layers: usize) -> String {
-    match keep {
-        Keep::Everything => "no activation checkpointing: all activations are kept until backward".into(),
-        Keep::Parts([_, narrow, attended]) => {
-            let [all, ..] = keep.counts(layers);
-            let rest = layers.saturating_sub(all + narrow + attended);
-            let counts = [(all, "not"), (narrow, "partly"), (attended, "almost fully"), (rest, "fully")];
-            let some = counts.into_iter().filter(|(count, _)| *count > 0);
-            let list: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
-            let blocks = if list[0].starts_with("1 ") { " block " } else { " blocks " };
-            let list = list.join(", ").replacen(' ', blocks, 1);
-            format!("activation checkpointing: {list} (recomputed in backward)")
-        }
-        Keep::Inputs => {
-            let blocks = count(layers as u64, "block");
-            format!("activation checkpointing: {blocks} fully (recomputed in backward)")
-        }
-    }
 }
 
 fn rate(pace: &Pace, tokens: f64) -> String {
@@ -354,6 +317,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::decoder::Keep;
 
     #[test]
     fn checkpointing_is_printed_in_blocks() {
