@@ -77,7 +77,7 @@ fn manifest() -> Manifest {
         fraction_bits: fixed::FRACTION_BITS,
         steps: 9,
         silence_millis: 0,
-        seat: None,
+        seats: None,
     }
 }
 

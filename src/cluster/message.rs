@@ -171,6 +171,8 @@ pub enum ToCoordinator {
     },
     /// A seat of a line is connected with its neighbours.
     Linked,
+    /// What the worker's device can hold, where the manifest asks for it.
+    Capacity(Capacity),
 }
 
 /// Messages from the coordinator.
@@ -246,6 +248,8 @@ pub enum ToWorker {
         /// Its port.
         port: u16,
     },
+    /// Answers [`ToCoordinator::Capacity`]: the worker's place in a line; `None` if it holds the whole model.
+    Sit(Option<SeatPlan>),
 }
 
 /// A worker's identity, build and requirements.
@@ -306,8 +310,31 @@ pub struct Manifest {
     pub steps: u64,
     /// Either side treats the other as lost after this many milliseconds without a byte.
     pub silence_millis: u64,
-    /// The worker's place in a line, if it is to hold a part of the model.
-    pub seat: Option<SeatPlan>,
+    /// Most seats of a line, where workers hold the model together: the worker reports its [`Capacity`] for them.
+    pub seats: Option<u16>,
+}
+
+/// What the device of a worker can hold of the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Seconds that the longest microbatch takes in a layer, and in the head.
+    pub seconds: (f64, f64),
+    /// Bytes that the device may use.
+    pub limit: u64,
+    /// Bytes of the weights of each layer.
+    pub layers: Vec<u64>,
+    /// By the number of seats above it: what it needs besides as the first seat of a line (without a seat above it: for
+    /// the whole model), and as another one.
+    pub needs: Vec<(Needs, Needs)>,
+}
+
+/// Bytes that a seat needs besides the weights of its layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Needs {
+    /// With one layer.
+    pub one: u64,
+    /// With each further layer.
+    pub more: u64,
 }
 
 /// A worker's place in a line: workers that hold the layers of one model together.

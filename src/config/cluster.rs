@@ -51,6 +51,8 @@ pub enum Coordinator {
 /// How workers hold the model together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stages {
+    /// As few workers as have room for the model.
+    Auto,
     /// That many workers.
     Count(usize),
     /// As many workers as numbers, each with that many layers.
@@ -64,6 +66,9 @@ impl std::str::FromStr for Stages {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Stages::Auto);
+        }
         let numbers: Result<Vec<usize>, _> = text.split('+').map(|n| n.trim().parse()).collect();
         match numbers.as_deref() {
             Ok([count]) if (1..=MOST_STAGES).contains(count) => Ok(Stages::Count(*count)),
@@ -74,9 +79,9 @@ impl std::str::FromStr for Stages {
                     _ => Err(format!("at most {MOST_STAGES} workers hold a model together")),
                 }
             }
-            _ => {
-                Err(format!("expected a number of workers (1 to {MOST_STAGES}), or layers of each, as 20+12"))
-            }
+            _ => Err(format!(
+                "expected auto, a number of workers (1 to {MOST_STAGES}), or layers of each, as 20+12"
+            )),
         }
     }
 }
@@ -308,8 +313,9 @@ mod tests {
         check("role=worker coordinator=h dashboard=true", 78, "give it to the coordinator");
         check("role=coordinator stages=2", 0, "");
         check("role=coordinator stages=20+12", 0, "");
+        check("role=coordinator stages=auto", 0, "");
         for wrong in ["0", "two", "3+0", "20+", "65", "1,2"] {
-            check(&format!("role=coordinator stages={wrong}"), 2, "expected a number of workers");
+            check(&format!("role=coordinator stages={wrong}"), 2, "expected auto, a number of workers");
         }
         check("role=worker coordinator=h stages=2", 78, "--stages: only for --role coordinator");
         check("role=coordinator expect-workers=0", 78, "at least 1");

@@ -3,27 +3,23 @@
 
 use super::building::Whole;
 use super::drivers::{cpu, speaking};
+use super::room::{Room, packed};
 use super::seat::Seat;
 use crate::backend::Fault;
 use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
-use crate::model::config::Config;
 use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
-use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Home, Limit, Load, Offload, Part};
-use crate::model::split::Question;
+use crate::model::memory::{self, Estimate, Home, Load};
+use crate::model::split::{Pace, Question};
 use crate::model::stage::Model;
-use crate::model::weights::{ModelError, PackedLayers, Weights};
-use crate::numeric::tensor::Tensors;
+use crate::model::weights::ModelError;
 use crate::support::panics::caught;
 use crate::support::stderr::say;
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 /// The devices of a line in their order.
@@ -86,7 +82,7 @@ impl Seats {
 
     /// The speeds of all devices, relative to each other.
     fn speeds(&self) -> Result<Vec<f64>, ModelError> {
-        Ok(self.seats.iter().map(speed).collect::<Result<_, _>>()?)
+        Ok(self.seats.iter().map(Seat::gflops).collect::<Result<_, _>>()?)
     }
 
     /// The layers of each device with their memory. The error is that no split fits.
@@ -100,7 +96,7 @@ impl Seats {
             let room = &rooms[at];
             let (keep, takes) = match whole.tokens {
                 0 => (Keep::Inputs, memory::estimate(room.load_of(&layers), Keep::Inputs)?),
-                _ => room.limit.choose(room.load_of(&layers))?,
+                _ => room.choose(&layers)?,
             };
             Ok(Place { name: self.names[at].clone(), layers, keep, takes, limit: room.limit.known() })
         };
@@ -111,22 +107,21 @@ impl Seats {
     pub fn rate(&self, whole: &Whole, places: &[Place]) -> Result<f64, ModelError> {
         let rooms = self.rooms(whole)?;
         let (layers, costs) = (whole.config.layers, rooms[0].costs()?);
-        let speeds = self.speeds()?;
-        let question = Question { layers, costs, speeds: &speeds };
+        let paces = paces(costs, &self.speeds()?);
+        let question = Question { layers, paces: &paces };
         let seconds = places.iter().enumerate().map(|(seat, place)| question.seconds(seat, &place.layers));
         Ok(1e9 * (layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
     }
 
     fn rooms<'a>(&self, whole: &Whole<'a>) -> Result<Vec<Room<'a>>, ModelError> {
         let room = |(at, seat): (usize, &Seat)| {
+            let seats = self.seats.len();
+            let (depth, waiting) = if whole.tokens > 0 { (seats - at, seats + 2) } else { (1, 0) };
             let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
             let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
             let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
-            let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-            let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
-            let seats = self.seats.len();
-            let (depth, waiting) = if whole.tokens > 0 { (seats - at, seats + 2) } else { (1, 0) };
-            Ok(Room { load, packed, limit: seat.share.limit, depth, waiting, known: BTreeMap::new() })
+            let packed = packed(&load, whole)?;
+            Ok(Room::new((load, packed), seat.share.limit, (depth, waiting)))
         };
         self.seats.iter().enumerate().map(room).collect()
     }
@@ -135,7 +130,8 @@ impl Seats {
     /// split would need.
     fn too_little(&self, whole: &Whole, rooms: &mut [Room]) -> Result<ModelError, ModelError> {
         let speeds = self.speeds()?;
-        let question = Question { layers: whole.config.layers, costs: rooms[0].costs()?, speeds: &speeds };
+        let paces = paces(rooms[0].costs()?, &speeds);
+        let question = Question { layers: whole.config.layers, paces: &paces };
         let fastest = question.split(&mut |_, _| true).unwrap_or_default();
         let mut fullest = (0, 0, 0.0);
         for (at, layers) in fastest.iter().enumerate() {
@@ -215,24 +211,6 @@ impl Seats {
     }
 }
 
-/// Measured speeds of devices by number of threads and type: plan and run of a process see the same ones, and equal
-/// devices are equally fast.
-static SPEEDS: Mutex<Vec<(Measured, f64)>> = Mutex::new(Vec::new());
-
-/// Address of the device's properties, its threads, and the type of its products.
-type Measured = (usize, usize, ComputeDtype);
-
-fn speed(seat: &Seat) -> Result<f64, Fault> {
-    let of = (std::ptr::from_ref(seat.device.facts()).addr(), seat.share.threads, seat.share.dtype);
-    let mut known = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, speed)) = known.iter().find(|(other, _)| *other == of) {
-        return Ok(*speed);
-    }
-    let speed = seat.speed()?.gflops.max(1e-3);
-    known.push((of, speed));
-    Ok(speed)
-}
-
 impl Opener for Seats {
     fn backend(&self) -> &str {
         "line"
@@ -252,61 +230,14 @@ impl Opener for Seats {
     }
 }
 
-/// The memory of a device of a line.
-struct Room<'a> {
-    load: Load<'a>,
-    packed: PackedLayers,
-    limit: Limit,
-    depth: usize,
-    waiting: usize,
-    /// Bytes besides the weights, by the number of layers, and whether they are the first and the last ones.
-    known: BTreeMap<(usize, bool, bool), u64>,
-}
-
-impl<'a> Room<'a> {
-    fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
-        let Room { depth, waiting, .. } = *self;
-        let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting };
-        self.load.of_part(part, self.packed.of(layers.clone()))
-    }
-
-    /// Bytes with the most frugal policy. All layers have the same shape: what three layers and more take besides the
-    /// weights follows from one and two.
-    fn least(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
-        let (first, last) = (layers.start == 0, layers.end == self.load.config.layers);
-        let mut besides = |count: usize| -> Result<u64, ModelError> {
-            if let Some(bytes) = self.known.get(&(count, first, last)) {
-                return Ok(*bytes);
-            }
-            let start = if last { layers.end - count } else { layers.start };
-            let takes = memory::least(self.load_of(&(start..start + count)))?.1;
-            let bytes = takes.total() - takes.weights;
-            self.known.insert((count, first, last), bytes);
-            Ok(bytes)
-        };
-        let besides = match layers.len() {
-            count @ 0..=2 => besides(count)?,
-            count if first && last => besides(count)?,
-            count => {
-                let (one, two) = (besides(1)?, besides(2)?);
-                one + (two.saturating_sub(one)) * (count as u64 - 1)
-            }
-        };
-        Ok(besides + self.packed.of(layers.clone()))
-    }
-
-    /// Arithmetic of a layer, and of the head.
-    fn costs(&self) -> Result<(f64, f64), ModelError> {
-        let layers = self.load.config.layers;
-        let flops = |layers: Range<usize>| memory::flops(self.load_of(&layers), Keep::Everything);
-        let layer = flops(0..1)?;
-        Ok((layer, if layers > 1 { (flops(layers - 1..layers)? - layer).max(0.0) } else { 0.0 }))
-    }
+fn paces(costs: (f64, f64), speeds: &[f64]) -> Vec<Pace> {
+    speeds.iter().map(|speed| Pace::of(costs, *speed)).collect()
 }
 
 /// The layers of each device; `None` if no split fits.
 fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
-    let question = Question { layers: rooms[0].load.config.layers, costs: rooms[0].costs()?, speeds };
+    let paces = paces(rooms[0].costs()?, speeds);
+    let question = Question { layers: rooms[0].load.config.layers, paces: &paces };
     let mut fault = Ok(());
     let found = question.split(&mut |seat, layers| match rooms[seat].least(layers) {
         Ok(least) => least <= rooms[seat].limit.bytes(),
@@ -316,23 +247,6 @@ fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>
         }
     });
     fault.map(|()| found)
-}
-
-/// The layers of each of `count` devices that are equally fast and have room for any number of layers.
-pub fn even_split(
-    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
-    tokens: usize,
-    count: usize,
-) -> Result<Vec<Range<usize>>, ModelError> {
-    let offload = Offload::Never;
-    let whole = &Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
-    let load = whole.load_on(cpu::target(ComputeDtype::F32))?;
-    let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-    let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
-    let (limit, known) = (Limit::Typed(u64::MAX), BTreeMap::new());
-    let room = Room { load, packed, limit, depth: 1, waiting: 0, known };
-    let question = Question { layers: whole.config.layers, costs: room.costs()?, speeds: &vec![1.0; count] };
-    Ok(question.split(&mut |_, _| true).unwrap_or_default())
 }
 
 fn tokens(most: usize) -> String {

@@ -3,6 +3,7 @@
 
 use crate::backend::facts::{Facts, Kind};
 use crate::cluster::inject::Inject;
+use crate::cluster::message::Capacity;
 use crate::cluster::worker::{Blueprint, Equipment, Opener};
 use crate::model::layout::Layout;
 use crate::model::stage::{
@@ -70,6 +71,10 @@ impl Opener for Pretended {
         let model = self.cpu.open(blueprint)?;
         let class = model.class().replacen("cpu", &self.name, 1);
         Ok(Box::new(Renamed { model, class }))
+    }
+
+    fn capacity(&self, blueprint: &Blueprint, most: usize) -> Result<Capacity, ModelError> {
+        self.cpu.capacity(blueprint, most)
     }
 }
 

@@ -2,12 +2,14 @@
 //! run uses when it opens devices, and a guess of the speed of devices without measurements.
 
 use super::building::{How, Whole};
+use super::capacity::Holder;
 use super::chain::{found, free_memory, hardware, hardware_of, seat, seats};
-use super::choose::Chosen;
-use super::drivers::{self, DRIVERS, cpu};
+use super::choose::{Chosen, choose};
+use super::drivers::{self, DRIVERS, Driver, cpu};
 use super::line::Place;
 use crate::backend::facts::Kind;
-use crate::config::groups::{CPU, DeviceOptions};
+use crate::config::groups::{CPU, DeviceOptions, Gpus};
+use crate::config::refusal::Refusal;
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
@@ -153,24 +155,60 @@ pub fn assumed(
 ) -> Result<Prospect, ModelError> {
     let offload = options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
-    let driver = match options.backend {
-        None | Some(CPU) => DRIVERS[0],
-        Some(name) => drivers::named(name),
-    };
-    let (dtype, class) = driver.assumed(options.dtype);
-    let budget = options.memory_limit.unwrap_or_else(|| drivers::usable(bytes));
-    let load = driver.load(&whole, dtype, Home::Own)?;
-    let (takes, unfit) = fits(load, Limit::Typed(budget))?;
+    let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
+    let (_, class) = absent_driver(options).assumed(options.dtype);
+    let (takes, unfit) = fits(load, limit)?;
     Ok(Prospect {
         name: "assumed".into(),
         class: Ok(class.into()),
-        hardware: format!("a card of {} that is not here", memory::size(bytes)),
-        limit: Some(budget),
+        hardware,
+        limit: limit.known(),
         takes,
         unfit,
         places: Vec::new(),
         guess: 0.0,
     })
+}
+
+/// The device that a worker is expected to have, and what it is: a card of `assumed` bytes, else one like the first of
+/// this machine.
+pub fn expected_seat<'a>(
+    assumed: Option<u64>,
+    options: &DeviceOptions,
+    (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
+    tokens: usize,
+) -> Result<(String, Holder<'a>), Refusal> {
+    let offload = Offload::Never;
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
+    if let Some(bytes) = assumed {
+        let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
+        return Ok((hardware, Holder::new(load, limit, &whole)?));
+    }
+    let gpus = if options.gpus == Gpus::None { Gpus::Auto } else { options.gpus.clone() };
+    let chosen = choose(&DeviceOptions { gpus, ..options.clone() })?;
+    let seat = seat(&chosen, 0, found(chosen.picks[0].device), free_memory(&chosen));
+    Ok((format!("a device like {} here", chosen.picks[0].name), seat.holder(&whole)?))
+}
+
+/// The driver of an absent card: the best one, unless another one was typed.
+fn absent_driver(options: &DeviceOptions) -> &'static dyn Driver {
+    match options.backend {
+        None | Some(CPU) => DRIVERS[0],
+        Some(name) => drivers::named(name),
+    }
+}
+
+/// The memory of a model on an absent card, its limit, and its description.
+pub(super) fn absent_card<'a>(
+    bytes: u64,
+    options: &DeviceOptions,
+    whole: &Whole<'a>,
+) -> Result<(Load<'a>, Limit, String), ModelError> {
+    let driver = absent_driver(options);
+    let (dtype, _) = driver.assumed(options.dtype);
+    let budget = options.memory_limit.unwrap_or_else(|| drivers::usable(bytes));
+    let hardware = format!("a card of {} that is not here", memory::size(bytes));
+    Ok((driver.load(whole, dtype, Home::Own)?, Limit::Typed(budget), hardware))
 }
 
 /// The policy with its estimate, and why they do not fit.

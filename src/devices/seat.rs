@@ -1,10 +1,12 @@
 //! A device with its share of this process: what a run opens, after a check of its memory.
 
 use super::building::{How, Whole, note_streaming};
+use super::capacity::Holder;
 use super::drivers::{Among, Device, Share, cpu, speaking};
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
+use crate::cluster::message::Capacity;
 use crate::cluster::worker::{Blueprint, Opener, Portion, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Build;
@@ -12,6 +14,10 @@ use crate::model::memory::{Limit, Offload, Part, size};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::support::stderr::say;
+use std::sync::{Mutex, PoisonError};
+
+/// Measured speeds by address of the device's properties, number of threads, and type of the products.
+static SPEEDS: Mutex<Vec<((usize, usize, ComputeDtype), f64)>> = Mutex::new(Vec::new());
 
 /// A device with its share.
 #[derive(Clone, Copy)]
@@ -89,6 +95,24 @@ impl Seat {
         self.device.open(self.share)?.build(whole, whole.build(how))
     }
 
+    /// The device as one that may be a seat of a line of workers.
+    pub fn holder<'a>(&self, whole: &Whole<'a>) -> Result<Holder<'a>, ModelError> {
+        Holder::new(self.device.load(&speaking(whole), self.share.dtype)?, self.share.limit, whole)
+    }
+
+    /// Measured speed in 1e9 operations per second. Plan and run of a process see the same one, and equal devices are
+    /// equally fast.
+    pub fn gflops(&self) -> Result<f64, Fault> {
+        let of = (std::ptr::from_ref(self.device.facts()).addr(), self.share.threads, self.share.dtype);
+        let mut known = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, speed)) = known.iter().find(|(other, _)| *other == of) {
+            return Ok(*speed);
+        }
+        let speed = self.speed()?.gflops.max(1e-3);
+        known.push((of, speed));
+        Ok(speed)
+    }
+
     /// Measured speed of the device, also for a plan, which runs no trial.
     pub fn speed(&self) -> Result<Speed, Fault> {
         self.device.open_untried(Share { limit: Limit::Typed(u64::MAX), ..self.share })?.speed()
@@ -106,6 +130,11 @@ impl Opener for Seat {
             Some(portion) => seat.portion(&whole, portion),
             None => seat.whole(&whole),
         }
+    }
+
+    fn capacity(&self, blueprint: &Blueprint, most: usize) -> Result<Capacity, ModelError> {
+        let (seat, whole) = (self.typed(blueprint)?, Whole::of(blueprint));
+        seat.holder(&whole)?.capacity(most, 1e9 * seat.gflops()?)
     }
 
     #[cfg(feature = "faults")]

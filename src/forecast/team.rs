@@ -75,7 +75,8 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles:
     let here = team.len();
     let first = team.iter().find_map(|e| e.worker.as_ref()).map(|w| w.pace.clone());
     let like = first.unwrap_or_else(|| Pace::guess(shape, link::UNKNOWN));
-    if options.cluster.role != Role::Coordinator {
+    // Workers that hold the model together are no devices of their own.
+    if options.cluster.role != Role::Coordinator || options.cluster.stages.is_some() {
         return vec![];
     }
     let min = options.cluster.min_workers;

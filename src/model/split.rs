@@ -3,38 +3,107 @@
 
 use std::ops::Range;
 
+/// Seconds of a seat.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// For a layer.
+    pub layer: f64,
+    /// For the head.
+    pub head: f64,
+}
+
+impl Pace {
+    /// The pace of a device that does `speed` per second, where a layer and the head cost that much.
+    pub fn of((layer, head): (f64, f64), speed: f64) -> Self {
+        Pace { layer: layer / speed, head: head / speed }
+    }
+}
+
 /// A model and the seats of a line.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
     /// Layers of the model.
     pub layers: usize,
-    /// Cost of a layer, and of the head, in the same unit.
-    pub costs: (f64, f64),
-    /// Cost per second that each seat computes, in the order of the line.
-    pub speeds: &'a [f64],
+    /// The seats, in the order of the line.
+    pub paces: &'a [Pace],
+}
+
+/// Paces that differ by less than this share count as equal: measurements vary by that much.
+const ALIKE: f64 = 0.1;
+/// Most seats of which every order is tried.
+const ORDERED: usize = 5;
+/// The slowest seat of another order must be faster by this factor.
+const WORTH: f64 = 0.99;
+
+/// The same paces, where those of devices that are about equally fast are equal.
+pub fn alike(paces: &[Pace]) -> Vec<Pace> {
+    let mut order: Vec<usize> = (0..paces.len()).collect();
+    order.sort_by(|a, b| paces[*a].layer.total_cmp(&paces[*b].layer));
+    let (mut equal, mut first): (Vec<Pace>, Option<usize>) = (paces.to_vec(), None);
+    for at in order {
+        match first {
+            Some(first) if paces[at].layer * (1.0 - ALIKE) <= equal[first].layer => equal[at] = equal[first],
+            _ => first = Some(at),
+        }
+    }
+    equal
+}
+
+/// The order of the seats for which the slowest is fastest, as indices into `paces`, and the layers of each. The given
+/// order stays unless another one is faster. `fits` gets an index into `paces`, the place in the line, and the layers.
+pub fn arrange(
+    layers: usize,
+    paces: &[Pace],
+    fits: &mut dyn FnMut(usize, usize, &Range<usize>) -> bool,
+) -> Option<(Vec<usize>, Vec<Range<usize>>)> {
+    let mut best: Option<(f64, Vec<usize>, Vec<Range<usize>>)> = None;
+    for order in orders(paces.len()) {
+        let ordered: Vec<Pace> = order.iter().map(|at| paces[*at]).collect();
+        let question = Question { layers, paces: &ordered };
+        let Some(split) = question.split(&mut |place, range| fits(order[place], place, range)) else {
+            continue;
+        };
+        let slowest = split.iter().enumerate().map(|(seat, range)| question.seconds(seat, range));
+        let slowest = slowest.fold(0.0, f64::max);
+        if best.as_ref().is_none_or(|(before, ..)| slowest < WORTH * before) {
+            best = Some((slowest, order, split));
+        }
+    }
+    best.map(|(_, order, split)| (order, split))
+}
+
+/// The orders that are tried, the given one first.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    if count > ORDERED {
+        return vec![(0..count).collect()];
+    }
+    let longer = |order: Vec<usize>| {
+        let rest: Vec<usize> = (0..count).filter(|at| !order.contains(at)).collect();
+        rest.into_iter().map(move |at| [&order[..], &[at]].concat())
+    };
+    (0..count).fold(vec![vec![]], |orders, _| orders.into_iter().flat_map(longer).collect())
 }
 
 impl Question<'_> {
     /// Seconds of a seat with these layers.
     pub fn seconds(&self, seat: usize, layers: &Range<usize>) -> f64 {
-        let (layer, head) = self.costs;
-        let head = if layers.end == self.layers { head } else { 0.0 };
-        (layers.len() as f64 * layer + head) / self.speeds[seat]
+        let Pace { layer, head } = self.paces[seat];
+        layers.len() as f64 * layer + if layers.end == self.layers { head } else { 0.0 }
     }
 
     /// The layers of each seat for which the slowest seat is fastest; among equals, the most even ones. `None` if no
     /// split fits. Each seat gets a layer where there are enough.
     pub fn split(&self, fits: &mut dyn FnMut(usize, &Range<usize>) -> bool) -> Option<Vec<Range<usize>>> {
-        let least = usize::from(self.layers >= self.speeds.len());
+        let least = usize::from(self.layers >= self.paces.len());
         // By the number of layers below a seat: the slowest time, the sum of squared times, and the ends of all seats.
         let mut below: Vec<Option<(f64, f64, Vec<usize>)>> = vec![None; self.layers + 1];
         below[0] = Some((0.0, 0.0, Vec::new()));
-        for seat in 0..self.speeds.len() {
+        for seat in 0..self.paces.len() {
             let mut above: Vec<Option<(f64, f64, Vec<usize>)>> = vec![None; self.layers + 1];
             for (start, before) in below.iter().enumerate() {
                 let Some((slowest, squares, ends)) = before else { continue };
                 // The head belongs to the last seat, which is the only one that ends with the last layer.
-                let count = self.layers + usize::from(seat + 1 == self.speeds.len());
+                let count = self.layers + usize::from(seat + 1 == self.paces.len());
                 for (end, best) in above.iter_mut().enumerate().take(count).skip(start + least) {
                     let seconds = self.seconds(seat, &(start..end));
                     let time = (slowest.max(seconds), squares + seconds * seconds);
@@ -79,8 +148,10 @@ mod tests {
         let (mut split, mut refused) = (0, 0);
         for _ in 0..2000 {
             let (layers, seats) = (1 + draws.below(9) as usize, 1 + draws.below(4) as usize);
-            let speeds: Vec<f64> = (0..seats).map(|_| f64::from(1 + draws.below(8))).collect();
-            let question = Question { layers, costs: (1.0, f64::from(draws.below(5))), speeds: &speeds };
+            let head = f64::from(draws.below(5));
+            let paces: Vec<Pace> =
+                (0..seats).map(|_| Pace::of((1.0, head), f64::from(1 + draws.below(8)))).collect();
+            let question = Question { layers, paces: &paces };
             // Memory: a size for each layer, embedding and head, and room on each seat.
             let sizes: Vec<u32> = (0..layers + 2).map(|_| 1 + draws.below(6)).collect();
             let rooms: Vec<u32> = (0..seats).map(|_| 4 + draws.below(24)).collect();
@@ -116,7 +187,8 @@ mod tests {
     #[test]
     fn equal_seats_get_equal_parts() {
         let split = |layers, speeds: &[f64]| {
-            Question { layers, costs: (1.0, 0.0), speeds }.split(&mut |_, _| true).unwrap()
+            let paces: Vec<Pace> = speeds.iter().map(|speed| Pace::of((1.0, 0.0), *speed)).collect();
+            Question { layers, paces: &paces }.split(&mut |_, _| true).unwrap()
         };
         assert_eq!(split(30, &[1.0, 1.0]), [0..15, 15..30]);
         assert_eq!(split(30, &[2.0, 1.0]), [0..20, 20..30]);
@@ -127,5 +199,54 @@ mod tests {
             "the head is in the last seat: {few:?}"
         );
         assert_eq!(split(1, &[2.0, 1.0]), [0..0, 0..1]);
+    }
+
+    #[test]
+    fn order_is_as_fast_as_the_best_of_all_orders() {
+        let mut draws = Stream::new(&[12]);
+        let (mut moved, mut refused) = (0, 0);
+        for _ in 0..500 {
+            let (layers, seats) = (3 + draws.below(5) as usize, 2 + draws.below(2) as usize);
+            let paces: Vec<Pace> =
+                (0..seats).map(|_| Pace::of((1.0, 3.0), f64::from(1 + draws.below(6)))).collect();
+            // A seat holds more the nearer it is to the first one, and the first one the embedding too.
+            let rooms: Vec<usize> = (0..seats).map(|_| 2 + draws.below(24) as usize).collect();
+            let fits = |at: usize, place: usize, range: &Range<usize>| {
+                range.len() * (seats - place) + if place == 0 { 2 } else { 0 } <= rooms[at]
+            };
+            let slowest = |order: &[usize], ranges: &[Range<usize>]| {
+                let seconds = order.iter().zip(ranges).map(|(at, range)| {
+                    let head = if range.end == layers { paces[*at].head } else { 0.0 };
+                    range.len() as f64 * paces[*at].layer + head
+                });
+                seconds.fold(0.0, f64::max)
+            };
+            let ends = all(0, layers, seats, 1);
+            let best = orders(seats).iter().flat_map(|order| {
+                let all = ends.iter().map(|ends| ranges(ends));
+                let stands = |ranges: &Vec<Range<usize>>| {
+                    ranges.iter().enumerate().all(|(place, range)| fits(order[place], place, range))
+                };
+                all.filter(stands).map(|ranges| slowest(order, &ranges)).collect::<Vec<_>>()
+            });
+            let best = best.min_by(f64::total_cmp);
+            match (arrange(layers, &paces, &mut |at, place, range| fits(at, place, range)), best) {
+                (Some((order, split)), Some(best)) => {
+                    assert!(slowest(&order, &split) * WORTH <= best, "{order:?} {split:?} {best}");
+                    assert!(split.iter().enumerate().all(|(place, range)| fits(order[place], place, range)));
+                    moved += usize::from(!order.is_sorted());
+                }
+                (None, None) => refused += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(moved > 50 && refused > 20, "{moved} {refused}");
+    }
+
+    #[test]
+    fn devices_that_are_about_equally_fast_get_equal_parts() {
+        let paces = [1.0, 1.05, 2.0, 0.96].map(|layer| Pace { layer, head: 3.0 * layer });
+        let equal: Vec<f64> = alike(&paces).iter().map(|pace| pace.layer).collect();
+        assert_eq!(equal, [0.96, 0.96, 2.0, 0.96]);
     }
 }

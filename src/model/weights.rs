@@ -123,6 +123,11 @@ impl PackedLayers {
         embedding + head + norms + self.layers[layers].iter().sum::<u64>()
     }
 
+    /// Weights of one layer, wherever it is.
+    pub fn layer(&self, at: usize) -> u64 {
+        self.layers[at] + self.norms.0
+    }
+
     /// Weights of the whole model.
     fn whole(&self) -> Packed {
         let bounds = self.layers.iter().copied().min().zip(self.layers.iter().copied().max());

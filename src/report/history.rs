@@ -2,7 +2,9 @@
 //! numbers (pace, time left, shares of devices) are in [`Progress`].
 
 use super::progress::Progress;
-use crate::train::event::{Change, Done, Eval, Event, Halt, Part, Rewards, RunStart, Sample, Step};
+use crate::train::event::{
+    Change, Done, Eval, Event, Halt, LineFormed, Part, Rewards, RunStart, Sample, Step,
+};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,6 +28,8 @@ pub struct History {
     pub changes: Vec<Change>,
     /// Why the run halted.
     pub halt: Option<Halt>,
+    /// Workers that hold the model together, by their name as one worker.
+    pub lines: BTreeMap<String, LineFormed>,
     /// How the run ended.
     pub done: Option<Done>,
     /// Pairs of worker and device, in the order of their first activity.
@@ -146,6 +150,9 @@ impl History {
             Event::Device(change) => self.change(change),
             Event::Best(_) | Event::Early(_) => {} // handled by Progress
             Event::Checkpoint(_) | Event::Speed(_) | Event::Forecast(_) => {}
+            Event::Line(formed) => {
+                self.lines.insert(formed.worker.clone(), formed.clone());
+            }
             Event::Fault(halt) => self.halt = Some(halt.clone()),
             Event::Done(done) => self.done = Some(done.clone()),
         }

@@ -5,8 +5,8 @@ use super::answers::Answers;
 use super::confusion;
 use super::team::TeamWork;
 use super::words::{
-    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, reward_words, run_lines,
-    size, speed_line,
+    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, line_formed, reward_words,
+    run_lines, size, speed_line,
 };
 use crate::support::stderr::inline;
 use crate::train::best::Best;
@@ -207,6 +207,7 @@ impl Progress {
             }
             Event::Checkpoint(saved) => vec![format!("saved {}", saved.path.display())],
             Event::Device(change) => vec![change_line(change)],
+            Event::Line(formed) => vec![line_formed(formed)],
             Event::Speed(speed) if speed.trials as f64 == speed.points.n => vec![speed_line(speed)],
             Event::Speed(_) => vec![],
             Event::Forecast(forecast) => vec![format!(

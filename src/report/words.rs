@@ -3,7 +3,9 @@
 use crate::support::plural::count;
 use crate::support::stderr::inline;
 use crate::train::best::{Best, Metric};
-use crate::train::event::{Change, Done, Early, Eval, Rewards, RunStart, Speed, What, mixed};
+use crate::train::event::{
+    Change, Done, Early, Eval, LineFormed, Rewards, RunStart, Seat, Speed, What, mixed,
+};
 
 /// Largest number of classes whose confusion matrix fits a terminal; the report shows larger ones.
 pub const SHOWN_CLASSES: usize = 12;
@@ -149,6 +151,15 @@ pub fn clock(seconds: f64, digits: usize) -> String {
         0 => format!("{}:{:02}{tail}", s / 60, s % 60),
         hours => format!("{hours}:{:02}:{:02}{tail}", s / 60 % 60, s % 60),
     }
+}
+
+/// The workers that hold the model together, with their layers and memory, in one line.
+pub fn line_formed(formed: &LineFormed) -> String {
+    let seat = |seat: &Seat| {
+        let (worker, memory, limit) = (inline(&seat.worker), size(seat.memory), size(seat.limit));
+        format!("{worker} {}, {memory} of {limit}", seat.range())
+    };
+    format!("line     {}", formed.seats.iter().map(seat).collect::<Vec<_>>().join("; "))
 }
 
 /// A number of bytes: `512 MB`, `1.2 GB`.

@@ -135,7 +135,7 @@ impl Hall {
         }
         let shape = Shape::of(&manifest);
         let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
-        let lines = stages::plan(settings, options, (&job.prepared, job.need().tokens))?;
+        let lines = stages::plan(settings, options, &job.prepared)?;
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
             machine: machine(options, here),
@@ -292,7 +292,7 @@ fn manifest(
         fraction_bits: FRACTION_BITS,
         steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
-        seat: None,
+        seats: None,
     }
 }
 

@@ -14,6 +14,6 @@ pub mod row_warnings;
 pub mod run_file;
 pub mod signals;
 pub mod single;
-mod stages;
+pub mod stages;
 pub mod watch;
 pub mod worker;

@@ -1,19 +1,20 @@
 //! `--stages`: how the layers of the model are divided among the workers of a line.
 
 use super::prepare::Prepared;
-use crate::cluster::coordinator::LinePlan;
+use crate::cluster::coordinator::{Division, LinePlan};
 use crate::config::Settings;
 use crate::config::groups::{Options, Stages};
 use crate::config::refusal::Refusal;
-use crate::devices;
 use crate::model::layout;
-use std::ops::Range;
+
+/// Most workers of a line whose number is not given.
+pub const MOST: usize = 8;
 
 /// The layers and values of each worker of a line; `None` where each worker holds the whole model.
 pub fn plan(
     settings: &Settings,
     options: &Options,
-    (prepared, tokens): (&Prepared, usize),
+    prepared: &Prepared,
 ) -> Result<Option<LinePlan>, Refusal> {
     let Some(stages) = &options.cluster.stages else { return Ok(None) };
     let (config, _, lora) = prepared.model();
@@ -23,29 +24,23 @@ pub fn plan(
         return Err(settings.refuse("stages", why));
     }
     let all = config.layers;
-    let layers: Vec<Range<usize>> = match stages {
+    let division = match stages {
         Stages::Count(count) if *count > all => {
             return Err(
                 settings.refuse("stages", format!("{count} workers for {all} layers: use at most {all}"))
             );
         }
-        Stages::Count(count) => {
-            devices::even_split(prepared.model(), tokens, *count).map_err(Refusal::from)?
-        }
+        Stages::Count(count) => Division::Seats(*count),
+        Stages::Auto => Division::Auto(all.min(MOST)),
         Stages::Layers(counts) if counts.iter().sum::<usize>() != all => {
             let sum: usize = counts.iter().sum();
             return Err(settings.refuse("stages", format!("these are {sum} layers, the model has {all}")));
         }
-        Stages::Layers(counts) => {
-            let start = counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count)));
-            start.zip(counts).map(|(start, count)| start..start + count).collect()
-        }
+        Stages::Layers(counts) => Division::Layers(counts.clone()),
     };
-    let mut end = 0;
-    let values = layers.iter().map(|layers| {
-        let start = end;
-        end += layout::of(config, lora, layers.clone()).len();
-        start..end
+    let ends = (0..all).scan(0, |end, layer| {
+        *end += layout::of(config, lora, layer..layer + 1).len();
+        Some(*end)
     });
-    Ok(Some(LinePlan { values: values.collect(), layers }))
+    Ok(Some(LinePlan { division, values: std::iter::once(0).chain(ends).collect(), hidden: config.hidden }))
 }

@@ -28,6 +28,8 @@ pub enum Event {
     Checkpoint(Saved),
     /// A worker or a device joined, left or changed.
     Device(Change),
+    /// Workers hold the model together from now on.
+    Line(LineFormed),
     /// Measured costs of a device.
     Speed(Speed),
     /// Expected speed and duration of the run.
@@ -51,6 +53,7 @@ impl Event {
             Event::Sample(e) => e.step,
             Event::Checkpoint(e) => e.step,
             Event::Device(e) => e.step,
+            Event::Line(e) => e.step,
             Event::Speed(e) => e.step,
             Event::Forecast(e) => e.step,
             Event::Fault(e) => e.step,
@@ -285,6 +288,48 @@ pub struct Change {
     /// Reason, in one line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+}
+
+/// Workers that hold the model together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineFormed {
+    /// Steps taken before.
+    pub step: u64,
+    /// Their name as one worker.
+    pub worker: String,
+    /// The workers, in the order of their layers.
+    pub seats: Vec<Seat>,
+    /// Bytes of hidden states, and of their gradients, that go from one to the next for a token.
+    pub token_bytes: u64,
+}
+
+/// A worker that holds a part of the model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// Name of the worker.
+    pub worker: String,
+    /// Name of its device.
+    pub device: String,
+    /// Its first layer.
+    pub first_layer: u64,
+    /// Number of its layers.
+    pub layers: u64,
+    /// Bytes of memory that it needs at least.
+    pub memory: u64,
+    /// Bytes of memory that it may use.
+    pub limit: u64,
+}
+
+impl Seat {
+    /// `layers 0 to 14`
+    pub fn range(&self) -> String {
+        match self.layers {
+            1 => format!("layer {}", self.first_layer),
+            layers => {
+                format!("layers {} to {}", self.first_layer, (self.first_layer + layers).saturating_sub(1))
+            }
+        }
+    }
 }
 
 /// Measured costs of training microbatches on a device: at its admission, and later with all microbatches so far.

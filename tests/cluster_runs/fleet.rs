@@ -205,6 +205,15 @@ impl Fleet {
         assert!(missed, "no event shows the loss of {names:?} after step {step}\n{}", self.all());
     }
 
+    /// Waits until a process has said `text`.
+    pub fn wait_for(&mut self, name: &str, text: &str) {
+        let began = Instant::now();
+        while !self.said(name).contains(text) {
+            assert!(began.elapsed() < PATIENCE && self.is_running(name), "{name}: {text}\n{}", self.all());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     #[track_caller]
     pub fn wait_for_step(&mut self, step: usize) {
         let began = Instant::now();

@@ -5,8 +5,10 @@ use crate::hostile::hello;
 use bytes::Bytes;
 use finetune::cluster::carry::Carry;
 use finetune::cluster::link::{End, connected, encode};
-use finetune::cluster::message::{Device, FRAME_LIMIT, Packed, SeatPlan, ToCoordinator, ToWorker};
-use finetune::net::{DIAL_TIMEOUT, Endpoint, Party, Security, Token, dial};
+use finetune::cluster::message::{
+    Capacity, Device, FRAME_LIMIT, Needs, Packed, SeatPlan, ToCoordinator, ToWorker,
+};
+use finetune::net::{Connection, DIAL_TIMEOUT, Endpoint, Party, Security, Token, dial};
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -51,9 +53,21 @@ fn strangers_on_the_port_of_a_seat_change_no_byte() {
     let run = format!("{RUN} --max-steps 4");
     let (mut fleet, runtime) = (Fleet::new(), runtime());
     let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --stages 2"));
+    fleet.coordinator(&format!("{run} --stages 2+2"));
     fleet.worker("first", "--threads 1");
-    let port = port_of(&mut fleet, "first");
+    fleet.wait_for("first", "waits for its place");
+    let coordinator = fleet.at().to_string();
+    // The neighbour of the first seat connects after the strangers, then it leaves.
+    let mut silent = None;
+    let attack = || silent = Some(strangers(port_of(&mut fleet, "first"), &runtime));
+    drop(Enemy::sits(&coordinator, attack));
+    fleet.worker("second", "--threads 1");
+    fleet.all_end(&["coordinator", "first", "second"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// Strangers on the port on which a seat waits for the one above. Returns the connection of a silent one.
+fn strangers(port: u16, runtime: &Runtime) -> Connection {
     let at = Endpoint::loopback(port);
     let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -66,10 +80,13 @@ fn strangers_on_the_port_of_a_seat_change_no_byte() {
         let (_, mut writer) = seat().split(FRAME_LIMIT);
         runtime.block_on(writer.send(&frame[..])).unwrap();
     }
-    let _silent = seat();
-    fleet.worker("second", "--threads 1");
-    fleet.all_end(&["coordinator", "first", "second"], 0);
-    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    seat()
+}
+
+/// A capacity that every split fits.
+fn capacity() -> Capacity {
+    let needs = Needs { one: 0, more: 0 };
+    Capacity { seconds: (1.0, 1.0), limit: u64::MAX, layers: vec![0; 4], needs: vec![(needs, needs); 2] }
 }
 
 /// A worker that takes a seat, and is connected with the seat above or below.
@@ -83,17 +100,24 @@ struct Enemy {
 }
 
 impl Enemy {
-    /// Sits down at the last seat, above an honest one.
-    fn sits(at: &str) -> Self {
+    /// Sits down at the last seat, above an honest one. `before` is called before it connects with that one.
+    fn sits(at: &str, before: impl FnOnce()) -> Self {
         let runtime = runtime();
         let (handle, at) = (runtime.handle().clone(), at.parse::<Endpoint>().unwrap());
-        let (link, peer) = runtime.block_on(async {
+        let (mut link, key, place) = runtime.block_on(async {
             let connection = dial(&at, &security(Party::Worker), DIAL_TIMEOUT).await.unwrap();
             let mut link = connected::<ToCoordinator>(&handle, connection, PATIENCE);
             link.to.send(ToCoordinator::Hello(hello())).await.unwrap();
             let Some(ToWorker::Welcome(manifest)) = link.from.recv().await else { panic!("no welcome") };
-            let SeatPlan { key, place, .. } = manifest.seat.expect("a seat");
+            assert_eq!(manifest.seats, Some(2));
+            link.to.send(ToCoordinator::Capacity(capacity())).await.unwrap();
+            let Some(ToWorker::Sit(Some(plan))) = link.from.recv().await else { panic!("no seat") };
+            let SeatPlan { key, place, .. } = plan;
             assert_eq!(place, 1);
+            (link, key, place)
+        });
+        before();
+        let (link, peer) = runtime.block_on(async {
             let devices = vec![Device { name: "cpu".into(), class: "enemy".into() }];
             link.to.send(ToCoordinator::Ready { devices, refused: vec![] }).await.unwrap();
             link.to.send(ToCoordinator::Seated { port: 0 }).await.unwrap();
@@ -147,8 +171,9 @@ fn hostile_seats_change_no_byte() {
     let run = format!("{RUN} --max-steps 4");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --stages 2"));
+    fleet.coordinator(&format!("{run} --stages 2+2"));
     fleet.worker("first", "--threads 1");
+    fleet.wait_for("first", "waits for its place");
     let piece = |offset| ToCoordinator::SumPiece {
         sum: 1,
         offset,
@@ -174,9 +199,7 @@ fn hostile_seats_change_no_byte() {
         Box::new(|enemy, _| enemy.peer.blocking_send(Carry::Hello { key: [0; 16], place: 1 }).unwrap()),
     ];
     for attack in attacks {
-        // The honest worker is at the first seat.
-        port_of(&mut fleet, "first");
-        let mut enemy = Enemy::sits(fleet.at());
+        let mut enemy = Enemy::sits(fleet.at(), || ());
         let lease = enemy.lease();
         attack(&mut enemy, lease);
         enemy.wait_for_bye();

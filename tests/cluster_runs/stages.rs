@@ -58,6 +58,77 @@ fn a_line_of_workers_runs_every_kind_of_task() {
     }
 }
 
+/// A run whose layers take more memory than the self-test.
+fn wide() -> String {
+    RUN.replace("--rank 4", "--rank 16")
+}
+
+/// Layers that a worker has said that it holds.
+fn layers(fleet: &Fleet, name: &str) -> Option<usize> {
+    let said = fleet.said(name);
+    let line = said.lines().find_map(|line| line.strip_prefix("holds    layers "))?;
+    let (from, rest) = line.split_once(" to ")?;
+    let to = rest.split_once(" of ")?.0;
+    Some(to.parse::<usize>().ok()? + 1 - from.parse::<usize>().ok()?)
+}
+
+#[test]
+fn unlike_workers_get_unlike_numbers_of_layers() {
+    let run = format!("{} --max-steps 4", wide());
+    let alone = Fleet::new().alone(&run);
+    for (args, fault) in [("", "slow=50"), ("--offload never --memory-limit 5000KB", "slow=1")] {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{run} --stages 2"));
+        fleet.faulty("weak", &format!("--threads 1 {args}"), fault);
+        fleet.worker("strong", "--threads 1");
+        fleet.all_end(&["coordinator", "weak", "strong"], 0);
+        assert!(fleet.adapter("out") == alone, "{args}\n{}", fleet.all());
+        let layers = (layers(&fleet, "weak"), layers(&fleet, "strong"));
+        assert_eq!(layers, (Some(1), Some(3)), "{args}\n{}", fleet.all());
+        // The topology of page and report comes from the event.
+        let text = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();
+        let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let formed = events.into_iter().find(|event| event["event"] == "line").expect("a line");
+        assert_eq!(formed["token_bytes"], 512);
+        let seats = formed["seats"].as_array().unwrap();
+        let held: Vec<u64> = seats.iter().map(|seat| seat["layers"].as_u64().unwrap()).collect();
+        assert!(held == [1, 3] || held == [3, 1], "{formed}");
+        assert!(seats.iter().all(|seat| seat["memory"].as_u64() <= seat["limit"].as_u64()), "{formed}");
+        assert!(String::from_utf8(fleet.bench.read("out/topology.svg")).unwrap().contains("each way a step"));
+    }
+}
+
+#[test]
+fn workers_without_room_for_the_model_hold_it_together() {
+    let run = format!("{} --max-steps 4", wide());
+    let alone = Fleet::new().alone(&run);
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{run} --stages auto --expect-workers 2"));
+    for name in ["a", "b"] {
+        fleet.worker(name, "--threads 1 --offload never --memory-limit 8000KB");
+    }
+    fleet.worker("large", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "b", "large"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let layers = ["a", "b", "large"].map(|name| layers(&fleet, name));
+    assert_eq!(layers, [Some(2), Some(2), None], "{}", fleet.all());
+}
+
+#[test]
+fn workers_that_are_too_small_together_are_refused_by_name() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{} --max-steps 2 --stages 2", wide()));
+    fleet.worker("little", "--threads 1 --memory-limit 5000KB");
+    fleet.worker("less", "--threads 1 --memory-limit 4900KB");
+    fleet.all_end(&["less"], 78);
+    for name in ["less", "coordinator"] {
+        assert!(fleet.said(name).contains("no split of the model"), "{}", fleet.all());
+    }
+    // The other one waits for a worker with more.
+    fleet.worker("large", "--threads 1");
+    fleet.all_end(&["coordinator", "little", "large"], 0);
+}
+
 /// Windows, two rotary bases, norms after the halves, and factors in a line of two seats, and on two whole workers.
 #[test]
 fn a_line_and_whole_workers_train_families_to_one_adapter() {
@@ -99,8 +170,40 @@ fn what_a_line_cannot_do_is_refused_in_one_line() {
         assert!(last.starts_with("error: --stages") && last.contains(why), "{args}: {}", stderr(&out));
         assert_eq!(out.status.code(), Some(78), "{args}");
     }
-    let plan = fleet.bench.run(&format!("plan {RUN} --role coordinator --stages 2"));
-    assert!(stderr(&plan).contains("error: --stages: plan does not know workers"), "{}", stderr(&plan));
+}
+
+#[test]
+fn plan_shows_what_each_seat_holds() {
+    let fleet = Fleet::new();
+    let run = format!("plan {} --max-steps 4 --role coordinator --gpu-backend cpu", wide());
+    let plan = |more: &str| fleet.bench.run(&format!("{run} {more} --json"));
+    for (stages, limit, layers) in
+        [("2", "", vec![3, 1]), ("auto", "--memory-limit 8000KB", vec![2, 2]), ("1+3", "", vec![1, 3])]
+    {
+        let out = plan(&format!("--offload never --stages {stages} {limit}"));
+        assert!(out.status.success(), "{stages}: {}", stderr(&out));
+        let plan: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        let line = &plan["line"];
+        let held = line["seats"].as_array().unwrap();
+        let counts: Vec<u64> = held.iter().map(|seat| seat["layers"].as_u64().unwrap()).collect();
+        assert_eq!(counts, layers, "{stages}: {line}");
+        assert!(
+            held.iter()
+                .all(|seat| seat["memory_bytes"]["total"].as_u64() < seat["memory_bytes"]["limit"].as_u64())
+        );
+        // Hidden states of 128 numbers in f32.
+        assert_eq!(line["links"]["bytes_per_token_each_way"], 512);
+        let step = plan["steps"]["tokens"].as_u64().unwrap() / 4 * 512;
+        assert_eq!(line["links"]["bytes_per_step_each_way"], step);
+    }
+    for (args, why) in [
+        ("--stages 2 --memory-limit 5000KB", "use --stages 4"),
+        ("--stages 3+1 --memory-limit 8000KB", "layers 0 to 2 need"),
+    ] {
+        let out = plan(&format!("--offload never {args}"));
+        assert!(stderr(&out).contains("error: --stages") && stderr(&out).contains(why), "{}", stderr(&out));
+        assert_eq!(out.status.code(), Some(78), "{args}");
+    }
 }
 
 #[test]
@@ -112,7 +215,7 @@ fn a_seat_with_several_devices_is_refused_by_name() {
     for name in ["several", "coordinator"] {
         assert!(fleet.said(name).contains("is one device: name one with --gpus"), "{}", fleet.all());
     }
-    // Its seat is free again.
+    // Two others hold the model.
     fleet.worker("a", "--threads 1");
     fleet.worker("b", "--threads 1");
     fleet.all_end(&["coordinator", "a", "b"], 0);

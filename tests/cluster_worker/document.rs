@@ -87,6 +87,8 @@ fn declared() -> Vec<String> {
     let structs = [
         (message, "Hello"),
         (message, "Manifest"),
+        (message, "Capacity"),
+        (message, "Needs"),
         (message, "SeatPlan"),
         (message, "ModelFile"),
         (message, "Device"),

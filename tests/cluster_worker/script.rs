@@ -118,7 +118,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: FRACTION_BITS,
         steps: 9,
         silence_millis: 0,
-        seat: None,
+        seats: None,
     }
 }
 

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use finetune::cluster::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{
-    Bye, Device, Hello, Lease, Manifest, ModelFile, PROTOCOL, Packed, ToCoordinator, ToWorker, Trials,
-    Trouble, Work,
+    Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, SeatPlan,
+    ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
 use finetune::model::lora::LoraSpec;
 use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
@@ -40,7 +40,8 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Leave { .. }
         | Measured { .. }
         | Seated { .. }
-        | Linked => 17,
+        | Linked
+        | Capacity(_) => 18,
     }
 }
 
@@ -60,7 +61,8 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | SumTaken { .. }
         | Ping { .. }
         | Bye(_)
-        | Below { .. } => 13,
+        | Below { .. }
+        | Sit(_) => 14,
     }
 }
 
@@ -123,6 +125,12 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Measured { devices: vec![Trials::default()], link: Some(link) },
         ToCoordinator::Seated { port: 1 },
         ToCoordinator::Linked,
+        ToCoordinator::Capacity(Capacity {
+            seconds: (f64::NAN, -1.0),
+            limit: u64::MAX,
+            layers: vec![u64::MAX; 3],
+            needs: vec![(Needs { one: u64::MAX, more: 1 }, Needs { one: 0, more: u64::MAX })],
+        }),
     ];
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all
@@ -154,7 +162,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
         steps: 4,
         silence_millis: 5000,
-        seat: None,
+        seats: None,
     }
 }
 
@@ -207,6 +215,15 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Bye(Bye::Refused { reason: reason() }),
         ToWorker::Bye(Bye::Out { reason: reason(), again: true }),
         ToWorker::Below { host: "\u{1b}[2J".into(), port: 1 },
+        ToWorker::Sit(None),
+        ToWorker::Sit(Some(SeatPlan {
+            key: [7; 16],
+            place: 9,
+            of: 2,
+            layers: (7, 3),
+            values: (u64::MAX, 1),
+            depth: u16::MAX,
+        })),
     ];
     assert!(all.len() >= kinds_from_coordinator(&all[0]));
     all

@@ -4,6 +4,8 @@
 //! no files of a run are written: for a Hub model that is not in the cache, small files and headers are downloaded to
 //! the cache (the whole model, where its shapes depend on its values).
 
+mod lines;
+mod memory_words;
 mod tell;
 
 use crate::forecast::counts::{ALL, Ahead, Counts, count};
@@ -29,6 +31,8 @@ pub struct Outlook {
     counts: Counts,
     shape: ModelShape,
     team: Vec<Expected>,
+    /// Workers that hold the model together.
+    line: Option<lines::Line>,
     forecast: TimeForecast,
     /// Devices that slow the run down, and the seconds saved without each.
     useless: Vec<(usize, f64)>,
@@ -40,11 +44,6 @@ fn knows(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     if options.cluster.role == Role::Worker {
         let why = "a worker has no run of its own: plan with the coordinator's command line";
         return Err(settings.refuse("role", why));
-    }
-    if options.cluster.stages.is_some() {
-        let why =
-            "plan does not know workers that hold a model together: leave it out to plan with whole devices";
-        return Err(settings.refuse("stages", why));
     }
     Ok(())
 }
@@ -80,8 +79,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     load.trained = shape.trained;
     let profiles = Profiles::read();
     let sizes = counts.sizes();
+    let line = lines::line((settings, &options), p, (&counts, assumed))?;
     let mut team = team(&options, (p.model(), chosen.as_ref()), &shape, (&profiles, sizes))?;
-    if let Some(bytes) = assumed {
+    if let (Some(bytes), None) = (assumed, &line) {
         let prospect = devices::assumed(bytes, &options.devices, p.model(), counts.longest)?;
         let name = prospect.name.clone();
         team.insert(0, Expected { name, prospect: Some(prospect), worker: None, link: None });
@@ -97,7 +97,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let workers: Vec<Participant> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
     let forecast = forecast(&workers, &load);
     let useless = useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
-    let outlook = Outlook { prepared, counts, shape, team, forecast, useless, notes };
+    let outlook = Outlook { prepared, counts, shape, team, line, forecast, useless, notes };
     match inv.json {
         true => inv.say(&tell::json(&outlook, &options).to_string())?,
         false => tell::lines(&outlook, &options).iter().try_for_each(|line| inv.say(line))?,

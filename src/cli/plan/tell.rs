@@ -1,10 +1,11 @@
 //! Output of a plan as text and as JSON: the same facts, each number with its quality.
 
 use super::Outlook;
+use super::lines as line;
+use super::memory_words::{gives, kept, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
-use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
@@ -17,7 +18,11 @@ pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
     for (at, expected) in o.team.iter().enumerate() {
         lines.extend(device(o, at, expected, options));
     }
+    lines.extend(o.line.iter().flat_map(|line| line::lines(line, &o.counts, options)));
     match o.team.iter().any(|e| e.worker.is_some()) {
+        false if o.line.is_some() => {
+            lines.push("time     unknown: workers measure their speed when they join".into());
+        }
         true => lines.extend(time(o)),
         false if o.team.iter().any(Expected::fits) => {
             lines.push("time     unknown: the card is not here to be measured".into());
@@ -133,23 +138,6 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
     lines
 }
 
-/// `it has 7.60 GB`
-fn gives(limit: Option<u64>, options: &Options) -> String {
-    let from = if options.devices.memory_limit.is_some() { "--memory-limit gives it" } else { "it has" };
-    limit.map_or("its memory is not known".into(), |limit| format!("{from} {}", size(limit)))
-}
-
-/// `weights 0.27 GB + adapter ...`
-fn sum(e: &Estimate) -> String {
-    format!(
-        "weights {} + LoRA and optimizer {} + activations {} + workspace {}",
-        size(e.weights),
-        size(e.adapter),
-        size(e.kept),
-        size(e.scratch)
-    )
-}
-
 /// Quality of the estimate.
 fn how_good(e: &Estimate) -> String {
     match e.basis {
@@ -165,26 +153,6 @@ fn how_good(e: &Estimate) -> String {
 /// `690 kB`
 fn small(bytes: f64) -> String {
     if bytes < 1e6 { format!("{:.1} kB", bytes / 1e3) } else { format!("{:.2} MB", bytes / 1e6) }
-}
-
-fn kept(keep: Keep, layers: usize) -> String {
-    match keep {
-        Keep::Everything => "no activation checkpointing: all activations are kept until backward".into(),
-        Keep::Parts([_, narrow, attended]) => {
-            let [all, ..] = keep.counts(layers);
-            let rest = layers.saturating_sub(all + narrow + attended);
-            let counts = [(all, "not"), (narrow, "partly"), (attended, "almost fully"), (rest, "fully")];
-            let some = counts.into_iter().filter(|(count, _)| *count > 0);
-            let list: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
-            let blocks = if list[0].starts_with("1 ") { " block " } else { " blocks " };
-            let list = list.join(", ").replacen(' ', blocks, 1);
-            format!("activation checkpointing: {list} (recomputed in backward)")
-        }
-        Keep::Inputs => {
-            let blocks = count(layers as u64, "block");
-            format!("activation checkpointing: {blocks} fully (recomputed in backward)")
-        }
-    }
 }
 
 fn rate(pace: &Pace, tokens: f64) -> String {
@@ -293,6 +261,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             "batch_size": options.optim.batch_size, "checkpoints": c.saves,
         },
         "devices": devices.collect::<Vec<_>>(),
+        "line": o.line.as_ref().map(|line| line::json(line, c)),
         "forecast": {
             "tokens_per_second": f.tokens_per_second, "seconds": f.total(), "steps_seconds": f.steps,
             "sync_seconds": f.sync, "look_seconds": f.looks, "checkpoint_seconds": f.saves, "guessed": o.guessed(),
@@ -348,6 +317,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::decoder::Keep;
 
     #[test]
     fn checkpointing_is_printed_in_blocks() {

@@ -3,25 +3,27 @@
 //! is delayed.
 
 mod cells;
+mod division;
 mod line;
 mod lines;
 mod translation;
 
+pub use division::{Division, Formed, Place};
 pub use lines::LinePlan;
 
 use super::super::link::{End, MemberLink};
 use super::super::machine::MemberId;
-use super::super::message::{Bye, Hello, Manifest, ToCoordinator, ToWorker};
+use super::super::message::{Bye, Capacity, Hello, Manifest, ToCoordinator, ToWorker};
 use super::super::plain::plain;
 use super::gate::remark;
 use super::outbox::{Delivered, Outbox, outbox};
 use super::{Gate, Incoming, ModelFiles, Rejected};
 use crate::net::Endpoint;
 use line::Line;
-use lines::{FromSeat, Lines, Taken};
+use lines::{Destination, FromSeat, Lines, Seated, Waiter};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
@@ -101,8 +103,8 @@ struct Seat {
 enum Desk<'a> {
     /// To the driver.
     Driver(&'a Seat),
-    /// To the line in which it has this seat.
-    Line(&'a Seat, usize, mpsc::UnboundedSender<FromSeat>),
+    /// Where the worker is sent once it has reported what it can hold.
+    Lines(&'a Seat, &'a Lines, Arc<OnceLock<Destination>>),
 }
 
 /// How a conversation ended.
@@ -174,6 +176,7 @@ impl Reception {
             (_, Absent::Anybody) => UNKNOWN,
         };
         self.over.send_replace(Some(bye.clone()));
+        self.lines.iter().for_each(|lines| lines.close(bye));
         self.known().closing = Some(Closing { bye: bye.clone(), absent, until: Instant::now() + farewell });
     }
 
@@ -223,18 +226,11 @@ impl Reception {
         }
         let seat =
             Seat { peer, remark: remark(&hello), ..self.seat((hello.identity, &hello.name), &link.end) };
-        let taken = self.lines.as_ref().filter(|_| seat.peer.is_some()).map(|lines| lines.sit(seat.identity));
-        let taken = match taken.transpose() {
-            Ok(taken) => taken,
-            Err(reason) => {
-                let _ = link.to.send(ToWorker::Bye(Bye::Later { reason })).await;
-                return self.rise(seat, Parting::Proper);
-            }
-        };
-        let plan = taken.as_ref().map(|taken| taken.plan.clone());
-        let manifest = Manifest { name: seat.name.clone(), seat: plan, ..self.gate.manifest.clone() };
+        let lines = self.lines.as_ref().filter(|_| seat.peer.is_some());
+        let seats = lines.map(|lines| lines.plan.seats());
+        let manifest = Manifest { name: seat.name.clone(), seats, ..self.gate.manifest.clone() };
         link.end.set_silence(Duration::from_millis(manifest.silence_millis));
-        let desk = taken.map_or(Desk::Driver(&seat), |taken| self.at_a_line(&seat, taken));
+        let desk = lines.map_or(Desk::Driver(&seat), |lines| Desk::Lines(&seat, lines, Arc::default()));
         let parting = match link.to.send(ToWorker::Welcome(Box::new(manifest))).await {
             Ok(()) => self.serve(&mut link, &desk).await,
             Err(_) => {
@@ -248,14 +244,25 @@ impl Reception {
         self.rise(seat, parting);
     }
 
-    /// The desk of a worker that has taken a seat; the first of a line begins it.
-    fn at_a_line<'a>(self: &Arc<Self>, seat: &'a Seat, taken: Taken) -> Desk<'a> {
-        let Taken { plan, events, opened } = taken;
-        let place = usize::from(plan.place);
-        if let Some(heard) = opened {
-            self.runtime.spawn(Line::new(self.clone(), plan, heard).run());
+    /// A worker has reported what it can hold: it, and workers that waited for it, may get their places. The error is why
+    /// it breaks the protocol.
+    fn place(self: &Arc<Self>, seat: &Seat, lines: &Lines, capacity: Capacity) -> Result<(), String> {
+        match lines.report(seat.member, capacity)? {
+            Seated::No => {}
+            Seated::Line { seats, heard } => {
+                self.runtime.spawn(Line::new(self.clone(), seats, heard).run());
+            }
+            Seated::Whole(waiter) => {
+                let Waiter { member, name, peer, remark, outbox, .. } = *waiter;
+                outbox.say(ToWorker::Sit(None));
+                let _ = self.events.send(Incoming::Joined { member, name, peer: Some(peer), remark, outbox });
+            }
+            Seated::Refused(waiter, reason) => {
+                self.rejected(plain(&waiter.name), Rejected::Worker, reason.clone());
+                waiter.outbox.say(ToWorker::Bye(Bye::Refused { reason }));
+            }
         }
-        Desk::Line(seat, place, events)
+        Ok(())
     }
 
     /// A line as a member.
@@ -307,7 +314,7 @@ impl Reception {
     }
 
     /// Serves the member until its desk closes the outbox or the connection is lost.
-    async fn serve(&self, link: &mut MemberLink, desk: &Desk<'_>) -> Parting {
+    async fn serve(self: &Arc<Self>, link: &mut MemberLink, desk: &Desk<'_>) -> Parting {
         let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.parameters), link.end.clone());
         desk.joined(self, outbox);
         let mut listening = std::pin::pin!(self.listen(desk, &mut link.from, (&link.to, &link.end)));
@@ -325,7 +332,7 @@ impl Reception {
     }
 
     async fn listen(
-        &self,
+        self: &Arc<Self>,
         desk: &Desk<'_>,
         from: &mut mpsc::Receiver<ToCoordinator>,
         (to, end): (&mpsc::Sender<ToWorker>, &End),
@@ -349,8 +356,13 @@ impl Reception {
                 parting = Parting::Proper;
             }
             let Ok(permit) = room.clone().acquire_owned().await else { return parting };
-            if !desk.said(self, message, permit) {
-                return parting;
+            match desk.said(self, message, permit) {
+                Ok(true) => {}
+                Ok(false) => return parting,
+                Err(reason) => {
+                    end.cut(reason);
+                    return parting;
+                }
             }
         }
         parting
@@ -365,40 +377,69 @@ impl Desk<'_> {
                 let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
                 let _ = reception.events.send(Incoming::Joined { member, name, peer, remark, outbox });
             }
-            Desk::Line(Seat { name, peer, .. }, place, events) => {
-                let (place, name, host) = (*place, name.clone(), host(peer.as_deref().unwrap_or_default()));
-                let _ = events.send(FromSeat::Sat { place, name, host, outbox });
+            Desk::Lines(Seat { member, identity, name, peer, remark }, lines, destination) => {
+                lines.enter(Waiter {
+                    member: *member,
+                    identity: *identity,
+                    name: name.clone(),
+                    peer: peer.clone().unwrap_or_default(),
+                    remark: remark.clone(),
+                    outbox,
+                    destination: destination.clone(),
+                    capacity: None,
+                })
             }
         }
     }
 
-    /// Passes a message on. Returns false if the desk is empty.
-    fn said(&self, reception: &Reception, message: ToCoordinator, room: OwnedSemaphorePermit) -> bool {
-        match self {
-            Desk::Driver(Seat { member, .. }) => {
-                let member = *member;
-                reception.events.send(Incoming::Said { member, message, _room: room }).is_ok()
-            }
-            Desk::Line(_, place, events) => {
-                let place = *place;
-                events.send(FromSeat::Said { place, message, _room: room }).is_ok()
+    /// Passes a message on. Returns false if the desk is empty. The error is why the message breaks the protocol.
+    fn said(
+        &self,
+        reception: &Arc<Reception>,
+        mut message: ToCoordinator,
+        room: OwnedSemaphorePermit,
+    ) -> Result<bool, String> {
+        let (Desk::Driver(seat) | Desk::Lines(seat, ..)) = self;
+        if let Desk::Lines(_, lines, destination) = self {
+            match (destination.get(), message) {
+                (None, ToCoordinator::Capacity(capacity)) => {
+                    return reception.place(seat, lines, capacity).map(|()| true);
+                }
+                // The connection ends next.
+                (None, ToCoordinator::Leave { reason }) => {
+                    reception.rejected(plain(&seat.name), Rejected::Worker, plain(&reason));
+                    return Ok(true);
+                }
+                (None, _) => return Err("it spoke of work before it had a seat".into()),
+                (Some(Destination::Seat(place, events)), message) => {
+                    return Ok(events.send(FromSeat::Said { place: *place, message, _room: room }).is_ok());
+                }
+                (Some(Destination::Driver), said) => message = said,
             }
         }
+        let member = seat.member;
+        Ok(reception.events.send(Incoming::Said { member, message, _room: room }).is_ok())
     }
 
     fn lost(&self, reception: &Reception, reason: String) {
-        match self {
-            Desk::Driver(Seat { member, .. }) => {
-                let _ = reception.events.send(Incoming::Lost { member: *member, reason });
+        let (Desk::Driver(seat) | Desk::Lines(seat, ..)) = self;
+        let destination = match self {
+            Desk::Driver(_) => Some(Destination::Driver),
+            Desk::Lines(_, lines, destination) => lines.leave(seat.member, destination),
+        };
+        match destination {
+            Some(Destination::Driver) => {
+                let _ = reception.events.send(Incoming::Lost { member: seat.member, reason });
             }
-            Desk::Line(_, place, events) => drop(events.send(FromSeat::Gone { place: *place, reason })),
+            Some(Destination::Seat(place, events)) => drop(events.send(FromSeat::Gone { place, reason })),
+            None => {}
         }
     }
 
     /// How a conversation ended that this side ended. A worker of a line that fell connects again.
     fn parting(&self, reception: &Reception) -> Parting {
         match self {
-            Desk::Line(..) if reception.over.borrow().is_none() => Parting::Lost,
+            Desk::Lines(..) if reception.over.borrow().is_none() => Parting::Lost,
             _ => Parting::Proper,
         }
     }

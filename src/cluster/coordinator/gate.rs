@@ -149,7 +149,7 @@ pub(super) mod tests {
             fraction_bits: 40,
             steps: 9,
             silence_millis: 0,
-            seat: None,
+            seats: None,
         }
     }
 

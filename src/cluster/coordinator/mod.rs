@@ -21,7 +21,7 @@ mod scores;
 mod waiting;
 
 use connections::{Absent, UNKNOWN};
-pub use connections::{LinePlan, Reception};
+pub use connections::{Division, Formed, LinePlan, Place, Reception};
 pub use events::Hint;
 pub use files::{FilesError, ModelFiles};
 pub use frame_limits::{Longest, Misfit, prompt_fits};
@@ -34,6 +34,7 @@ use super::message::{Bye, ToCoordinator, ToWorker};
 use super::reduce::{Reducer, Report};
 use crate::model::layout::Layout;
 use crate::model::stage::Traffic;
+use crate::train::event::LineFormed;
 use crate::train::stop::Stop;
 use events::Accounts;
 use outbox::Outbox;
@@ -57,6 +58,8 @@ enum Incoming {
     Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
     /// A member is lost.
     Lost { member: MemberId, reason: String },
+    /// Workers hold the model together, and join as one member.
+    Line(LineFormed),
     /// A peer was rejected before it became a member.
     Refused { name: String, who: Rejected, reason: String },
     /// The reducer has added a sum, or refuses it.

@@ -5,7 +5,7 @@ use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round,
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
 use super::{Company, Coordinator, Incoming, Rejected, events, scores};
-use crate::train::event::{Change, What};
+use crate::train::event::{Change, LineFormed, What};
 use crate::train::stop::Urgency;
 use crate::train::sum::Scalars;
 use crate::train::{Say, TrainError};
@@ -132,6 +132,9 @@ impl Coordinator<'_> {
                 self.tick(Event::Lost { member, reason }, task);
                 self.peers.remove(&member);
                 self.tell(waits, What::Note, task);
+            }
+            Incoming::Line(formed) => {
+                (task.say)(crate::train::event::Event::Line(LineFormed { step: task.after, ..formed }));
             }
             Incoming::Refused { name, who, reason } => {
                 self.counts.refused += u64::from(who == Rejected::Worker);

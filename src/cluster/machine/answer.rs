@@ -41,7 +41,8 @@ impl Machine {
             | ToCoordinator::Fetch { .. }
             | ToCoordinator::Pong { .. }
             | ToCoordinator::Seated { .. }
-            | ToCoordinator::Linked => {}
+            | ToCoordinator::Linked
+            | ToCoordinator::Capacity(_) => {}
             ToCoordinator::Ready { devices, refused } => self.ready(member, devices, refused),
             ToCoordinator::Leave { reason } => {
                 self.lost(member, reason);

@@ -162,7 +162,8 @@ impl Worker {
             ToWorker::Welcome(_)
             | ToWorker::Piece { .. }
             | ToWorker::Ping { .. }
-            | ToWorker::Below { .. } => {}
+            | ToWorker::Below { .. }
+            | ToWorker::Sit(_) => {}
         }
         std::mem::take(&mut self.out)
     }

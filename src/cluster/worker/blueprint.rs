@@ -1,6 +1,6 @@
 //! The model that a device builds, and the chain of backends that it may be built on.
 
-use crate::cluster::message::{Manifest, SeatPlan};
+use crate::cluster::message::{Capacity, Manifest, SeatPlan};
 use crate::format::{self, FormatError};
 use crate::model::config::{Config, ConfigError};
 use crate::model::layout::{self, Layout};
@@ -55,6 +55,12 @@ pub struct Portion {
     pub depth: usize,
 }
 
+/// Most microbatches of a seat with that many seats above it that wait for their backward pass: one in each seat above it
+/// and itself, and one on each way between them, so that sending takes no time from computing.
+pub fn depth(above: usize) -> usize {
+    2 * above + 1
+}
+
 impl Portion {
     /// The part that the plan gives a seat.
     pub fn of(plan: &SeatPlan) -> Self {
@@ -73,7 +79,7 @@ impl Portion {
 }
 
 impl Shape {
-    /// The shape that the manifest describes.
+    /// The shape of the whole model that the manifest describes.
     pub fn of(manifest: &Manifest) -> Self {
         Shape {
             labels: manifest.labels.clone(),
@@ -82,7 +88,7 @@ impl Shape {
             lora: manifest.lora.clone(),
             tokens: usize::try_from(manifest.tokens).unwrap_or(usize::MAX),
             dtype: manifest.dtype.clone(),
-            portion: manifest.seat.as_ref().map(Portion::of),
+            portion: None,
         }
     }
 }
@@ -139,6 +145,11 @@ pub trait Opener: Send + Sync {
 
     /// Builds the complete model on this backend.
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError>;
+
+    /// What the device can hold of the model as a seat of a line of up to `most` seats.
+    fn capacity(&self, _: &Blueprint, _most: usize) -> Result<Capacity, ModelError> {
+        Err(ModelError::Source(format!("{} is no seat of a line of workers (--stages)", self.backend())))
+    }
 
     /// Simulates the loss of the device, for tests.
     #[cfg(feature = "faults")]

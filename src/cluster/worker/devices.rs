@@ -1,14 +1,14 @@
 //! The devices of a process, one thread each. They outlive a conversation: a worker that reconnects continues with
 //! the models that it has loaded.
 
-use super::blueprint::{Blueprint, Candidate, Opener, Shape};
+use super::blueprint::{Begin, Blueprint, Candidate, Opener, Shape};
 use super::device::{Buffers, DeviceWorker, Shared};
 use super::device_queue::{DeviceQueue, QueuedLease};
 use super::limits::Limits;
 use super::selftest::Reference;
 use super::sum::Devices;
 use crate::cluster::inject::Inject;
-use crate::cluster::message::{Device, LeaseId, Trials};
+use crate::cluster::message::{Capacity, Device, LeaseId, Trials};
 use crate::support::panics::caught;
 use std::sync::{Arc, mpsc};
 
@@ -21,6 +21,27 @@ pub struct Equipment {
     pub reference: Arc<dyn Opener>,
     /// Injected faults, for tests.
     pub inject: Inject,
+}
+
+impl Equipment {
+    /// What the only device can hold as a seat of a line of up to `most` seats. The error is one line.
+    pub(super) fn capacity(&self, blueprint: &Blueprint, most: usize) -> Result<Capacity, String> {
+        let mut why = "there is no device".into();
+        for candidate in &self.candidates {
+            let backends = if candidate.begin == Begin::Named { 1 } else { candidate.chain.len() };
+            for opener in candidate.chain.iter().take(backends) {
+                match opener.capacity(blueprint, most) {
+                    Ok(capacity) => {
+                        let (layer, head) = capacity.seconds;
+                        let slow = self.inject.slow().unwrap_or(1.0);
+                        return Ok(Capacity { seconds: (layer * slow, head * slow), ..capacity });
+                    }
+                    Err(e) => why = format!("{}: {e}", candidate.name),
+                }
+            }
+        }
+        Err(why)
+    }
 }
 
 /// The opened devices.

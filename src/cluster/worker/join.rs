@@ -5,8 +5,8 @@ use super::devices::DeviceThreads;
 use super::outbox::Outbox;
 use super::peers::{Attached, PeerNet};
 use super::session::{Holding, Session};
-use super::{Blueprint, ModelSource, Outcome, Shape, Worker};
-use crate::cluster::message::{Hello, Manifest, SeatPlan, ToCoordinator, ToWorker};
+use super::{Blueprint, ModelSource, Outcome, Portion, Shape, Worker};
+use crate::cluster::message::{Capacity, Hello, Manifest, SeatPlan, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::train::event::{Link, Share};
@@ -38,14 +38,22 @@ impl Worker<'_> {
         self.not_older(&manifest)?;
         self.share.set(Share { steps: manifest.steps, ..self.share.get() });
         self.welcomed = true;
-        let key = (manifest.model_hash.clone(), Shape::of(&manifest));
+        let mut blueprint = None;
+        let plan = match manifest.seats {
+            Some(most) => self.await_seat(outbox, (&manifest, most), &mut blueprint).await?,
+            None => None,
+        };
+        let shape = Shape { portion: plan.as_ref().map(Portion::of), ..Shape::of(&manifest) };
+        let key = (manifest.model_hash.clone(), shape);
         let threads = match self.threads.take().filter(|threads| threads.of == key) {
             Some(threads) => threads,
             None => {
-                let blueprint = self.blueprint(outbox, &manifest).await?;
+                let blueprint = match blueprint {
+                    Some(blueprint) => blueprint,
+                    None => self.blueprint(outbox, &manifest).await?,
+                };
                 fits(&blueprint, &manifest)?;
-                self.can_sit(&manifest)?;
-                self.open(outbox, &key.0, blueprint).await?
+                self.open(outbox, &key.0, Blueprint { shape: key.1, ..blueprint }).await?
             }
         }
         .mustered();
@@ -61,8 +69,14 @@ impl Worker<'_> {
         outbox.say(ToCoordinator::Measured { devices: threads.measured(), link });
         let classes: Vec<String> =
             threads.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
-        let line = match &manifest.seat {
-            Some(plan) => Some(self.take_seat(outbox, (plan, &manifest), &threads).await?),
+        let line = match &plan {
+            Some(plan) => match self.take_seat(outbox, (plan, &manifest), &threads).await {
+                Ok(line) => Some(line),
+                Err(outcome) => {
+                    self.threads = Some(threads);
+                    return Err(outcome);
+                }
+            },
             None => None,
         };
         let (run, name) = (plain(&manifest.run), plain(&manifest.name));
@@ -72,14 +86,63 @@ impl Worker<'_> {
         Ok(Joined { threads, len, line })
     }
 
-    /// Whether this worker can be the seat of a line that it is asked to be.
-    fn can_sit(&self, manifest: &Manifest) -> Result<(), Outcome> {
+    /// Reports what the device can hold, and waits for its seat; `None` if it holds the whole model. The model is opened
+    /// into `blueprint` if that is needed for the report.
+    async fn await_seat(
+        &mut self,
+        outbox: &mut Outbox<'_>,
+        (manifest, most): (&Manifest, u16),
+        blueprint: &mut Option<Blueprint>,
+    ) -> Result<Option<SeatPlan>, Outcome> {
+        self.can_sit()?;
+        let of = (manifest.model_hash.clone(), Shape::of(manifest), most);
+        let capacity = match self.capacity.take().filter(|(before, _)| *before == of) {
+            Some((_, capacity)) => capacity,
+            None => {
+                let opened = blueprint.insert(self.blueprint(outbox, manifest).await?);
+                fits(opened, manifest)?;
+                self.measure(outbox, (opened.clone(), usize::from(most))).await?
+            }
+        };
+        outbox.say(ToCoordinator::Capacity(capacity.clone()));
+        self.capacity = Some((of, capacity));
+        self.aside()("waits for its place among the workers that hold the model together");
+        loop {
+            if let ToWorker::Sit(plan) = outbox.hear().await? {
+                return Ok(plan);
+            }
+        }
+    }
+
+    /// What the device can hold, found on a separate thread.
+    async fn measure(
+        &self,
+        outbox: &mut Outbox<'_>,
+        (blueprint, most): (Blueprint, usize),
+    ) -> Result<Capacity, Outcome> {
+        let (send, mut found) = tokio::sync::oneshot::channel();
+        let equipment = self.equipment.clone();
+        let work = move || drop(send.send(equipment.capacity(&blueprint, most)));
+        let failed = |e: &dyn std::fmt::Display| Outcome::Failed { reason: format!("devices: {e}") };
+        std::thread::Builder::new().name("measure".into()).spawn(work).map_err(|e| failed(&e))?;
+        loop {
+            tokio::select! {
+                found = &mut found => {
+                    let found = found.map_err(|e| failed(&e))?;
+                    return found.map_err(|reason| Outcome::Refused { reason });
+                }
+                heard = outbox.hear() => drop(heard?),
+            }
+        }
+    }
+
+    /// Whether this worker can be a seat of a line.
+    fn can_sit(&self) -> Result<(), Outcome> {
         let refused = |reason: &str| Err(Outcome::Refused { reason: reason.into() });
-        match (&manifest.seat, self.equipment.candidates.len()) {
-            (None, _) => Ok(()),
-            (Some(_), 1) if self.peers.is_some() => Ok(()),
-            (Some(_), 1) => refused("the coordinator's own devices are no seat of a line (--stages)"),
-            (Some(_), _) => refused(
+        match self.equipment.candidates.len() {
+            1 if self.peers.is_some() => Ok(()),
+            1 => refused("the coordinator's own devices are no seat of a line (--stages)"),
+            _ => refused(
                 "a seat of the coordinator's line (--stages) is one device: name one with --gpus, and start a worker \
                  for each",
             ),

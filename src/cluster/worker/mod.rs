@@ -18,7 +18,7 @@ mod session;
 mod sum;
 mod visit;
 
-pub use blueprint::{Begin, Blueprint, Candidate, Opener, Portion, Shape, Unfit};
+pub use blueprint::{Begin, Blueprint, Candidate, Opener, Portion, Shape, Unfit, depth};
 pub use cache::Cache;
 pub use devices::Equipment;
 pub use parameters::{Parameters, hash};
@@ -27,7 +27,7 @@ pub use selftest::{Deviation, Reference};
 pub use visit::{Visit, visit};
 
 use super::link::WorkerLink;
-use super::message::Hello;
+use super::message::{Capacity, Hello};
 use crate::train::event::Share;
 use crate::train::stop::Stop;
 use devices::DeviceThreads;
@@ -103,6 +103,8 @@ pub struct Worker<'a> {
     see: &'a dyn Fn(Sight<'_>),
     share: Cell<Share>,
     threads: Option<DeviceThreads>,
+    /// What its device can hold of the model of this hash and shape, in lines of that many seats.
+    capacity: Option<((String, Shape, u16), Capacity)>,
     before: Option<(String, u64)>,
     /// Whether the last conversation was welcomed by a coordinator that this worker follows.
     welcomed: bool,
@@ -121,6 +123,7 @@ impl<'a> Worker<'a> {
             see,
             share,
             threads: None,
+            capacity: None,
             before: None,
             welcomed: false,
             peers: None,

@@ -188,7 +188,8 @@ impl<'a, 'w> Session<'a, 'w> {
             | ToWorker::Piece { .. }
             | ToWorker::Ping { .. }
             | ToWorker::Bye(_)
-            | ToWorker::Below { .. } => {}
+            | ToWorker::Below { .. }
+            | ToWorker::Sit(_) => {}
         }
         Ok(())
     }

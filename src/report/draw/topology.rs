@@ -4,6 +4,8 @@ use super::svg::{Svg, fitting};
 
 const CARD: f64 = 66.0;
 const GAP: f64 = 14.0;
+/// Between the cards of workers that hold the model together.
+const JOINT: f64 = 24.0;
 const TOP: f64 = 30.0;
 
 /// A worker.
@@ -17,6 +19,9 @@ pub struct Node {
     pub link: (String, String),
     /// False once the worker has left.
     pub here: bool,
+    /// Where it stands for several that hold the model together: their names, a line about each, and a text for the link
+    /// to the next one.
+    pub seats: Vec<(String, String, String)>,
 }
 
 /// A star network.
@@ -31,28 +36,60 @@ pub struct Topology {
 impl Topology {
     /// The picture; its height depends on the number of nodes.
     pub fn draw(&self, width: f64) -> Svg {
-        let rows = self.nodes.len().max(1) as f64;
-        let height = TOP + rows * CARD + (rows - 1.0) * GAP + 8.0;
+        let heights: Vec<f64> = self.nodes.iter().map(Node::height).collect();
+        let rows = heights.len().max(1) as f64;
+        let height = TOP + heights.iter().sum::<f64>().max(CARD) + (rows - 1.0) * GAP + 8.0;
         let mut svg = Svg::new(width, height, "topology");
         svg.text("heading", (0.0, 13.0), "start", "topology");
         let card = (width * 0.38).min(240.0);
         let middle = TOP + (height - 8.0 - TOP) / 2.0;
         let right = width - card;
-        for (i, node) in self.nodes.iter().enumerate() {
-            let y = TOP + i as f64 * (CARD + GAP);
+        let mut y = TOP;
+        for (node, height) in self.nodes.iter().zip(heights) {
             let class = if node.here { "link" } else { "link gone" };
-            let (from, to) = ((card, middle), (right, y + CARD / 2.0));
+            let (from, to) = ((card, middle), (right, y + height / 2.0));
             let bend = (card + right) / 2.0;
             svg.path(class, &curve(from, to));
             let on = (from.1 + to.1) / 2.0;
             for (y, text) in [(on - 5.0, &node.link.0), (on + 14.0, &node.link.1)] {
                 svg.text("over", (bend, y), "middle", &fitting(text, right - card - 8.0));
             }
-            let class = if node.here { "card" } else { "card gone" };
-            put(&mut svg, class, (right, y, card), (&node.name, &node.detail));
+            node.put(&mut svg, (right, y, card));
+            y += height + GAP;
         }
         put(&mut svg, "card", (0.0, middle - CARD / 2.0, card), (&self.centre.0, &self.centre.1));
         svg
+    }
+}
+
+impl Node {
+    fn height(&self) -> f64 {
+        let cards = self.seats.len().max(1) as f64;
+        cards * CARD + (cards - 1.0) * JOINT
+    }
+
+    /// Draws its card, or those of its seats below each other.
+    fn put(&self, svg: &mut Svg, (x, y, width): (f64, f64, f64)) {
+        let class = if self.here { "card" } else { "card gone" };
+        if self.seats.is_empty() {
+            return put(svg, class, (x, y, width), (&self.name, &self.detail));
+        }
+        let link = if self.here { "link" } else { "link gone" };
+        for (at, (name, detail, next)) in self.seats.iter().enumerate() {
+            let y = y + at as f64 * (CARD + JOINT);
+            if at + 1 < self.seats.len() {
+                let below = y + CARD;
+                svg.path(link, &[(x + 12.0, below), (x + 12.0, below + JOINT)]);
+                svg.text(
+                    "over",
+                    (x + 20.0, below + JOINT / 2.0 + 4.0),
+                    "start",
+                    &fitting(next, width - 20.0),
+                );
+            }
+            let detail = if self.here { detail } else { &self.detail };
+            put(svg, class, (x, y, width), (name, detail));
+        }
     }
 }
 
@@ -88,6 +125,26 @@ fn curve((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_that_hold_the_model_together_are_joined_cards() {
+        let seat = |name: &str| {
+            (name.to_string(), "cpu, layers 0 to 14".to_string(), "4.6 MB each way a step".into())
+        };
+        let node = |seats| Node {
+            name: "a + b".into(),
+            detail: "cpu + cpu".into(),
+            link: ("50 %".into(), String::new()),
+            here: true,
+            seats,
+        };
+        let centre = ("coordinator".to_string(), String::new());
+        let picture = Topology { centre, nodes: vec![node(vec![seat("a"), seat("b")]), node(vec![])] };
+        let text = picture.draw(600.0).inline();
+        assert_eq!(text.matches("<rect class=\"card\"").count(), 4, "{text}");
+        assert_eq!(text.matches("4.6 MB each way").count(), 1, "one link between two: {text}");
+        assert_eq!(text.matches("<path class=\"link\"").count(), 3, "{text}");
+    }
 
     #[test]
     fn detail_is_split_into_two_lines() {

@@ -3,7 +3,7 @@
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, RunState};
 use crate::report::words::{best_words, duration, size};
-use crate::train::event::{HERE, Rewards};
+use crate::train::event::{HERE, LineFormed, Rewards, Seat};
 
 /// Each picture is drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;
@@ -208,8 +208,21 @@ pub fn topology(history: &History) -> Topology {
         detail: if member.gone { member.reason.into() } else { member.devices.join(", ") },
         link: (format!("{:.0} %", 100.0 * tokens(name) as f64 / all as f64), bandwidth(history, name)),
         here: !member.gone,
+        seats: seats(history, name, tokens(name)),
     });
     Topology { centre, nodes: nodes.collect() }
+}
+
+/// The workers behind a name that hold the model together: name, a line about it, and a text for the link to the next.
+fn seats(history: &History, name: &str, tokens: u64) -> Vec<(String, String, String)> {
+    let Some(LineFormed { seats, token_bytes, .. }) = history.lines.get(name) else { return Vec::new() };
+    let step = token_bytes * tokens / history.steps.len().max(1) as u64;
+    let seat = |seat: &Seat| {
+        let Seat { worker, device, memory, limit, .. } = seat;
+        let detail = format!("{device}, {}: {} of {}", seat.range(), size(*memory), size(*limit));
+        (worker.clone(), detail, format!("{} each way a step", size(step)))
+    };
+    seats.iter().map(seat).collect()
 }
 
 /// The measured bandwidth of the link to a worker.

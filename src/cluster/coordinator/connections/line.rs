@@ -2,15 +2,16 @@
 //! between them and the driver, for which it is a member with one device. It never outlives the loss of a seat: the
 //! driver then hears that the member is lost, and the workers are asked to connect again.
 
-use super::lines::FromSeat;
+use super::lines::{FromSeat, Waiter};
 use super::translation::{Fall, Heard, Translation};
-use super::{Desk, Reception};
-use crate::cluster::coordinator::Rejected;
+use super::{Desk, Reception, host};
 use crate::cluster::coordinator::outbox::Outbox;
+use crate::cluster::coordinator::{Incoming, Rejected};
 use crate::cluster::link::{ROOM, WorkerLink, pair};
 use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials};
 use crate::cluster::plain::plain;
 use crate::model::line;
+use crate::train::event::{LineFormed, Seat};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -24,6 +25,9 @@ struct Chair {
     name: String,
     host: String,
     outbox: Outbox,
+    plan: SeatPlan,
+    /// Bytes that it needs, and that it may use.
+    memory: (u64, u64),
     device: Option<Device>,
     /// The port on which the seat above reaches it, once it listens.
     port: Option<u16>,
@@ -33,10 +37,9 @@ struct Chair {
 /// A line that is being formed.
 pub(super) struct Line {
     reception: Arc<Reception>,
-    plan: SeatPlan,
     events: UnboundedReceiver<FromSeat>,
-    chairs: Vec<Option<Chair>>,
-    /// When its seats must be connected, once they know each other: from then on the loss of one ends the line.
+    chairs: Vec<Chair>,
+    /// When its seats must be connected, once they know each other.
     introduced: Option<Instant>,
 }
 
@@ -49,27 +52,31 @@ enum Ended {
 }
 
 impl Line {
-    pub fn new(reception: Arc<Reception>, plan: SeatPlan, events: UnboundedReceiver<FromSeat>) -> Self {
-        let chairs = (0..plan.of).map(|_| None).collect();
-        Line { reception, plan, events, chairs, introduced: None }
+    pub fn new(
+        reception: Arc<Reception>,
+        seats: Vec<(Waiter, SeatPlan, u64)>,
+        events: UnboundedReceiver<FromSeat>,
+    ) -> Self {
+        let chair = |(waiter, plan, needs): (Waiter, SeatPlan, u64)| {
+            let Waiter { name, peer, outbox, capacity, .. } = waiter;
+            let memory = (needs, capacity.map_or(0, |capacity| capacity.limit));
+            outbox.say(ToWorker::Sit(Some(plan.clone())));
+            Chair { name, host: host(&peer), outbox, plan, memory, device: None, port: None, linked: false }
+        };
+        Line { reception, events, chairs: seats.into_iter().map(chair).collect(), introduced: None }
     }
 
     /// Forms the line and serves it to its end.
     pub async fn run(mut self) {
-        let formed = self.form().await;
-        if let Some(lines) = &self.reception.lines {
-            lines.close(self.plan.key);
-        }
-        match formed {
+        match self.form().await {
             Ok(()) => Standing::new(self).serve().await,
             Err(ended) => {
                 if let Ended::Fell(reason) = &ended {
-                    let names: Vec<String> =
-                        self.chairs.iter().flatten().map(|chair| plain(&chair.name)).collect();
+                    let names: Vec<String> = self.chairs.iter().map(|chair| plain(&chair.name)).collect();
                     self.reception.rejected(names.join(" + "), Rejected::Worker, reason.clone());
                 }
                 let bye = ended.bye();
-                self.chairs.iter().flatten().for_each(|chair| chair.outbox.say(ToWorker::Bye(bye.clone())));
+                self.chairs.iter().for_each(|chair| chair.outbox.say(ToWorker::Bye(bye.clone())));
             }
         }
     }
@@ -77,7 +84,7 @@ impl Line {
     /// Waits until all seats are taken, ready and connected.
     async fn form(&mut self) -> Result<(), Ended> {
         let mut closing = self.reception.over.subscribe();
-        while !self.chairs.iter().all(|chair| chair.as_ref().is_some_and(|chair| chair.linked)) {
+        while !self.chairs.iter().all(|chair| chair.linked) {
             let until = self.introduced;
             let late = async {
                 match until {
@@ -104,22 +111,9 @@ impl Line {
 
     fn heard(&mut self, event: FromSeat) -> Result<(), String> {
         match event {
-            FromSeat::Sat { place, name, host, outbox } => {
-                let (device, port, linked) = (None, None, false);
-                self.chairs[place] = Some(Chair { name, host, outbox, device, port, linked });
-                Ok(())
-            }
-            FromSeat::Gone { place, reason } => {
-                let chair = self.chairs[place].take();
-                if self.introduced.is_some() {
-                    return Err(fall(chair.as_ref().map_or("a seat", |chair| &chair.name), &reason));
-                }
-                // Two lines that are half full would wait for each other.
-                let another = self.reception.lines.iter().any(|lines| lines.leave(self.plan.key, place));
-                if another { Err("the line fell: another line is being formed".into()) } else { Ok(()) }
-            }
+            FromSeat::Gone { place, reason } => Err(fall(&self.chairs[place].name, &reason)),
             FromSeat::Said { place, message, .. } => {
-                let Some(chair) = &mut self.chairs[place] else { return Ok(()) };
+                let chair = &mut self.chairs[place];
                 match message {
                     ToCoordinator::Ready { devices, .. } => chair.device = devices.into_iter().next(),
                     ToCoordinator::Seated { port } => chair.port = Some(port),
@@ -138,15 +132,13 @@ impl Line {
 
     /// Tells each seat where the one below it is, once all listen.
     fn introduce(&mut self) {
-        let ready = |chair: &Option<Chair>| {
-            chair.as_ref().is_some_and(|chair| chair.device.is_some() && chair.port.is_some())
-        };
+        let ready = |chair: &Chair| chair.device.is_some() && chair.port.is_some();
         if self.introduced.is_some() || !self.chairs.iter().all(ready) {
             return;
         }
         self.introduced = Some(Instant::now() + MEETING);
         for pair in self.chairs.windows(2) {
-            if let [Some(below), Some(above)] = pair {
+            if let [below, above] = pair {
                 let (host, port) = (below.host.clone(), below.port.unwrap_or(0));
                 above.outbox.say(ToWorker::Below { host, port });
             }
@@ -170,7 +162,6 @@ impl Ended {
 /// A line whose seats compute.
 struct Standing {
     reception: Arc<Reception>,
-    plan: SeatPlan,
     events: UnboundedReceiver<FromSeat>,
     chairs: Vec<Chair>,
     translation: Translation,
@@ -178,19 +169,35 @@ struct Standing {
 
 impl Standing {
     fn new(line: Line) -> Self {
-        let Line { reception, plan, events, chairs, .. } = line;
-        let values = reception.lines.as_ref().map_or_else(Vec::new, |lines| lines.plan.values.clone());
-        let translation = Translation::new(&values);
-        Standing { reception, plan, events, chairs: chairs.into_iter().flatten().collect(), translation }
+        let Line { reception, events, chairs, .. } = line;
+        let at = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let values = chairs.iter().map(|Chair { plan, .. }| at(plan.values.0)..at(plan.values.1));
+        let translation = Translation::new(&values.collect::<Vec<_>>());
+        Standing { reception, events, chairs, translation }
     }
 
     /// The line as a device.
     fn device(&self) -> Device {
-        let devices = || self.chairs.iter().filter_map(|chair| chair.device.as_ref());
-        let layers = self.reception.lines.as_ref().map_or_else(Vec::new, |lines| lines.plan.layers.clone());
-        let classes = devices().zip(layers).map(|(device, layers)| (plain(&device.class), layers));
-        let names: Vec<String> = devices().map(|device| plain(&device.name)).collect();
+        let devices = || self.chairs.iter().filter_map(|chair| Some((&chair.plan, chair.device.as_ref()?)));
+        let classes = devices()
+            .map(|(plan, device)| (plain(&device.class), plan.layers.0 as usize..plan.layers.1 as usize));
+        let names: Vec<String> = devices().map(|(_, device)| plain(&device.name)).collect();
         Device { name: names.join(" + "), class: line::class(&classes.collect::<Vec<_>>()) }
+    }
+
+    /// The line as an event, for the line of this name.
+    fn formed(&self, worker: String) -> LineFormed {
+        let seat = |chair: &Chair| Seat {
+            worker: plain(&chair.name),
+            device: chair.device.as_ref().map_or_else(String::new, |device| plain(&device.name)),
+            first_layer: u64::from(chair.plan.layers.0),
+            layers: u64::from(chair.plan.layers.1 - chair.plan.layers.0),
+            memory: chair.memory.0,
+            limit: chair.memory.1,
+        };
+        let hidden = self.reception.lines.as_ref().map_or(0, |lines| lines.plan.hidden);
+        let seats = self.chairs.iter().map(seat).collect();
+        LineFormed { step: 0, worker, seats, token_bytes: 4 * hidden as u64 }
     }
 
     /// Joins as a member of the driver, and passes messages until the line is over.
@@ -198,8 +205,13 @@ impl Standing {
         let names: Vec<&str> = self.chairs.iter().map(|chair| chair.name.as_str()).collect();
         let hosts: Vec<&str> = self.chairs.iter().map(|chair| chair.host.as_str()).collect();
         let (mut ours, mut theirs) = pair(ROOM);
-        let seat =
-            self.reception.line_member((names.join(" + "), hosts.join(" + ")), &ours.end, self.plan.key);
+        let seat = self.reception.line_member(
+            (names.join(" + "), hosts.join(" + ")),
+            &ours.end,
+            self.chairs[0].plan.key,
+        );
+        let formed = self.formed(seat.name.clone());
+        let _ = self.reception.events.send(Incoming::Line(formed));
         let reception = self.reception.clone();
         self.reception.hold(async move {
             reception.serve(&mut ours, &Desk::Driver(&seat)).await;
@@ -258,7 +270,6 @@ impl Standing {
                         }
                     }
                     Some(FromSeat::Gone { place, reason }) => return Err((None, self.fall(place, &reason))),
-                    Some(FromSeat::Sat { .. }) => {}
                     None => return Err((None, "its connections are lost".into())),
                 },
             }

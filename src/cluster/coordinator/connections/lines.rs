@@ -1,166 +1,203 @@
-//! Which worker takes which seat of which line. Each worker that connects takes the first free seat of a line that is
-//! being formed; if there is none, it is the first of another line.
+//! Workers that wait for a seat in a line. Each reports what its device can hold; once there are enough of them, they get
+//! their seats together.
 
+use super::division::{Division, Formed, Place};
 use crate::cluster::coordinator::outbox::Outbox;
-use crate::cluster::message::{SeatPlan, ToCoordinator};
+use crate::cluster::machine::MemberId;
+use crate::cluster::message::{Bye, Capacity, SeatPlan, ToCoordinator, ToWorker};
+use crate::cluster::worker::depth;
+use crate::model::memory::size;
 use ring::rand::{SecureRandom, SystemRandom};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// How the layers of a model are divided among the seats of a line.
+/// How workers hold a model together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinePlan {
-    /// Layers of each seat, in order.
-    pub layers: Vec<Range<usize>>,
-    /// Values of the flat layout that each seat trains.
-    pub values: Vec<Range<usize>>,
+    /// How its layers are divided.
+    pub division: Division,
+    /// Values of the flat layout below each layer; the last is the number of all.
+    pub values: Vec<usize>,
+    /// Values of the hidden state of a token.
+    pub hidden: usize,
 }
 
 impl LinePlan {
-    /// Most microbatches of a seat that wait for their backward pass: one in each seat above it and itself, and one on
-    /// each way between them, so that sending takes no time from computing.
-    pub fn depth(&self, place: usize) -> usize {
-        2 * (self.layers.len() - 1 - place) + 1
+    fn layers(&self) -> usize {
+        self.values.len() - 1
+    }
+
+    /// Most seats of a line.
+    pub fn seats(&self) -> u16 {
+        self.division.most() as u16
+    }
+
+    fn seats_of(&self, key: [u8; 16], places: &[Place]) -> Vec<SeatPlan> {
+        let seat = |(at, Place { layers, .. }): (usize, &Place)| SeatPlan {
+            key,
+            place: at as u16,
+            of: places.len() as u16,
+            layers: (layers.start as u32, layers.end as u32),
+            values: (self.values[layers.start] as u64, self.values[layers.end] as u64),
+            depth: depth(places.len() - 1 - at) as u16,
+        };
+        places.iter().enumerate().map(seat).collect()
     }
 }
 
 /// What the tasks of its seats tell a line.
 #[derive(Debug)]
 pub(super) enum FromSeat {
-    /// A worker has taken this seat.
-    Sat { place: usize, name: String, host: String, outbox: Outbox },
     /// It sent a message; the permit bounds the number of its messages queued here.
     Said { place: usize, message: ToCoordinator, _room: OwnedSemaphorePermit },
     /// Its connection is lost.
     Gone { place: usize, reason: String },
 }
 
-/// The lines of a run that are being formed.
+/// Where a worker was sent that had waited.
+#[derive(Debug, Clone)]
+pub(super) enum Destination {
+    /// To this seat of a line.
+    Seat(usize, UnboundedSender<FromSeat>),
+    /// To the driver: it holds the whole model.
+    Driver,
+}
+
+/// A worker that waits for a seat.
+pub(super) struct Waiter {
+    pub member: MemberId,
+    pub identity: [u8; 16],
+    pub name: String,
+    /// Its address.
+    pub peer: String,
+    pub remark: Option<String>,
+    pub outbox: Outbox,
+    pub destination: Arc<OnceLock<Destination>>,
+    pub capacity: Option<Capacity>,
+}
+
+/// What came of a worker's report.
+pub(super) enum Seated {
+    /// It waits.
+    No,
+    /// A line of these workers, in order, with the bytes that each needs, and what the line hears.
+    Line { seats: Vec<(Waiter, SeatPlan, u64)>, heard: UnboundedReceiver<FromSeat> },
+    /// This worker holds the whole model.
+    Whole(Box<Waiter>),
+    /// This worker cannot take part; the reason in one line.
+    Refused(Box<Waiter>, String),
+}
+
+/// The workers that wait.
 pub(super) struct Lines {
     pub plan: LinePlan,
-    forming: Mutex<Forming>,
+    waiting: Mutex<Waiting>,
 }
 
 #[derive(Default)]
-struct Forming {
-    lines: Vec<Open>,
-    /// The last seat of each worker: it may still hold the layers of that seat.
+struct Waiting {
+    workers: Vec<Waiter>,
+    /// The last place of each worker: it may still hold the layers of that seat.
     last: BTreeMap<[u8; 16], usize>,
-}
-
-/// A line with free seats.
-struct Open {
-    key: [u8; 16],
-    free: BTreeSet<usize>,
-    events: UnboundedSender<FromSeat>,
-}
-
-/// A seat that a worker has taken.
-pub(super) struct Taken {
-    pub plan: SeatPlan,
-    pub events: UnboundedSender<FromSeat>,
-    /// What a new line hears; `None` if this is a seat of a line that there is already.
-    pub opened: Option<UnboundedReceiver<FromSeat>>,
+    /// The answer to everybody once the run is over.
+    over: Option<Bye>,
 }
 
 impl Lines {
     pub fn new(plan: LinePlan) -> Self {
-        Lines { plan, forming: Mutex::default() }
+        Lines { plan, waiting: Mutex::default() }
     }
 
-    fn forming(&self) -> MutexGuard<'_, Forming> {
-        self.forming.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a worker a seat. The error is one line.
-    pub fn sit(&self, identity: [u8; 16]) -> Result<Taken, String> {
-        let mut forming = self.forming();
-        let mut opened = None;
-        if forming.lines.iter().all(|line| line.free.is_empty()) {
-            let mut key = [0; 16];
-            let drawn = SystemRandom::new().fill(&mut key);
-            drawn.map_err(|_| "the system gives no random numbers for a line".to_string())?;
-            let (events, heard) = unbounded_channel();
-            let free = (0..self.plan.layers.len()).collect();
-            forming.lines.push(Open { key, free, events });
-            opened = Some(heard);
-        }
-        let last = forming.last.get(&identity).copied();
-        let free = |line: &&mut Open| !line.free.is_empty();
-        let line = forming.lines.iter_mut().find(free).ok_or("there is no seat")?;
-        let first = line.free.first().copied().unwrap_or(0);
-        let place = last.filter(|place| line.free.contains(place)).unwrap_or(first);
-        line.free.remove(&place);
-        let (key, events) = (line.key, line.events.clone());
-        forming.last.insert(identity, place);
-        Ok(Taken { plan: self.seat(key, place), events, opened })
-    }
-
-    fn seat(&self, key: [u8; 16], place: usize) -> SeatPlan {
-        let (layers, values) = (&self.plan.layers[place], &self.plan.values[place]);
-        SeatPlan {
-            key,
-            place: place as u16,
-            of: self.plan.layers.len() as u16,
-            layers: (layers.start as u32, layers.end as u32),
-            values: (values.start as u64, values.end as u64),
-            depth: self.plan.depth(place) as u16,
+    /// A worker was welcomed.
+    pub fn enter(&self, waiter: Waiter) {
+        let mut waiting = self.waiting();
+        match &waiting.over {
+            Some(bye) => waiter.outbox.say(ToWorker::Bye(bye.clone())),
+            None => waiting.workers.push(waiter),
         }
     }
 
-    /// The worker of this seat has left before the line stood. Returns whether another line is being formed: its seats
-    /// may be taken by the workers that this line lacks.
-    pub fn leave(&self, key: [u8; 16], place: usize) -> bool {
-        let mut forming = self.forming();
-        if let Some(line) = forming.lines.iter_mut().find(|line| line.key == key) {
-            line.free.insert(place);
+    /// A worker has left. Returns where it was sent before.
+    pub fn leave(&self, member: MemberId, destination: &OnceLock<Destination>) -> Option<Destination> {
+        let mut waiting = self.waiting();
+        waiting.workers.retain(|waiter| waiter.member != member);
+        destination.get().cloned()
+    }
+
+    /// The run is over.
+    pub fn close(&self, bye: &Bye) {
+        let mut waiting = self.waiting();
+        waiting.over = Some(bye.clone());
+        waiting.workers.drain(..).for_each(|waiter| waiter.outbox.say(ToWorker::Bye(bye.clone())));
+    }
+
+    /// A worker reports what its device can hold. The error is why it breaks the protocol.
+    pub fn report(&self, member: MemberId, capacity: Capacity) -> Result<Seated, String> {
+        if !capacity.is_possible(self.plan.layers(), self.plan.division.most()) {
+            return Err("it reported what no device can hold".into());
         }
-        forming.lines.len() > 1
-    }
-
-    /// The line stands or is over: no worker takes a seat of it any more.
-    pub fn close(&self, key: [u8; 16]) {
-        self.forming().lines.retain(|line| line.key != key);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workers_take_free_seats_and_their_last_one_again() {
-        let plan = LinePlan { layers: vec![0..3, 3..5, 5..6], values: vec![0..30, 30..50, 50..60] };
-        let lines = Lines::new(plan);
-        let sit = |worker: u8| {
-            let Taken { plan, opened, .. } = lines.sit([worker; 16]).unwrap();
-            (plan.key, usize::from(plan.place), opened.is_some())
+        let mut waiting = self.waiting();
+        let Waiting { workers, last, .. } = &mut *waiting;
+        let Some(at) = workers.iter().position(|waiter| waiter.member == member) else {
+            return Ok(Seated::No);
         };
-        let (first, place, opened) = sit(1);
-        assert_eq!((place, opened), (0, true));
-        assert_eq!([sit(2), sit(3)], [(first, 1, false), (first, 2, false)]);
-        let (second, place, opened) = sit(4);
-        assert_eq!((place, opened, second == first), (0, true, false));
-        // A worker that leaves a line that is being formed makes room for the next one.
-        assert!(lines.leave(first, 1), "the other line is being formed too");
-        assert_eq!(sit(5), (first, 1, false));
-        // After a fall its workers fill the other line, at their seats where these are free.
-        lines.close(first);
-        assert_eq!([sit(3), sit(1)], [(second, 2, false), (second, 1, false)]);
-        lines.close(second);
-        let (third, place, _) = sit(2);
-        assert_eq!((place, third == second), (1, false));
+        workers[at].capacity = Some(capacity);
+        // In the order of their last places, then of their connection.
+        let mut ready: Vec<usize> = (0..workers.len()).filter(|at| workers[*at].capacity.is_some()).collect();
+        ready.sort_by_key(|at| last.get(&workers[*at].identity).copied().unwrap_or(usize::MAX));
+        let capacities: Vec<&Capacity> =
+            ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
+        match self.plan.division.form(&capacities) {
+            Formed::No => Ok(Seated::No),
+            Formed::Whole(one) => {
+                let waiter = workers.remove(ready[one]);
+                let _ = waiter.destination.set(Destination::Driver);
+                Ok(Seated::Whole(Box::new(waiter)))
+            }
+            Formed::TooSmall(one) => {
+                let reason = self.too_small(&capacities);
+                Ok(Seated::Refused(Box::new(workers.remove(ready[one])), reason))
+            }
+            Formed::Line(places) => {
+                let mut key = [0; 16];
+                let drawn = SystemRandom::new().fill(&mut key);
+                drawn.map_err(|_| "the system gives no random numbers for a line".to_string())?;
+                let plans = self.plan.seats_of(key, &places);
+                let (events, heard) = unbounded_channel();
+                let mut chosen: BTreeMap<usize, Waiter> = BTreeMap::new();
+                let needs = places.iter().map(|place| place.needs);
+                let at: Vec<usize> = places.iter().map(|place| ready[place.worker]).collect();
+                for i in (0..workers.len()).rev().filter(|i| at.contains(i)) {
+                    chosen.insert(i, workers.remove(i));
+                }
+                let mut seats = Vec::new();
+                for (place, ((at, plan), needs)) in at.iter().zip(plans).zip(needs).enumerate() {
+                    let Some(waiter) = chosen.remove(at) else { continue };
+                    last.insert(waiter.identity, place);
+                    let _ = waiter.destination.set(Destination::Seat(place, events.clone()));
+                    seats.push((waiter, plan, needs));
+                }
+                Ok(Seated::Line { seats, heard })
+            }
+        }
     }
 
-    #[test]
-    fn seats_get_their_ranges_and_depths() {
-        let plan = LinePlan { layers: vec![0..3, 3..5, 5..6], values: vec![0..30, 30..50, 50..60] };
-        let lines = Lines::new(plan);
-        let plans: Vec<SeatPlan> = (0..3).map(|worker| lines.sit([worker; 16]).unwrap().plan).collect();
-        let got: Vec<_> = plans.iter().map(|p| (p.layers, p.values, p.depth, p.of)).collect();
-        assert_eq!(got, [((0, 3), (0, 30), 5, 3), ((3, 5), (30, 50), 3, 3), ((5, 6), (50, 60), 1, 3)]);
+    fn too_small(&self, capacities: &[&Capacity]) -> String {
+        let has: Vec<String> = capacities.iter().map(|capacity| size(capacity.limit)).collect();
+        let all = self.plan.layers();
+        let whole = capacities.iter().map(|capacity| capacity.needs(0, &(0..all))).min().unwrap_or(0);
+        format!(
+            "no split of the model, which takes {} whole, fits {} workers with {}: use a larger --memory-limit, more \
+             workers (--stages), smaller --micro-batch-tokens, or --quantize nf4",
+            size(whole),
+            capacities.len(),
+            has.join(" and ")
+        )
     }
 }

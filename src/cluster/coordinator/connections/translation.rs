@@ -128,7 +128,8 @@ impl Translation {
             | ToWorker::Piece { .. }
             | ToWorker::Ping { .. }
             | ToWorker::Bye(_)
-            | ToWorker::Below { .. } => vec![],
+            | ToWorker::Below { .. }
+            | ToWorker::Sit(_) => vec![],
         }
     }
 
