@@ -171,6 +171,19 @@ pub enum ToCoordinator {
     },
     /// A seat of a line is connected with its neighbours.
     Linked,
+    /// The result of [`Work::Verify`].
+    Verified {
+        /// The lease of this microbatch.
+        lease: LeaseId,
+        /// Hash of its gradient in fixed point, loss, weight, targets and rewards: `cluster::digest`.
+        digest: Hash,
+        /// Hash of the parameters that it was computed with.
+        parameters: Hash,
+        /// Compute time in microseconds.
+        micros: u64,
+        /// Peak device memory in bytes, without the frozen weights; 0 if the device does not count memory.
+        memory: u64,
+    },
 }
 
 /// Messages from the coordinator.
@@ -245,6 +258,11 @@ pub enum ToWorker {
         host: String,
         /// Its port.
         port: u16,
+    },
+    /// The announced microbatch counts, and its gradient is wanted in a sum of its own, which the worker sends at once.
+    Deliver {
+        /// The lease that was announced.
+        lease: LeaseId,
     },
 }
 
@@ -380,6 +398,9 @@ pub enum Work {
         /// How the next token is chosen.
         sampling: Sampling,
     },
+    /// Computes a training microbatch of another worker again. The answer is [`ToCoordinator::Verified`], or
+    /// [`ToCoordinator::Fault`] if a value is bad.
+    Verify(Microbatch),
 }
 
 /// Values of a running sum.

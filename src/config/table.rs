@@ -155,6 +155,7 @@ pub const TABLE: &[Opt] = &[
     opt(Cluster, "min-workers", One("N"), "1", "pause below this many devices; also --min-devices"),
     opt(Cluster, "join-timeout", One("TIME"), "10m", "how long to wait for devices, or for the coordinator (90s, 10m, 1h)"),
     opt(Cluster, "stages", One("N|20+12"), "", "divide the layers of the model among N workers, or these numbers of layers among as many; each worker needs memory for its layers only"),
+    opt(Cluster, "verify", One("P"), "0", "share of the microbatches that another worker computes again before they count (2% or 0.02); finds wrong and lying workers"),
     opt(Cluster, "token-file", One("FILE"), "", "file of the token (default: FINETUNE_TOKEN, then the file of `finetune token`)"),
     opt(Cluster, "insecure", Switch, "false", "plain TCP without a token, on this machine only"),
     opt(Cluster, "model-cache", One("DIR"), "", "folder in which a worker keeps base models, by content hash"),

@@ -5,6 +5,7 @@ use super::super::message::{self, LeaseId};
 use super::action::{DeviceReport, Place};
 use super::event::{DeviceId, Kind, MemberId};
 use super::speed::{Estimate, Speed};
+use super::verify::Record;
 use crate::train::event::Link;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -108,6 +109,8 @@ pub(super) struct Stopping {
 #[derive(Debug)]
 pub(super) struct Member {
     pub name: String,
+    /// Whether it is the coordinator's own process.
+    pub here: bool,
     /// `None` before its `Ready`.
     pub devices: Option<Vec<Device>>,
     /// When the parameters were sent; cleared by the first request for work with them.
@@ -128,12 +131,14 @@ pub(super) struct Member {
     furthest: Option<(u64, u64)>,
     /// Whether its `Measured` has arrived.
     pub measured: bool,
+    pub record: Record,
 }
 
 impl Member {
-    pub fn new(name: String) -> Self {
+    pub fn new(name: String, here: bool) -> Self {
         Member {
             name,
+            here,
             devices: None,
             sent: None,
             transfer: Estimate::default(),
@@ -144,6 +149,7 @@ impl Member {
             reasked: 0,
             furthest: None,
             measured: false,
+            record: Record::default(),
         }
     }
 
@@ -350,7 +356,7 @@ mod tests {
         for i in 0..PAST as u64 + 50 {
             let named = message::Device { name: "cpu 0".into(), class: format!("class {i}") };
             let device = Device { microbatches: 1, ..Device::new(&named) };
-            fleet.keep(report(None, &Member::new("w".into()), &device));
+            fleet.keep(report(None, &Member::new("w".into(), false), &device));
         }
         assert_eq!(fleet.past.len(), PAST + 1);
         assert_eq!(fleet.reports().iter().map(|r| r.microbatches).sum::<u64>(), PAST as u64 + 50);

@@ -41,10 +41,12 @@ impl Gathering {
 impl Machine {
     /// Whether leases may be given. Emits notes on changes, and gives up after the time limit.
     pub(super) fn gathered(&mut self) -> bool {
-        let (up, min) = (self.fleet.up(), self.config.min.max(1));
+        let (up, min) = (self.useful(), self.config.min.max(1));
         let (have, want, counts) = match (self.gathering.phase, self.config.counts) {
             (Phase::Running | Phase::Paused(_), _) => (up, min, Counted::Devices),
-            (_, Counted::Devices) => (up, self.config.expect.max(min), Counted::Devices),
+            (_, Counted::Devices | Counted::Checkable) => {
+                (self.fleet.up(), self.config.expect.max(min), Counted::Devices)
+            }
             (_, Counted::Tasks) => (self.fleet.able(), self.config.expect, Counted::Tasks),
         };
         let g = &mut self.gathering;
@@ -65,12 +67,18 @@ impl Machine {
             Phase::Waiting(_) | Phase::Paused(_) => {}
         }
         if matches!(self.gathering.phase, Phase::Waiting(_))
+            && (have < want || !self.verifies())
             && self.gathering.said.replace(have) != Some(have)
         {
             self.note(Note::Waiting { have, want, counts });
         }
         if self.gathering.deadline(&self.config).is_some_and(|at| self.now >= at) {
             self.over = true;
+            // Enough are here, and none can be checked.
+            let (have, want, counts) = match self.verifies() && have >= want.min(self.fleet.up()) && up < min {
+                true => (up, min, Counted::Checkable),
+                false => (have, want, counts),
+            };
             self.out.push(Action::GiveUp { have, want, counts });
         }
         false

@@ -41,6 +41,34 @@ pub enum Cheats {
     Yes,
 }
 
+/// How a worker's results are wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lie {
+    Scaled,
+    Stale,
+    Random,
+    Flipped,
+    /// A bit of every third result: a faulty device.
+    Bit,
+    /// Only what it computes again for others is wrong.
+    AsChecker,
+}
+
+impl Lie {
+    /// The result in place of the true one; `true` where it is computed for a comparison.
+    fn of(self, values: Values, lease: LeaseId, again: bool) -> Values {
+        match self {
+            Lie::Scaled => values.map(|v| v.wrapping_mul(2)),
+            Lie::Stale => truth::gradient(&truth::initial(), &truth::old()),
+            Lie::Random => values.map(|v| v ^ (lease as i64) << 7),
+            Lie::Flipped => values.map(|v| -v),
+            Lie::Bit if lease.is_multiple_of(3) => [values[0] ^ 1, values[1], values[2], values[3]],
+            Lie::AsChecker if again => values.map(|v| v ^ 1),
+            Lie::Bit | Lie::AsChecker => values,
+        }
+    }
+}
+
 /// A device. It survives a lost connection; its leases do not.
 #[derive(Debug, Clone)]
 pub struct Engine {
@@ -86,6 +114,10 @@ pub struct Worker {
     pub asks_again: bool,
     /// Whether denied gradients are added.
     pub cheats: Cheats,
+    /// How its results are wrong.
+    pub lie: Option<Lie>,
+    /// Number of its results for training that it altered.
+    pub lies: u64,
     /// Whether its copy of the parameters is damaged.
     pub damaged: bool,
     pieces: Vec<i64>,
@@ -96,6 +128,8 @@ pub struct Worker {
     loss: i128,
     leases: Vec<LeaseId>,
     untaken: Option<Untaken>,
+    /// Sums of one microbatch that are not taken.
+    singles: Vec<Untaken>,
     sums: u64,
     flush: bool,
     out: Vec<Effect>,
@@ -110,6 +144,8 @@ impl Worker {
             engines,
             asks_again: false,
             cheats: Cheats::No,
+            lie: None,
+            lies: 0,
             damaged: false,
             pieces: vec![],
             held: None,
@@ -119,6 +155,7 @@ impl Worker {
             loss: 0,
             leases: vec![],
             untaken: None,
+            singles: vec![],
             sums: 0,
             flush: false,
             out: vec![],
@@ -146,6 +183,15 @@ impl Worker {
                 }
                 self.flush_if_due();
             }
+            ToWorker::Deliver { lease } => {
+                if let (Some(w), Some((after, _))) = (self.waiting.remove(&lease), self.held) {
+                    self.sums += 1;
+                    let Waiting { values, loss, .. } = w;
+                    let (number, step, leases) = (self.sums, after + 1, vec![lease]);
+                    self.singles.push(Untaken { number, step, leases, values, loss });
+                    self.send_sum(self.singles.len() - 1, true);
+                }
+            }
             ToWorker::Deny { lease } => {
                 if let Some(w) = self.waiting.remove(&lease).filter(|_| self.cheats == Cheats::Yes) {
                     truth::add(&mut self.sum, &w.values);
@@ -156,6 +202,7 @@ impl Worker {
             ToWorker::Flush { step } => self.flush(step),
             ToWorker::SumTaken { sum } => {
                 self.untaken.take_if(|u| u.number == sum);
+                self.singles.retain(|u| u.number != sum);
                 self.flush_if_due();
             }
             ToWorker::Bye(bye) => self.out.push(Effect::Over(bye)),
@@ -174,6 +221,7 @@ impl Worker {
         self.held = Some((step, values));
         (self.sum, self.loss, self.flush, self.untaken) = ([0; WIDTH], 0, false, None);
         self.leases.clear();
+        self.singles.clear();
         self.waiting.clear();
         self.seen.clear();
         self.engines.iter_mut().for_each(|e| (e.current, e.queue) = (None, VecDeque::new()));
@@ -234,9 +282,20 @@ impl Worker {
             _ => {}
         }
         match held.work {
-            Work::Train(batch) | Work::Recheck(batch) if self.plan.is_bad(&batch) => self.send(bad(lease)),
+            Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) if self.plan.is_bad(&batch) => {
+                self.send(bad(lease));
+            }
+            Work::Verify(batch) => {
+                let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
+                let values = self.lie.map_or(values, |lie| lie.of(values, lease, true));
+                let digest = truth::digest(&values, loss);
+                self.send(ToCoordinator::Verified { lease, digest, parameters, micros, memory: 0 });
+            }
             Work::Train(batch) | Work::Recheck(batch) => {
                 let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
+                let told = self.lie.map_or(values, |lie| lie.of(values, lease, false));
+                self.lies += u64::from(told != values);
+                let values = told;
                 let announce = ToCoordinator::Announce { lease, parameters, micros, memory: 0 };
                 self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
                 self.send(announce);
@@ -295,8 +354,9 @@ impl Worker {
             return;
         }
         self.flush = true;
+        (0..self.singles.len()).for_each(|at| self.send_sum(at, true));
         if self.untaken.is_some() {
-            return self.send_sum();
+            return self.send_sum(0, false);
         }
         self.flush_if_due();
     }
@@ -311,11 +371,13 @@ impl Worker {
         let (leases, values) = (std::mem::take(&mut self.leases), std::mem::take(&mut self.sum));
         let loss = std::mem::take(&mut self.loss);
         self.untaken = Some(Untaken { number: self.sums, step: after + 1, leases, values, loss });
-        self.send_sum();
+        self.send_sum(0, false);
     }
 
-    fn send_sum(&mut self) {
-        let (Some(u), Some((_, parameters))) = (&self.untaken, self.held) else { return };
+    /// Sends the untaken sum, or a sum of one microbatch.
+    fn send_sum(&mut self, at: usize, single: bool) {
+        let untaken = if single { self.singles.get(at) } else { self.untaken.as_ref() };
+        let (Some(u), Some((_, parameters))) = (untaken, self.held) else { return };
         let targets = u.leases.len() as u64;
         let (sum, step, leases, loss) = (u.number, u.step, u.leases.clone(), u.loss);
         let (first, second) = u.values.split_at(WIDTH / 2);
@@ -379,7 +441,7 @@ fn bad(lease: LeaseId) -> ToCoordinator {
 
 fn size(work: &Work) -> u64 {
     match work {
-        Work::Train(batch) | Work::Recheck(batch) => 3 * batch.ids.len() as u64,
+        Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) => 3 * batch.ids.len() as u64,
         Work::Eval(batch) => batch.ids.len() as u64,
         Work::Prompt { ids, .. } => 10 * ids.len() as u64,
     }
