@@ -36,7 +36,9 @@ fn of_cell(values: &[i64]) -> Hash {
 fn of(cells: &[Hash], scalars: &Scalars) -> Hash {
     let Scalars { loss, weight, targets, rewards } = scalars;
     let mut hasher = blake3::Hasher::new_derive_key("finetune microbatch 1");
-    cells.iter().for_each(|cell| drop(hasher.update(cell)));
+    for cell in cells {
+        hasher.update(cell);
+    }
     for value in [*loss, *weight, rewards.sums[0], rewards.sums[1]] {
         hasher.update(&value.to_le_bytes());
     }

@@ -40,7 +40,8 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Leave { .. }
         | Measured { .. }
         | Seated { .. }
-        | Linked => 17,
+        | Linked
+        | Verified { .. } => 18,
     }
 }
 
@@ -60,7 +61,8 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | SumTaken { .. }
         | Ping { .. }
         | Bye(_)
-        | Below { .. } => 13,
+        | Below { .. }
+        | Deliver { .. } => 14,
     }
 }
 
@@ -123,6 +125,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Measured { devices: vec![Trials::default()], link: Some(link) },
         ToCoordinator::Seated { port: 1 },
         ToCoordinator::Linked,
+        ToCoordinator::Verified { lease: LEASE, digest: [2; 32], parameters: [1; 32], micros: 1, memory: 1 },
     ];
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all
@@ -194,6 +197,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),
+        leased(Work::Verify(microbatch())),
         leased(Work::Prompt { ids: vec![1, 2], sampling }),
         ToWorker::Grant { lease: LEASE },
         ToWorker::Deny { lease: LEASE },
@@ -207,6 +211,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Bye(Bye::Refused { reason: reason() }),
         ToWorker::Bye(Bye::Out { reason: reason(), again: true }),
         ToWorker::Below { host: "\u{1b}[2J".into(), port: 1 },
+        ToWorker::Deliver { lease: LEASE },
     ];
     assert!(all.len() >= kinds_from_coordinator(&all[0]));
     all

@@ -200,7 +200,9 @@ impl Machine {
             return self.ignored();
         }
         self.measure(&held, &result);
-        self.round.iter_mut().for_each(|round| drop(round.ledger.end(lease, Status::Void)));
+        if let Some(round) = &mut self.round {
+            round.ledger.end(lease, Status::Void);
+        }
         self.computed_again(lease, &held, Some(digest));
     }
 

@@ -32,7 +32,11 @@ impl Bed {
     }
 
     pub fn join(&mut self, member: u64, classes: &[&str]) -> Vec<Action> {
-        self.event(Event::Joined { member: MemberId(member), name: format!("w{member}"), here: false });
+        self.join_as(member, classes, false)
+    }
+
+    pub fn join_as(&mut self, member: u64, classes: &[&str], here: bool) -> Vec<Action> {
+        self.event(Event::Joined { member: MemberId(member), name: format!("w{member}"), here });
         let device = |(i, c): (usize, &&str)| Device { name: format!("cpu {i}"), class: c.to_string() };
         let devices = classes.iter().enumerate().map(device).collect();
         let mut out = self.said(member, From::Ready { devices, refused: vec![] });

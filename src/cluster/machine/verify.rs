@@ -17,6 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(test)]
+mod tests;
+
 /// Which microbatches are computed again.
 #[derive(Clone, PartialEq)]
 pub struct Verify {
@@ -122,7 +125,7 @@ impl Machine {
     }
 
     /// Whether a member besides these has a device of this class that works.
-    fn others(&self, class: &str, besides: &dyn Fn(MemberId) -> bool) -> bool {
+    pub(super) fn others(&self, class: &str, besides: &dyn Fn(MemberId) -> bool) -> bool {
         self.fleet.devices().any(|(id, _, d)| d.up && *d.class == *class && !besides(id.member))
     }
 

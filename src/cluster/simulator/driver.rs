@@ -177,13 +177,13 @@ impl Driver {
             truth::add(&mut self.total[offset..], &values);
             return self.arriving.entry(key).or_default().push((offset, values));
         }
-        if let &ToCoordinator::Sum { sum: ref sum, loss, targets, .. } = message {
+        if let ToCoordinator::Sum { sum, loss, targets, .. } = message {
             if self.machine.wants_sum(member, *sum) && self.arrived((member, *sum)) != WIDTH {
                 let reason = "its sum is not whole".to_string();
                 return self.event(Event::Misbehaved { member, reason }, now);
             }
             if self.machine.wants_sum(member, *sum) {
-                self.claims.insert((member, *sum), (loss, targets));
+                self.claims.insert((member, *sum), (*loss, *targets));
             }
         }
         self.event(Event::Said { member, message }, now);
