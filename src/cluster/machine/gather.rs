@@ -39,6 +39,15 @@ impl Gathering {
 }
 
 impl Machine {
+    /// Whether the expected number has been here, or is.
+    pub(super) fn all_met(&self) -> bool {
+        let have = match self.config.counts {
+            Counted::Tasks => self.fleet.able(),
+            Counted::Devices | Counted::Checkable => self.fleet.up(),
+        };
+        have >= self.config.expect || matches!(self.gathering.phase, Phase::Running | Phase::Paused(_))
+    }
+
     /// Whether leases may be given. Emits notes on changes, and gives up after the time limit.
     pub(super) fn gathered(&mut self) -> bool {
         let (up, min) = (self.useful(), self.config.min.max(1));
@@ -58,6 +67,12 @@ impl Machine {
             }
             return true;
         }
+        // Enough are here, and too few can be checked.
+        let (have, want, counts) = match self.fleet.up() >= want && up < min.min(self.fleet.up()) {
+            true => (up, min, Counted::Checkable),
+            false => (have, want, counts),
+        };
+        let g = &mut self.gathering;
         match g.phase {
             Phase::Before => g.phase = Phase::Waiting(self.now),
             Phase::Running => {
@@ -67,18 +82,12 @@ impl Machine {
             Phase::Waiting(_) | Phase::Paused(_) => {}
         }
         if matches!(self.gathering.phase, Phase::Waiting(_))
-            && (have < want || !self.verifies())
             && self.gathering.said.replace(have) != Some(have)
         {
             self.note(Note::Waiting { have, want, counts });
         }
         if self.gathering.deadline(&self.config).is_some_and(|at| self.now >= at) {
             self.over = true;
-            // Enough are here, and none can be checked.
-            let (have, want, counts) = match self.verifies() && have >= want.min(self.fleet.up()) && up < min {
-                true => (up, min, Counted::Checkable),
-                false => (have, want, counts),
-            };
             self.out.push(Action::GiveUp { have, want, counts });
         }
         false

@@ -113,8 +113,8 @@ impl Checking {
 
     /// A member is lost, and with it everything that it delivered in this round.
     pub fn lost(&mut self, member: MemberId) {
-        self.checks.retain(|_, check| check.opinions.first().is_none_or(|o| o.device.member != member));
         self.delivered.retain(|_, (_, of, _)| *of != member);
+        self.checks.retain(|item, _| self.delivered.contains_key(item));
     }
 }
 
@@ -142,6 +142,9 @@ impl Machine {
 
     /// Reports classes whose devices wait because a single member has them.
     pub(super) fn note_lone(&mut self) {
+        if !self.all_met() {
+            return;
+        }
         let lone = self.fleet.devices().filter(|(id, _, d)| d.up && self.is_lone(*id, d));
         let lone: BTreeMap<Arc<str>, DeviceId> = lone.map(|(id, _, d)| (d.class.clone(), id)).collect();
         self.checking.lone.retain(|class| lone.contains_key(class));
