@@ -83,7 +83,8 @@ fn decode(frame: &Bytes) -> Piece {
 /// connections.
 fn reduce(workers: u64, canned: &[Vec<Piece>], (len, threads, repeat): (usize, usize, usize)) -> f64 {
     let (send, reports) = channel();
-    let reducer = Reducer::new(len, (threads, Holds::Two), move |r| drop(send.send(r))).unwrap_or_else(|e| panic!("{e}"));
+    let reducer = Reducer::new(len, (threads, Holds::Two), move |r| drop(send.send(r)))
+        .unwrap_or_else(|e| panic!("{e}"));
     let mut total = Sums::new(len);
     seconds(repeat, || {
         reducer.begin(1024);

@@ -84,7 +84,10 @@ mod tests {
                 Scalars { loss: 6, ..scalars },
                 Scalars { weight: 6, ..scalars },
                 Scalars { targets: 6, ..scalars },
-                Scalars { rewards: crate::train::sum::RewardSums { right: 1, ..Default::default() }, ..scalars },
+                Scalars {
+                    rewards: crate::train::sum::RewardSums { right: 1, ..Default::default() },
+                    ..scalars
+                },
             ] {
                 assert_ne!(of_gradient(&gradient, &other), whole);
             }

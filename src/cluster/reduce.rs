@@ -200,8 +200,7 @@ impl Reducer {
     pub fn digest(&self, member: Member, sum: u64) -> Option<Hash> {
         let state = lock(&self.shared.state);
         let arriving = state.sums.get(&(member, sum))?;
-        let (pieces, claim, cap) =
-            (arriving.pieces.clone(), arriving.claim?, fixed::cap(state.microbatches));
+        let (pieces, claim, cap) = (arriving.pieces.clone(), arriving.claim?, fixed::cap(state.microbatches));
         drop(state);
         let len = self.shared.len;
         self.pool.install(|| digest::of_pieces(&pieces, len, cap, &claim.scalars)).ok()

@@ -238,11 +238,15 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
         );
     }
     if o.verify > 0.0 && o.role == Role::Single {
-        let why = "one process computes everything here: only --role coordinator has workers that check each other";
+        let why =
+            "one process computes everything here: only --role coordinator has workers that check each other";
         return Err(s.refuse("verify", why));
     }
     if o.verify > 0.0 && o.stages.is_some() {
-        return Err(s.refuse("verify", "workers that hold the model together (--stages) are not checked; leave one out"));
+        return Err(s.refuse(
+            "verify",
+            "workers that hold the model together (--stages) are not checked; leave one out",
+        ));
     }
     let far = |e: &Endpoint| !e.is_loopback();
     let plain = "is not this machine, and --insecure (plain TCP) stays on it; leave --insecure out";
@@ -333,7 +337,9 @@ mod tests {
             check(&format!("role=coordinator stages={wrong}"), 2, "expected a number of workers");
         }
         check("role=coordinator verify=2%", 0, "");
-        for (text, share) in [("0", 0.0), ("0%", 0.0), ("2%", 0.02), ("0.02", 0.02), ("1", 1.0), ("100%", 1.0)] {
+        for (text, share) in
+            [("0", 0.0), ("0%", 0.0), ("2%", 0.02), ("0.02", 0.02), ("1", 1.0), ("100%", 1.0)]
+        {
             assert_eq!(of(&format!("role=coordinator verify={text}"), Origin::Flag).unwrap().verify, share);
         }
         for wrong in ["2", "-1", "101%", "x", "%", "nan"] {

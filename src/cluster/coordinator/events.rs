@@ -135,7 +135,8 @@ pub(super) fn checks(counts: Counts) -> Option<Change> {
         0 => String::new(),
         n => format!("; {n} drawn ones count without, as only this process has their class"),
     };
-    let reason = format!("computed again by another worker and compared: {}{without}", count(checked, "microbatch"));
+    let reason =
+        format!("computed again by another worker and compared: {}{without}", count(checked, "microbatch"));
     let change = Change { step, what: What::Note, worker: String::new(), devices: vec![], reason };
     (checked + unchecked > 0).then_some(change)
 }

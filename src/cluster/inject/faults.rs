@@ -4,8 +4,8 @@
 use crate::numeric::fixed;
 use crate::numeric::rng::Stream;
 use crate::support::stderr::say;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The environment variable that names the faults.
 const VARIABLE: &str = "FINETUNE_INJECT";

@@ -2,7 +2,7 @@
 //! happened. Messages of a connection keep the order in which they arrived.
 
 use super::super::message::{Hash, ToCoordinator};
-use super::verify::Verify;
+use super::draw::Verify;
 use std::time::Duration;
 
 /// A connection. The driver chooses the numbers; a number is never used twice.

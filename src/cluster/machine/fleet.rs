@@ -4,8 +4,8 @@
 use super::super::message::{self, LeaseId};
 use super::action::{DeviceReport, Place};
 use super::event::{DeviceId, Kind, MemberId};
+use super::record::Record;
 use super::speed::{Estimate, Speed};
-use super::verify::Record;
 use crate::train::event::Link;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -19,10 +19,12 @@ mod assign;
 #[cfg(test)]
 mod check;
 mod device;
+mod draw;
 mod event;
 mod fleet;
 mod gather;
 mod ledger;
+mod record;
 mod repeat;
 mod round;
 mod speed;
@@ -32,8 +34,8 @@ mod value;
 mod verify;
 
 pub use action::{Action, Again, Bad, DeviceReport, Finding, Note, Place, Purpose, Tally};
+pub use draw::Verify;
 pub use event::{Config, Counted, DeviceId, Event, Kind, MemberId, Round};
-pub use verify::Verify;
 
 use super::message::{Bye, Hash, LeaseId, ToWorker};
 use fleet::{Fleet, Member};

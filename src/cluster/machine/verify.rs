@@ -20,45 +20,6 @@ use std::time::Duration;
 #[cfg(test)]
 mod tests;
 
-/// Which microbatches are computed again.
-#[derive(Clone, PartialEq)]
-pub struct Verify {
-    share: f64,
-    key: [u8; 32],
-}
-
-impl std::fmt::Debug for Verify {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "Verify({})", self.share)
-    }
-}
-
-impl Verify {
-    /// This share of the microbatches, from 0 to 1, drawn with a key that is not told to any member.
-    pub fn new(share: f64, key: [u8; 32]) -> Self {
-        Verify { share, key }
-    }
-
-    /// After how many of its microbatches a member that lies in each is found: on average, and with probability 99 %.
-    pub fn found_after(share: f64) -> (u64, u64) {
-        let nearly_all = 0.01f64.ln() / (-share).ln_1p();
-        ((1.0 / share).round() as u64, nearly_all.ceil().max(1.0) as u64)
-    }
-
-    /// A number from 0 to 1 for a lease. Lease numbers are never used twice with one key.
-    fn draw(&self, lease: LeaseId, purpose: u8) -> f64 {
-        let mut hasher = blake3::Hasher::new_keyed(&self.key);
-        hasher.update(&lease.to_le_bytes()).update(&[purpose]);
-        let bytes = hasher.finalize();
-        let number = bytes.as_bytes().iter().take(8).fold(0u64, |n, b| n << 8 | u64::from(*b));
-        (number >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn takes(&self, lease: LeaseId) -> bool {
-        self.draw(lease, 0) < self.share
-    }
-}
-
 /// A device's result of a microbatch.
 #[derive(Debug, Clone)]
 struct Opinion {
@@ -188,12 +149,14 @@ impl Machine {
     /// A device has computed a microbatch again. `None`: it has a value that no sum can hold.
     pub(super) fn computed_again(&mut self, lease: LeaseId, held: &Held, digest: Option<Hash>) {
         let place = self.fleet.place(held.device);
+        // A member that was asked twice, because it was late, has one say.
+        let counts = |check: &Check| !check.opinions.is_empty() && self.may_check(check, held.device.member);
+        let counts = self.checking.checks.get(&held.item).is_some_and(counts);
         let Some(check) = self.checking.checks.get_mut(&held.item) else { return };
-        let twice = check.asked_by(held.device.member) > 0;
-        if check.opinions.is_empty() || (twice && check.asked != Some(lease)) {
+        check.asked.take_if(|asked| *asked == lease);
+        if !counts {
             return;
         }
-        check.asked.take_if(|asked| *asked == lease);
         check.opinions.push(Opinion { device: held.device, place, digest });
     }
 
@@ -251,7 +214,8 @@ impl Machine {
             let member = self.fleet.members.get_mut(&opinion.device.member);
             member.into_iter().for_each(|m| m.record.checked += 1);
         }
-        let others: Vec<String> = right.iter().map(|o| format!("{}, {}", o.place.member, o.place.device)).collect();
+        let others: Vec<String> =
+            right.iter().map(|o| format!("{}, {}", o.place.member, o.place.device)).collect();
         for opinion in wrong {
             let member = opinion.device.member;
             let Some(record) = self.fleet.members.get(&member).map(|m| m.record) else { continue };
@@ -346,32 +310,6 @@ impl Machine {
             let record = self.fleet.members.get_mut(&member).map(|m| &mut m.record);
             record.into_iter().for_each(|r| r.counts(step));
         }
-    }
-}
-
-/// What is known of a member's results.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Record {
-    /// Results that were compared and equal.
-    checked: u64,
-    /// Microbatches that counted.
-    counted: u64,
-    /// The first and the last step with one.
-    steps: Option<(u64, u64)>,
-}
-
-impl Record {
-    fn counts(&mut self, step: u64) {
-        self.counted += 1;
-        self.steps = Some((self.steps.map_or(step, |s| s.0), step));
-    }
-
-    fn told(&self) -> String {
-        let before = match self.steps {
-            Some((from, to)) => format!("{} counted in steps {from} to {to}", self.counted),
-            None => "none counted in an earlier step".into(),
-        };
-        format!("of its microbatches {} were right where two were compared, {before}", self.checked)
     }
 }
 

@@ -40,7 +40,9 @@ pub fn care_up(message: &ToCoordinator) -> Care {
 pub fn care_down(message: &ToWorker) -> Care {
     use ToWorker::{Cancel, Deliver, Deny, Flush, Grant, SumTaken};
     match message {
-        Deliver { .. } | Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. } => Care::None,
+        Deliver { .. } | Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. } => {
+            Care::None
+        }
         _ => Care::InOrder,
     }
 }

@@ -62,9 +62,7 @@ fn check(seeds: std::ops::Range<u64>, fate: impl Fn(u64) -> Fate + Sync) {
         let find = |t| {
             let fate = &fate;
             scope.spawn(move || {
-                part(t)
-                    .filter_map(|s| Some((s, live(&fate(s), Voice::Silent).err()?)))
-                    .collect::<Vec<_>>()
+                part(t).filter_map(|s| Some((s, live(&fate(s), Voice::Silent).err()?))).collect::<Vec<_>>()
             })
         };
         let parts: Vec<_> = (0..threads).map(find).collect();
@@ -98,7 +96,8 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
 #[test]
 fn liars_change_no_bit_where_all_is_checked() {
     if let Some(seed) = number("FINETUNE_SEED") {
-        let report = live(&Fate::checked(seed, 1.0), Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        let report =
+            live(&Fate::checked(seed, 1.0), Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         return println!("seed {seed}: {:?} after {} us", report.outcome, report.time);
     }
     check(0..number("FINETUNE_SEEDS").unwrap_or(1000), |seed| Fate::checked(seed, 1.0));

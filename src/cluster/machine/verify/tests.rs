@@ -1,9 +1,10 @@
 //! Checks, message by message. Whole runs with liars are in the simulator.
 
 use super::super::tests::{Bed, expelled, said};
-use super::super::{Config, Event, Machine, Round};
+use super::super::{Config, Event, Machine, Round, Verify};
 use super::*;
 use crate::cluster::message::{ToCoordinator as From, ToWorker as To, Trouble};
+use std::collections::VecDeque;
 
 const HASH: Hash = [7; 32];
 
@@ -28,15 +29,16 @@ fn leases(out: &[Action], purpose: Purpose) -> Vec<(u64, LeaseId)> {
     out.iter().filter_map(lease).collect()
 }
 
-/// Announces a lease and delivers it as this sum with this hash. Returns what follows from the hash.
+/// Announces a lease and delivers it as this sum with this hash. Returns all that follows.
 fn deliver(bed: &mut Bed, (member, lease): (u64, LeaseId), sum: u64, digest: u8) -> Vec<Action> {
-    let out = bed.announce(member, lease);
-    assert_eq!(said(&out, member)[0], To::Deliver { lease });
+    let announced = bed.announce(member, lease);
+    assert_eq!(said(&announced, member)[0], To::Deliver { lease });
     let out = bed.sum(member, sum, &[lease]);
     assert!(out.contains(&Action::Hash { member: MemberId(member), sum }), "{out:?}");
     assert!(said(&out, member).contains(&To::SumTaken { sum }));
     assert!(!out.iter().any(|a| matches!(a, Action::TakeSum { .. })), "it does not count yet");
-    bed.event(Event::Hashed { member: MemberId(member), sum, digest: [digest; 32] })
+    let hashed = bed.event(Event::Hashed { member: MemberId(member), sum, digest: [digest; 32] });
+    [announced, out, hashed].concat()
 }
 
 fn again(bed: &mut Bed, (member, lease): (u64, LeaseId), digest: u8) -> Vec<Action> {
@@ -104,20 +106,22 @@ fn third_device_decides_who_is_taken_out() {
 #[test]
 fn everything_of_a_liar_in_the_step_is_done_again() {
     let mut bed = bed(&["a", "a", "a"], false, 4);
-    let mut given = vec![];
-    let out = deliver(&mut bed, (0, 1), 1, 5);
-    given.extend(leases(&out, Purpose::Verify));
-    let more = leases(&out, Purpose::Round).into_iter().find(|l| l.0 == 0).expect("it gets the fourth");
-    let out = deliver(&mut bed, more, 2, 5);
-    given.extend(leases(&out, Purpose::Verify));
-    // The second one is right, the first one is not.
-    let mut seen = false;
-    for _ in 0..8 {
-        let Some(next) = given.pop() else { break };
-        let right = if seen { 6 } else { 5 };
-        let out = again(&mut bed, next, right);
-        seen = true;
-        given.extend(leases(&out, Purpose::Verify));
+    // Items 0 and 3; the first is right, the other is not.
+    let mut out = deliver(&mut bed, (0, 1), 1, 5);
+    assert!(leases(&out, Purpose::Round).contains(&(0, 4)), "it gets the fourth");
+    out.extend(deliver(&mut bed, (0, 4), 2, 5));
+    out.extend(deliver(&mut bed, (1, 2), 1, 5));
+    out.extend(deliver(&mut bed, (2, 3), 1, 5));
+    let check = |a: &Action| match a {
+        Action::Lease { device, lease, item, purpose: Purpose::Verify } => {
+            Some((device.member.0, *lease, *item))
+        }
+        _ => None,
+    };
+    let mut asked: VecDeque<_> = out.iter().filter_map(check).collect();
+    while let Some((member, lease, item)) = asked.pop_front() {
+        let out = again(&mut bed, (member, lease), if item == 3 { 6 } else { 5 });
+        asked.extend(out.iter().filter_map(check));
         if expelled(&out, 0) {
             let reopened = |a: &Action| matches!(a, Action::Note(Note::Left { reopened: 2, .. }));
             assert!(out.iter().any(reopened), "{out:?}");
@@ -157,13 +161,12 @@ fn third_that_comes_in_time_decides() {
 /// This process decides where only one other has its class: it computes once more.
 #[test]
 fn own_device_decides_between_two() {
-    for (once_more, wrong) in [(8, 1), (9, 0)] {
-        let mut bed = bed(&["a", "a"], true, 2);
-        // The microbatch of the other one.
-        let out = deliver(&mut bed, (1, 2), 1, 9);
-        let own = leases(&out, Purpose::Verify)[0];
-        assert_eq!(own.0, 0);
-        let out = again(&mut bed, own, 8);
+    for (once_more, wrong) in [(8, 0), (9, 1)] {
+        let mut bed = bed(&["a", "a"], true, 1);
+        let out = deliver(&mut bed, (0, 1), 1, 9);
+        let other = leases(&out, Purpose::Verify)[0];
+        assert_eq!(other.0, 1);
+        let out = again(&mut bed, other, 8);
         let own = leases(&out, Purpose::Verify)[0];
         assert_eq!(own.0, 0, "once more");
         assert!(expelled(&again(&mut bed, own, once_more), wrong), "{once_more}");

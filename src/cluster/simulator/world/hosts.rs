@@ -73,7 +73,9 @@ impl World {
         let wire = Wire { host, open: true, black: false, up: Way::default(), down: Way::default() };
         self.wires.insert(conn, wire);
         let name = host.map_or("nonsense".to_string(), |h| format!("w{h}"));
-        self.coordinator(|driver, now| driver.event(Event::Joined { member: MemberId(conn), name, here: false }, now));
+        self.coordinator(|driver, now| {
+            driver.event(Event::Joined { member: MemberId(conn), name, here: false }, now)
+        });
         conn
     }
 }
