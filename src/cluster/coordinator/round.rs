@@ -130,7 +130,7 @@ impl Coordinator<'_> {
         match incoming {
             Incoming::Joined { member, name, peer, remark, outbox } => {
                 self.members.insert(member, outbox);
-                // Lines have no address either, and exclude --verify.
+                // Only devices of this process have no address.
                 let here = peer.is_none();
                 self.peers.extend(peer.map(|peer| (member, (name.clone(), peer))));
                 self.met = true;
@@ -242,12 +242,7 @@ impl Coordinator<'_> {
                 }
                 Action::Hash { member, sum } => self.unhashed.push((member, sum)),
                 Action::Say { member, message } => self.say(member, message),
-                Action::TakeSum { member, sum } => {
-                    if let Some(ToCoordinator::Sum { traffic, .. }) = self.pending.remove(&(member, sum)) {
-                        self.traffic.add(&traffic);
-                    }
-                    self.reducer.take(member.0, sum);
-                }
+                Action::TakeSum { member, sum } => self.take_sum(member, sum),
                 Action::TakeBack { member } => {
                     self.pending.retain(|(of, _), _| *of != member);
                     self.reducer.take_back(member.0);
@@ -277,6 +272,13 @@ impl Coordinator<'_> {
                 Action::Note(note) => self.note(note, gone, task),
             }
         }
+    }
+
+    fn take_sum(&mut self, member: MemberId, sum: u64) {
+        if let Some(ToCoordinator::Sum { traffic, .. }) = self.pending.remove(&(member, sum)) {
+            self.traffic.add(&traffic);
+        }
+        self.reducer.take(member.0, sum);
     }
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {

@@ -118,11 +118,13 @@ impl Machine {
         let mut slots = self.slots();
         let others = slots.iter().any(|s| s.id != first && free(s));
         slots.retain(|s| s.idle() && free(s));
-        // Prefer another worker, then another device of the same worker, then the same device; among equals the
-        // fastest.
+        // Prefer another worker, then another device of the same worker, then the same device; where results are
+        // checked, one of the same class; among equals the fastest.
+        let class = self.fleet.device(first).map(|d| d.class.clone()).filter(|_| self.verifies());
         slots.sort_by(|a, b| {
-            let far = |id: DeviceId| (id.member == first.member, id == first);
-            far(a.id).cmp(&far(b.id)).then(a.each.total_cmp(&b.each))
+            let other = |s: &Slot| class.as_ref().is_some_and(|class| *class != s.class);
+            let far = |s: &Slot| (s.id.member == first.member, s.id == first, other(s));
+            far(a).cmp(&far(b)).then(a.each.total_cmp(&b.each))
         });
         let next = slots.first().map(|s| s.id).filter(|_| self.now < self.patience());
         // A busy device other than the first gives a stronger finding than the same device.
