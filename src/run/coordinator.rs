@@ -280,7 +280,7 @@ fn machine(options: &Options, here: usize) -> Result<Config, Refusal> {
 fn verification(share: f64) -> String {
     let (mean, nearly_all) = Verify::found_after(share);
     format!(
-        "--verify: {} % of the microbatches are computed again by another worker; one that lies in every microbatch is \
+        "--verify: {} % of the microbatches are computed again by another worker; one that forges every result is \
          found after {mean} of its microbatches on average, with probability 99 % after {nearly_all}; a worker whose \
          class no other worker has gets no work",
         (share * 1e6).round() / 1e4

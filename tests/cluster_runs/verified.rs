@@ -20,15 +20,15 @@ fn removed(fleet: &mut Fleet, name: &str) {
 fn every_kind_of_liar_is_removed_and_changes_no_byte() {
     let run = format!("{RUN} --max-steps 5");
     let alone = Fleet::new().alone(&run);
-    for lie in ["scaled", "stale", "random", "flipped", "bit"] {
+    for forgery in ["scaled", "stale", "random", "flipped", "bit"] {
         let mut fleet = Fleet::new();
         fleet.coordinator(&format!("{run} --expect-workers 3 --verify 100%"));
         for name in ["a", "b"] {
             fleet.faulty(name, "--threads 1", "slow=3"); // so that some work is left for the liar
         }
-        fleet.faulty("liar", "--threads 1", &format!("lie={lie}"));
+        fleet.faulty("liar", "--threads 1", &format!("forge={forgery}"));
         fleet.all_end(&["coordinator", "a", "b"], 0);
-        assert!(fleet.adapter("out") == alone, "{lie}\n{}", fleet.all());
+        assert!(fleet.adapter("out") == alone, "{forgery}\n{}", fleet.all());
         removed(&mut fleet, "liar");
         let said = fleet.said("coordinator");
         assert!(said.contains("found after 1 of its microbatches on average"), "{said}");
@@ -43,7 +43,7 @@ fn a_liar_is_found_where_a_half_is_checked() {
     for name in ["a", "b"] {
         fleet.faulty(name, "--threads 1", "slow=3");
     }
-    fleet.faulty("liar", "--threads 1", "lie=flipped");
+    fleet.faulty("liar", "--threads 1", "forge=flipped");
     fleet.all_end(&["coordinator", "a", "b"], 0);
     removed(&mut fleet, "liar");
     assert!(fleet.said("coordinator").contains("with probability 99 % after 7"), "{}", fleet.all());
@@ -104,7 +104,7 @@ fn own_device_decides_and_changes_no_byte() {
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --gpus cpu --threads 1 --expect-workers 2 --verify 100%"));
-    fleet.faulty("liar", "--threads 1", "lie=scaled");
+    fleet.faulty("liar", "--threads 1", "forge=scaled");
     fleet.all_end(&["coordinator"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     removed(&mut fleet, "liar");
@@ -118,7 +118,7 @@ fn two_workers_that_differ_end_the_run_with_both_names() {
     let how = format!("{run} --expect-workers 2 --verify 100%");
     fleet.coordinator(&how);
     fleet.worker("good", "--threads 1");
-    fleet.faulty("stale", "--threads 1", "lie=stale");
+    fleet.faulty("stale", "--threads 1", "forge=stale");
     fleet.all_end(&["coordinator"], 75);
     let last = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
     let names = ["good", "stale"].map(|name| format!("-{}", fleet.id(name)));

@@ -19,7 +19,7 @@ struct Faults {
     at: Vec<(What, u64, AtomicBool)>,
     selftest: bool,
     slow: Option<f64>,
-    lie: Option<Lie>,
+    forgery: Option<Forgery>,
     /// The first gradient, for stale ones.
     first: Mutex<Vec<f32>>,
     pretend: Option<String>,
@@ -28,7 +28,7 @@ struct Faults {
 
 /// How every gradient is wrong: that of a lying worker, or of a faulty device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lie {
+enum Forgery {
     Scaled,
     /// The first gradient again.
     Stale,
@@ -38,12 +38,12 @@ enum Lie {
     Bit,
 }
 
-const LIES: [(&str, Lie); 5] = [
-    ("lie=scaled", Lie::Scaled),
-    ("lie=stale", Lie::Stale),
-    ("lie=random", Lie::Random),
-    ("lie=flipped", Lie::Flipped),
-    ("lie=bit", Lie::Bit),
+const FORGERIES: [(&str, Forgery); 5] = [
+    ("forge=scaled", Forgery::Scaled),
+    ("forge=stale", Forgery::Stale),
+    ("forge=random", Forgery::Random),
+    ("forge=flipped", Forgery::Flipped),
+    ("forge=bit", Forgery::Bit),
 ];
 
 /// A fault in a step.
@@ -127,26 +127,26 @@ impl Inject {
         if let (true, Some(value)) = (self.strikes(What::Huge, step), gradient.last_mut()) {
             *value = (fixed::to_f64(cap) * 1.01) as f32;
         }
-        self.lie(step, gradient);
+        self.forge(step, gradient);
     }
 
-    fn lie(&self, step: u64, gradient: &mut [f32]) {
-        let Some(lie) = self.0.lie else { return };
-        match lie {
-            Lie::Scaled => gradient.iter_mut().for_each(|value| *value *= 1.5),
-            Lie::Flipped => gradient.iter_mut().for_each(|value| *value = -*value),
-            Lie::Random => {
+    fn forge(&self, step: u64, gradient: &mut [f32]) {
+        let Some(forgery) = self.0.forgery else { return };
+        match forgery {
+            Forgery::Scaled => gradient.iter_mut().for_each(|value| *value *= 1.5),
+            Forgery::Flipped => gradient.iter_mut().for_each(|value| *value = -*value),
+            Forgery::Random => {
                 let mut draws = Stream::new(&[step, gradient.len() as u64]);
                 gradient.iter_mut().for_each(|value| *value = 1e-3 * (draws.unit() - 0.5));
             }
-            Lie::Stale => {
+            Forgery::Stale => {
                 let mut first = self.0.first.lock().unwrap_or_else(PoisonError::into_inner);
                 match first.is_empty() {
                     true => first.extend_from_slice(gradient),
                     false => gradient.copy_from_slice(&first),
                 }
             }
-            Lie::Bit => {
+            Forgery::Bit => {
                 let at = (step as usize).wrapping_mul(7919) % gradient.len().max(1);
                 let far = gradient.iter_mut().skip(at).find(|value| value.abs() > 1e-6);
                 far.into_iter().for_each(|value| *value = f32::from_bits(value.to_bits() ^ (1 << 20)));
@@ -204,14 +204,15 @@ impl std::str::FromStr for Inject {
                         part["cards=".len()..].parse().map_err(|_| format!("{part:?}: no number"))?;
                 }
                 (_, Some((what, step)), _) => faults.at.push((what, step, AtomicBool::new(false))),
-                _ if LIES.iter().any(|(name, _)| *name == part) => {
-                    faults.lie = LIES.into_iter().find(|(name, _)| *name == part).map(|(_, lie)| lie);
+                _ if FORGERIES.iter().any(|(name, _)| *name == part) => {
+                    faults.forgery =
+                        FORGERIES.into_iter().find(|(name, _)| *name == part).map(|(_, forgery)| forgery);
                 }
                 (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
                 _ => {
                     return Err(format!(
                         "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, panic@STEP, lost@STEP, \
-                         hash@STEP, die@STEP, selftest, slow=FACTOR, lie=scaled (stale, random, flipped, bit), cards=N, pretend=wgpu and pretend=cuda"
+                         hash@STEP, die@STEP, selftest, slow=FACTOR, forge=scaled (stale, random, flipped, bit), cards=N, pretend=wgpu and pretend=cuda"
                     ));
                 }
             }
@@ -238,24 +239,24 @@ mod tests {
     }
 
     #[test]
-    fn every_lie_alters_a_gradient() {
-        for (name, _) in LIES {
+    fn every_forgery_alters_a_gradient() {
+        for (name, _) in FORGERIES {
             let inject: Inject = name.parse().unwrap();
-            let told = |truth: &[f32]| {
+            let forged = |truth: &[f32]| {
                 let mut gradient = truth.to_vec();
                 inject.after(1, &mut gradient, i64::MAX);
                 gradient
             };
             // The first one is what a stale one repeats.
-            told(&[0.5, 0.0, 1.0]);
+            forged(&[0.5, 0.0, 1.0]);
             let truth = [0.25, 0.5, -2.0];
-            assert_ne!(told(&truth), truth, "{name}");
+            assert_ne!(forged(&truth), truth, "{name}");
         }
     }
 
     #[test]
     fn unknown_fault_is_refused() {
-        for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep", "lie=white"] {
+        for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep", "forge=white"] {
             let refused = text.parse::<Inject>().unwrap_err();
             assert!(refused.contains(text), "{refused}");
         }

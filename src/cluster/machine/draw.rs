@@ -16,12 +16,12 @@ impl std::fmt::Debug for Verify {
 }
 
 impl Verify {
-    /// This share of the microbatches, from 0 to 1, drawn with a key that is not told to any member.
+    /// This share of the microbatches, from 0 to 1, drawn with a key that no member knows.
     pub fn new(share: f64, key: [u8; 32]) -> Self {
         Verify { share, key }
     }
 
-    /// After how many of its microbatches a member that lies in each is found: on average, and with probability 99 %.
+    /// After how many of its microbatches a member that forges each is found: on average, and with probability 99 %.
     pub fn found_after(share: f64) -> (u64, u64) {
         let nearly_all = 0.01f64.ln() / (-share).ln_1p();
         ((1.0 / share).round() as u64, nearly_all.ceil().max(1.0) as u64)

@@ -61,7 +61,7 @@ pub struct Config {
     /// A bad value is reported without a second finding if none arrives within this time. For the first half of it
     /// the machine waits for a device other than the first.
     pub recheck: Duration,
-    /// Which training microbatches are computed again; `None`: none. Where nobody can compute one again, the machine
+    /// Which training microbatches are computed again; `None`: none. Where no device can compute one again, the machine
     /// waits as long as for a second finding.
     pub verify: Option<Verify>,
 }

@@ -135,10 +135,10 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub fn new(name: String, here: bool) -> Self {
+    pub fn new(name: String) -> Self {
         Member {
             name,
-            here,
+            here: false,
             devices: None,
             sent: None,
             transfer: Estimate::default(),
@@ -356,7 +356,7 @@ mod tests {
         for i in 0..PAST as u64 + 50 {
             let named = message::Device { name: "cpu 0".into(), class: format!("class {i}") };
             let device = Device { microbatches: 1, ..Device::new(&named) };
-            fleet.keep(report(None, &Member::new("w".into(), false), &device));
+            fleet.keep(report(None, &Member::new("w".into()), &device));
         }
         assert_eq!(fleet.past.len(), PAST + 1);
         assert_eq!(fleet.reports().iter().map(|r| r.microbatches).sum::<u64>(), PAST as u64 + 50);

@@ -17,7 +17,7 @@ impl Record {
         self.steps = Some((self.steps.map_or(step, |s| s.0), step));
     }
 
-    pub fn told(&self) -> String {
+    pub fn shown(&self) -> String {
         let before = match self.steps {
             Some((from, to)) => format!("{} counted in steps {from} to {to}", self.counted),
             None => "none counted in an earlier step".into(),

@@ -32,11 +32,15 @@ impl Bed {
     }
 
     pub fn join(&mut self, member: u64, classes: &[&str]) -> Vec<Action> {
-        self.join_as(member, classes, false)
+        self.join_as(
+            Event::Joined { member: MemberId(member), name: format!("w{member}"), here: false },
+            classes,
+        )
     }
 
-    pub fn join_as(&mut self, member: u64, classes: &[&str], here: bool) -> Vec<Action> {
-        self.event(Event::Joined { member: MemberId(member), name: format!("w{member}"), here });
+    pub fn join_as(&mut self, joined: Event, classes: &[&str]) -> Vec<Action> {
+        let Event::Joined { member: MemberId(member), .. } = joined else { panic!("{joined:?}") };
+        self.event(joined);
         let device = |(i, c): (usize, &&str)| Device { name: format!("cpu {i}"), class: c.to_string() };
         let devices = classes.iter().enumerate().map(device).collect();
         let mut out = self.said(member, From::Ready { devices, refused: vec![] });

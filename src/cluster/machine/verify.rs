@@ -1,7 +1,7 @@
 //! Work that is checked: a share of the training microbatches is computed again on a device of another member, of the
 //! same numeric class, and the hashes of both results are compared before the first one counts. Which ones is a draw
 //! with a key that no member knows, made when the result has arrived, so that no member can be honest where it is
-//! checked only. Two equal results decide: whoever has another one is taken out, and its work of the step is done again.
+//! checked only. Two equal results decide: a member with another one is taken out, and its work of the step is done again.
 //!
 //! A sum counts at the end of the round, so that all sums of a member can be taken back until then. Devices of the
 //! coordinator's own process are trusted where no other member has their class; other such devices get no work.
@@ -225,7 +225,7 @@ impl Machine {
                 shown(opinion.digest),
                 others.join(" and "),
                 shown(verdict),
-                record.told(),
+                record.shown(),
             );
             self.expel(member, &reason);
         }

@@ -2,7 +2,7 @@
 
 use super::network::Weather;
 use super::truth::Plan;
-use super::worker::{Cheats, Ill, Lie};
+use super::worker::{Cheats, Forgery, Ill};
 use super::{Draws, MILLI, Micros, SECOND};
 
 /// Whether the other side notices the end of a process at once.
@@ -59,7 +59,7 @@ pub struct Fate {
     /// The share of microbatches that is computed again.
     pub verify: f64,
     /// A worker whose results are wrong.
-    pub liar: Option<(usize, Lie)>,
+    pub liar: Option<(usize, Forgery)>,
 }
 
 impl Fate {
@@ -122,9 +122,19 @@ impl Fate {
             fate.dials.push(d.between(0, 50 * MILLI));
         }
         fate.workers.iter_mut().flatten().for_each(|(class, _)| *class = "cpu".into());
-        let lies = [Lie::Scaled, Lie::Stale, Lie::Random, Lie::Flipped, Lie::Bit, Lie::AsChecker];
+        let forgeries = [
+            Forgery::Scaled,
+            Forgery::Stale,
+            Forgery::Random,
+            Forgery::Flipped,
+            Forgery::Bit,
+            Forgery::AsChecker,
+        ];
         fate.liar = d.chance(0.8).then(|| {
-            (d.between(0, fate.workers.len() as u64) as usize, lies[d.between(0, lies.len() as u64) as usize])
+            (
+                d.between(0, fate.workers.len() as u64) as usize,
+                forgeries[d.between(0, forgeries.len() as u64) as usize],
+            )
         });
         fate.blows.retain(|(_, blow)| !matches!(blow, Blow::Ill { ill: Ill::Error(_) | Ill::Bad, .. }));
         for (_, blow) in &mut fate.blows {
@@ -135,7 +145,7 @@ impl Fate {
         fate
     }
 
-    /// Whether a lie may enter a sum, because not everything is checked.
+    /// Whether a forgery may enter a sum, because not everything is checked.
     pub fn tolerates(&self) -> bool {
         self.verify < 1.0 && self.liar.is_some()
     }

@@ -3,7 +3,7 @@
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
 use super::truth::{self, Values};
-use super::worker::{Cheats, Ill, Lie};
+use super::worker::{Cheats, Forgery, Ill};
 use super::world::{Report, Voice, World};
 use crate::cluster::machine::{Again, Verify};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -92,7 +92,7 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
     check(0..number("FINETUNE_SEEDS").unwrap_or(2000), Fate::of);
 }
 
-/// Every microbatch is computed again: a lie changes no bit, whoever lies, and no honest worker is taken out for it.
+/// Every microbatch is computed again: a forgery changes no bit, from any worker, and no honest worker is taken out for it.
 #[test]
 fn liars_change_no_bit_where_all_is_checked() {
     if let Some(seed) = number("FINETUNE_SEED") {
@@ -109,13 +109,13 @@ fn honest_workers_stay_where_a_part_is_checked() {
     check(0..number("FINETUNE_SEEDS").unwrap_or(600), |seed| Fate::checked(seed, 0.3));
 }
 
-/// A worker that lies in every microbatch is found after as many as the run says at its start.
+/// A worker that forges every result is found after as many as the run says at its start.
 #[test]
-fn a_liar_is_found_after_the_expected_number_of_lies() {
+fn a_liar_is_found_after_the_expected_number() {
     let share = 0.1;
     let fate = |seed: u64| {
         let fate = Fate::checked(seed, share);
-        let liar = Some((seed as usize % fate.workers.len(), Lie::Flipped));
+        let liar = Some((seed as usize % fate.workers.len(), Forgery::Flipped));
         Fate { blows: vec![], bad: None, steps: 40, items: 24, liar, ..fate }
     };
     let mut found: Vec<u64> = vec![];
@@ -128,8 +128,8 @@ fn a_liar_is_found_after_the_expected_number_of_lies() {
     assert_eq!((expected, nearly_all), (10, 44));
     // Some more were in work when the comparison came.
     assert!(found.len() > 150, "{} liars were found", found.len());
-    assert!((7.0..25.0).contains(&mean), "found after {mean} lies on average");
-    let late = found.iter().filter(|&&lies| lies > nearly_all + 24).count();
+    assert!((7.0..25.0).contains(&mean), "found after {mean} forgeries on average");
+    let late = found.iter().filter(|&&forgeries| forgeries > nearly_all + 24).count();
     assert!(late <= found.len() / 50, "{late} of {} were found late", found.len());
 }
 

@@ -1,6 +1,7 @@
 //! A worker's side of the conversation, from `Ready` to the end of one connection (docs/explain/protocol.md).
 //! The worker gets messages and the ends of computations, and returns what to send and to start.
 
+use super::super::machine::Purpose;
 use super::super::message::{
     Bye, Device, Hash, Lease, LeaseId, Packed, ToCoordinator, ToWorker, Trouble, Work,
 };
@@ -43,7 +44,7 @@ pub enum Cheats {
 
 /// How a worker's results are wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lie {
+pub enum Forgery {
     Scaled,
     Stale,
     Random,
@@ -54,17 +55,17 @@ pub enum Lie {
     AsChecker,
 }
 
-impl Lie {
-    /// The result in place of the true one; `true` where it is computed for a comparison.
-    fn of(self, values: Values, lease: LeaseId, again: bool) -> Values {
+impl Forgery {
+    /// The result in place of the true one.
+    fn of(self, values: Values, lease: LeaseId, purpose: Purpose) -> Values {
         match self {
-            Lie::Scaled => values.map(|v| v.wrapping_mul(2)),
-            Lie::Stale => truth::gradient(&truth::initial(), &truth::old()),
-            Lie::Random => values.map(|v| v ^ (lease as i64) << 7),
-            Lie::Flipped => values.map(|v| -v),
-            Lie::Bit if lease.is_multiple_of(3) => [values[0] ^ 1, values[1], values[2], values[3]],
-            Lie::AsChecker if again => values.map(|v| v ^ 1),
-            Lie::Bit | Lie::AsChecker => values,
+            Forgery::Scaled => values.map(|v| v.wrapping_mul(2)),
+            Forgery::Stale => truth::gradient(&truth::initial(), &truth::old()),
+            Forgery::Random => values.map(|v| v ^ (lease as i64) << 7),
+            Forgery::Flipped => values.map(|v| -v),
+            Forgery::Bit if lease.is_multiple_of(3) => [values[0] ^ 1, values[1], values[2], values[3]],
+            Forgery::AsChecker if purpose == Purpose::Verify => values.map(|v| v ^ 1),
+            Forgery::Bit | Forgery::AsChecker => values,
         }
     }
 }
@@ -115,9 +116,9 @@ pub struct Worker {
     /// Whether denied gradients are added.
     pub cheats: Cheats,
     /// How its results are wrong.
-    pub lie: Option<Lie>,
+    pub forgery: Option<Forgery>,
     /// Number of its results for training that it altered.
-    pub lies: u64,
+    pub forgeries: u64,
     /// Whether its copy of the parameters is damaged.
     pub damaged: bool,
     pieces: Vec<i64>,
@@ -144,8 +145,8 @@ impl Worker {
             engines,
             asks_again: false,
             cheats: Cheats::No,
-            lie: None,
-            lies: 0,
+            forgery: None,
+            forgeries: 0,
             damaged: false,
             pieces: vec![],
             held: None,
@@ -189,7 +190,7 @@ impl Worker {
                     let Waiting { values, loss, .. } = w;
                     let (number, step, leases) = (self.sums, after + 1, vec![lease]);
                     self.singles.push(Untaken { number, step, leases, values, loss });
-                    self.send_sum(self.singles.len() - 1, true);
+                    self.send_sum(Some(self.singles.len() - 1));
                 }
             }
             ToWorker::Deny { lease } => {
@@ -287,15 +288,16 @@ impl Worker {
             }
             Work::Verify(batch) => {
                 let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
-                let values = self.lie.map_or(values, |lie| lie.of(values, lease, true));
+                let values =
+                    self.forgery.map_or(values, |forgery| forgery.of(values, lease, Purpose::Verify));
                 let digest = truth::digest(&values, loss);
                 self.send(ToCoordinator::Verified { lease, digest, parameters, micros, memory: 0 });
             }
             Work::Train(batch) | Work::Recheck(batch) => {
                 let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
-                let told = self.lie.map_or(values, |lie| lie.of(values, lease, false));
-                self.lies += u64::from(told != values);
-                let values = told;
+                let given = self.forgery.map_or(values, |forgery| forgery.of(values, lease, Purpose::Round));
+                self.forgeries += u64::from(given != values);
+                let values = given;
                 let announce = ToCoordinator::Announce { lease, parameters, micros, memory: 0 };
                 self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
                 self.send(announce);
@@ -354,9 +356,9 @@ impl Worker {
             return;
         }
         self.flush = true;
-        (0..self.singles.len()).for_each(|at| self.send_sum(at, true));
+        (0..self.singles.len()).for_each(|at| self.send_sum(Some(at)));
         if self.untaken.is_some() {
-            return self.send_sum(0, false);
+            return self.send_sum(None);
         }
         self.flush_if_due();
     }
@@ -371,12 +373,12 @@ impl Worker {
         let (leases, values) = (std::mem::take(&mut self.leases), std::mem::take(&mut self.sum));
         let loss = std::mem::take(&mut self.loss);
         self.untaken = Some(Untaken { number: self.sums, step: after + 1, leases, values, loss });
-        self.send_sum(0, false);
+        self.send_sum(None);
     }
 
     /// Sends the untaken sum, or a sum of one microbatch.
-    fn send_sum(&mut self, at: usize, single: bool) {
-        let untaken = if single { self.singles.get(at) } else { self.untaken.as_ref() };
+    fn send_sum(&mut self, single: Option<usize>) {
+        let untaken = single.map_or(self.untaken.as_ref(), |at| self.singles.get(at));
         let (Some(u), Some((_, parameters))) = (untaken, self.held) else { return };
         let targets = u.leases.len() as u64;
         let (sum, step, leases, loss) = (u.number, u.step, u.leases.clone(), u.loss);

@@ -7,7 +7,7 @@ use super::driver::{Act, Disk, Driver, Outcome};
 use super::fate::{Blow, Fate};
 use super::network::{Care, Way, care_down, care_up};
 use super::truth::{self, Plan};
-use super::worker::{Effect, Engine, Ill, Lie, Worker};
+use super::worker::{Effect, Engine, Forgery, Ill, Worker};
 use super::{Draws, MILLI, Micros, SECOND, SILENCE};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,8 +50,8 @@ struct Host {
     alive: bool,
     frozen: Micros,
     damaged: bool,
-    lie: Option<Lie>,
-    lies: u64,
+    forgery: Option<Forgery>,
+    forgeries: u64,
 }
 
 struct Wire {
@@ -74,7 +74,7 @@ pub struct Report {
     pub notes: Vec<(Micros, Note)>,
     /// Workers that were removed although they did nothing wrong.
     pub wronged: Vec<String>,
-    /// For each liar that was taken out, how many of its results were lies.
+    /// For each liar that was taken out, how many of its results were forgeries.
     pub found: Vec<u64>,
     pub happened: u64,
     pub driver: Option<Driver>,
@@ -109,8 +109,8 @@ impl World {
             alive: true,
             frozen: 0,
             damaged: false,
-            lie: None,
-            lies: 0,
+            forgery: None,
+            forgeries: 0,
         };
         let mut world = World {
             plan: fate.plan(),
@@ -131,7 +131,7 @@ impl World {
             voice,
             fate: fate.clone(),
         };
-        fate.liar.into_iter().for_each(|(worker, lie)| world.hosts[worker].lie = Some(lie));
+        fate.liar.into_iter().for_each(|(worker, forgery)| world.hosts[worker].forgery = Some(forgery));
         world.at(0, Happening::Boot);
         fate.dials.iter().enumerate().for_each(|(worker, &at)| world.at(at, Happening::Dial(worker)));
         fate.blows.iter().for_each(|&(at, blow)| world.at(at, Happening::Blow(blow)));
@@ -349,7 +349,7 @@ impl World {
         let host = &mut self.hosts[host];
         host.conn = None;
         if let Some(worker) = host.worker.take() {
-            host.lies += worker.lies;
+            host.forgeries += worker.forgeries;
             host.engines = worker.engines;
         }
     }

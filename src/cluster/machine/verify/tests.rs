@@ -8,13 +8,15 @@ use std::collections::VecDeque;
 
 const HASH: Hash = [7; 32];
 
-/// All microbatches are checked. Members have one device each, of these classes; the first may be this process.
-fn bed(classes: &[&str], here: bool, items: usize) -> Bed {
+/// All microbatches are checked. Members have one device each, of these classes; `own` is this process.
+fn bed(classes: &[&str], own: Option<u64>, items: usize) -> Bed {
     let config = Config { verify: Some(Verify::new(1.0, [3; 32])), ..Config::default() };
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
     bed.event(Event::Parameters { after: 4, hash: HASH });
     for (member, class) in (0..).zip(classes) {
-        bed.join_as(member, &[class], here && member == 0);
+        let here = own == Some(member);
+        let name = format!("w{member}");
+        bed.join_as(Event::Joined { member: MemberId(member), name, here }, &[class]);
     }
     bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![100; items] }));
     bed
@@ -60,7 +62,7 @@ fn checks(out: &[Action]) -> (u64, u64) {
 
 #[test]
 fn equal_results_count_at_the_end_of_the_round() {
-    let mut bed = bed(&["a", "a"], false, 1);
+    let mut bed = bed(&["a", "a"], None, 1);
     let (first, lease) = (0, 1);
     let out = deliver(&mut bed, (first, lease), 1, 9);
     let asked = leases(&out, Purpose::Verify);
@@ -76,7 +78,7 @@ fn equal_results_count_at_the_end_of_the_round() {
 #[test]
 fn third_device_decides_who_is_taken_out() {
     for (third, wrong) in [(9, 1), (8, 0)] {
-        let mut bed = bed(&["a", "a", "a", "b", "b"], false, 1);
+        let mut bed = bed(&["a", "a", "a", "b", "b"], None, 1);
         let holder = leases(&bed.after(0), Purpose::Round);
         assert_eq!(holder, [], "given when the round began");
         let out = deliver(&mut bed, (0, 1), 1, 9);
@@ -105,7 +107,7 @@ fn third_device_decides_who_is_taken_out() {
 
 #[test]
 fn everything_of_a_liar_in_the_step_is_done_again() {
-    let mut bed = bed(&["a", "a", "a"], false, 4);
+    let mut bed = bed(&["a", "a", "a"], None, 4);
     // Items 0 and 3; the first is right, the other is not.
     let mut out = deliver(&mut bed, (0, 1), 1, 5);
     assert!(leases(&out, Purpose::Round).contains(&(0, 4)), "it gets the fourth");
@@ -133,7 +135,7 @@ fn everything_of_a_liar_in_the_step_is_done_again() {
 
 #[test]
 fn two_that_differ_halt_the_run_with_both_names() {
-    let mut bed = bed(&["a", "a"], false, 1);
+    let mut bed = bed(&["a", "a"], None, 1);
     let out = deliver(&mut bed, (0, 1), 1, 9);
     let second = leases(&out, Purpose::Verify)[0];
     again(&mut bed, second, 8);
@@ -148,7 +150,7 @@ fn two_that_differ_halt_the_run_with_both_names() {
 
 #[test]
 fn third_that_comes_in_time_decides() {
-    let mut bed = bed(&["a", "a"], false, 1);
+    let mut bed = bed(&["a", "a"], None, 1);
     let out = deliver(&mut bed, (0, 1), 1, 9);
     again(&mut bed, leases(&out, Purpose::Verify)[0], 8);
     bed.after(30_000);
@@ -162,7 +164,7 @@ fn third_that_comes_in_time_decides() {
 #[test]
 fn own_device_decides_between_two() {
     for (once_more, wrong) in [(8, 0), (9, 1)] {
-        let mut bed = bed(&["a", "a"], true, 1);
+        let mut bed = bed(&["a", "a"], Some(0), 1);
         let out = deliver(&mut bed, (0, 1), 1, 9);
         let other = leases(&out, Purpose::Verify)[0];
         assert_eq!(other.0, 1);
@@ -175,7 +177,7 @@ fn own_device_decides_between_two() {
 
 #[test]
 fn own_device_of_a_class_of_its_own_is_trusted() {
-    let mut bed = bed(&["a", "b", "b"], true, 1);
+    let mut bed = bed(&["a", "b", "b"], Some(0), 1);
     let holder = (0, 1);
     let out = deliver(&mut bed, holder, 1, 9);
     assert_eq!(checks(&out), (0, 1));
@@ -183,7 +185,7 @@ fn own_device_of_a_class_of_its_own_is_trusted() {
 
 #[test]
 fn device_of_a_class_of_its_own_gets_no_work() {
-    let mut bed = bed(&["a", "b"], false, 3);
+    let mut bed = bed(&["a", "b"], None, 3);
     let out = bed.after(1);
     assert_eq!(leases(&out, Purpose::Round), []);
     let lone = |out: &[Action]| out.iter().filter(|a| matches!(a, Action::Note(Note::Lone { .. }))).count();
@@ -205,7 +207,7 @@ fn device_of_a_class_of_its_own_gets_no_work() {
 
 #[test]
 fn run_without_checkable_devices_gives_up() {
-    let mut bed = bed(&["a", "b"], false, 1);
+    let mut bed = bed(&["a", "b"], None, 1);
     let out = bed.after(600_001);
     let give_up = |a: &Action| match a {
         Action::GiveUp { have, want, counts } => Some((*have, *want, *counts)),
@@ -217,7 +219,7 @@ fn run_without_checkable_devices_gives_up() {
 
 #[test]
 fn lost_checker_is_replaced_and_lost_holder_forgotten() {
-    let mut bed = bed(&["a", "a", "a"], false, 1);
+    let mut bed = bed(&["a", "a", "a"], None, 1);
     let out = deliver(&mut bed, (0, 1), 1, 9);
     let second = leases(&out, Purpose::Verify)[0];
     let out = bed.event(Event::Lost { member: MemberId(second.0), reason: String::new() });
@@ -231,18 +233,18 @@ fn lost_checker_is_replaced_and_lost_holder_forgotten() {
 /// A message that no correct worker sends where results are checked.
 #[test]
 fn other_answers_than_asked_for_are_expelled() {
-    let mut one = bed(&["a", "a"], false, 4);
+    let mut one = bed(&["a", "a"], None, 4);
     let out = one.announce(0, 1);
     let next = leases(&out, Purpose::Round)[0];
     one.announce(0, next.1);
     assert!(expelled(&one.sum(0, 1, &[1, next.1]), 0), "two in one sum");
 
-    let mut two = bed(&["a", "a"], false, 1);
+    let mut two = bed(&["a", "a"], None, 1);
     let out = deliver(&mut two, (0, 1), 1, 9);
     let (member, lease) = leases(&out, Purpose::Verify)[0];
     assert!(expelled(&two.announce(member, lease), member), "an announcement where a hash is due");
 
-    let mut three = bed(&["a", "a"], false, 2);
+    let mut three = bed(&["a", "a"], None, 2);
     assert!(expelled(&again(&mut three, (0, 1), 9), 0), "a hash where an announcement is due");
     assert!(expelled(&Bed::train(1, 1).said(0, verified(1)), 0), "a hash where nothing is checked");
 }
@@ -255,7 +257,7 @@ fn verified(lease: LeaseId) -> From {
 #[test]
 fn bad_value_of_one_device_does_not_halt_the_run() {
     let fault = |lease| From::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: f64::NAN } };
-    let mut bed = bed(&["a", "a", "a"], false, 3);
+    let mut bed = bed(&["a", "a", "a"], None, 3);
     let out = bed.said(0, fault(1));
     for lease in [2, 3] {
         bed.said(lease - 1, From::Stopped { lease, micros: 0 });
@@ -292,7 +294,7 @@ fn draws_are_of_the_share_and_of_the_key() {
 
 #[test]
 fn evaluations_are_not_checked() {
-    let mut bed = bed(&["a", "b"], false, 1);
+    let mut bed = bed(&["a", "b"], None, 1);
     bed.event(Event::Abandon);
     let out = bed.event(Event::Begin(Round { kind: Kind::Eval, tokens: vec![100; 2] }));
     assert_eq!(leases(&out, Purpose::Round).len(), 2, "also of a class of its own");

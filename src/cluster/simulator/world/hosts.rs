@@ -16,15 +16,15 @@ impl World {
     pub(super) fn over(&mut self, conn: u64, bye: Bye) {
         let Some(host) = self.host_of(conn) else { return };
         if let Bye::Out { reason, again } = bye {
-            let lied = self.hosts[host].lie.is_some() && reason.contains("microbatch");
-            if !self.hosts[host].damaged && !lied && !again {
+            let forged = self.hosts[host].forgery.is_some() && reason.contains("microbatch");
+            if !self.hosts[host].damaged && !forged && !again {
                 self.wronged.push(reason);
             }
             // Its user restarts it with working memory.
             self.disconnect(host);
-            if lied {
-                self.hosts[host].lie = None;
-                self.found.push(self.hosts[host].lies);
+            if forged {
+                self.hosts[host].forgery = None;
+                self.found.push(self.hosts[host].forgeries);
             }
             self.hosts[host].damaged = false;
             self.at(self.now + 3 * SECOND, Happening::Dial(host));
@@ -59,7 +59,7 @@ impl World {
         worker.cheats = self.fate.cheats;
         worker.asks_again = self.fate.weather.lost > 0.0;
         worker.damaged = self.hosts[host].damaged;
-        worker.lie = self.hosts[host].lie;
+        worker.forgery = self.hosts[host].forgery;
         self.hosts[host].worker = Some(worker);
         self.hosts[host].conn = Some(conn);
         let loaded = self.now + self.draws.between(MILLI, 300 * MILLI);
