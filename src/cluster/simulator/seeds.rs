@@ -92,7 +92,7 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
     check(0..number("FINETUNE_SEEDS").unwrap_or(2000), Fate::of);
 }
 
-/// Every microbatch is computed again: a forgery changes no bit, from any worker, and no honest worker is taken out for it.
+/// Every microbatch is computed again: a forged result of any worker changes no bit, and no honest one is taken out.
 #[test]
 fn liars_change_no_bit_where_all_is_checked() {
     if let Some(seed) = number("FINETUNE_SEED") {
