@@ -72,10 +72,14 @@ impl Checking {
         self.checks.clear();
     }
 
-    /// A member is lost, and with it everything that it delivered in this round.
+    /// A member is lost, and with it everything that it delivered or said in this round: if it comes back as another
+    /// member, it must not have two results.
     pub fn lost(&mut self, member: MemberId) {
         self.delivered.retain(|_, (_, of, _)| *of != member);
         self.checks.retain(|item, _| self.delivered.contains_key(item));
+        for check in self.checks.values_mut() {
+            check.opinions.retain(|o| o.device.member != member);
+        }
     }
 }
 

@@ -230,6 +230,25 @@ fn lost_checker_is_replaced_and_lost_holder_forgotten() {
     assert_eq!(again(&mut bed, third, 8).iter().filter(|a| matches!(a, Action::Close { .. })).count(), 0);
 }
 
+/// A worker that comes back is another member, and its result of before no longer counts.
+#[test]
+fn returning_worker_has_one_result() {
+    let mut bed = bed(&["a", "a", "a"], None, 1);
+    let out = deliver(&mut bed, (0, 1), 1, 9);
+    let second = leases(&out, Purpose::Verify)[0];
+    let out = again(&mut bed, second, 8);
+    let third = leases(&out, Purpose::Verify)[0];
+    bed.event(Event::Lost { member: MemberId(second.0), reason: String::new() });
+    bed.event(Event::Lost { member: MemberId(third.0), reason: String::new() });
+    let out = bed.join(3, &["a"]);
+    let back = leases(&out, Purpose::Verify)[0];
+    let out = again(&mut bed, back, 8);
+    assert!(!expelled(&out, 0), "its two results are one: {out:?}");
+    let out = bed.join(4, &["a"]);
+    let last = leases(&out, Purpose::Verify)[0];
+    assert!(expelled(&again(&mut bed, last, 9), 3));
+}
+
 /// A message that no correct worker sends where results are checked.
 #[test]
 fn other_answers_than_asked_for_are_expelled() {
