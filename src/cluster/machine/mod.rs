@@ -99,7 +99,9 @@ impl Machine {
             Event::Begin(round) => self.begin(round),
             Event::Abandon => self.abandon(),
             Event::Joined { member, name, here } => {
-                drop(self.fleet.members.insert(member, Member { here, ..Member::new(name) }));
+                let mut joined = Member::new(name);
+                joined.here = here;
+                self.fleet.members.insert(member, joined);
             }
             Event::Said { member, message } => self.said(member, message),
             Event::Hashed { member, sum, digest } => self.hashed(member, sum, digest),
