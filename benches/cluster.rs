@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use finetune::cluster::link;
 use finetune::cluster::message::{PIECE, Packed, ToCoordinator, ToWorker};
-use finetune::cluster::reduce::{Claim, Reducer};
+use finetune::cluster::reduce::{Claim, Holds, Reducer};
 use finetune::cluster::sum_chunk;
 use finetune::numeric::fixed;
 use finetune::numeric::rng::Stream;
@@ -83,7 +83,8 @@ fn decode(frame: &Bytes) -> Piece {
 /// connections.
 fn reduce(workers: u64, canned: &[Vec<Piece>], (len, threads, repeat): (usize, usize, usize)) -> f64 {
     let (send, reports) = channel();
-    let reducer = Reducer::new(len, threads, move |r| drop(send.send(r))).unwrap_or_else(|e| panic!("{e}"));
+    let reducer = Reducer::new(len, (threads, Holds::Two), move |r| drop(send.send(r)))
+        .unwrap_or_else(|e| panic!("{e}"));
     let mut total = Sums::new(len);
     seconds(repeat, || {
         reducer.begin(1024);

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use finetune::cluster::message::{Packed, ToCoordinator};
-use finetune::cluster::reduce::{Claim, Reducer, Refusal, Report};
+use finetune::cluster::reduce::{Claim, Holds, Reducer, Refusal, Report};
 use finetune::cluster::sum_chunk::{self, SumChunkError};
 use finetune::numeric::fixed::{self, CELL};
 use finetune::numeric::rng::Stream;
@@ -19,7 +19,7 @@ struct Bench {
 
 fn bench(len: usize) -> Bench {
     let (send, reports) = channel();
-    let reducer = Reducer::new(len, 3, move |report| drop(send.send(report))).unwrap();
+    let reducer = Reducer::new(len, (3, Holds::Two), move |report| drop(send.send(report))).unwrap();
     Bench { reducer, reports }
 }
 

@@ -187,7 +187,7 @@ impl Toy {
     fn work(&mut self, lease: LeaseId, work: Work, of: u32) {
         let parameters = self.hash;
         match work {
-            Work::Train(batch) | Work::Recheck(batch) => {
+            Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) => {
                 let bad = match self.manner {
                     Manner::BadRow(row) => batch.rows.contains(&row),
                     Manner::BadDevice(n) => self.leases >= n,

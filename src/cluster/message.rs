@@ -173,6 +173,19 @@ pub enum ToCoordinator {
     Linked,
     /// What the worker's device can hold, where the manifest asks for it.
     Capacity(Capacity),
+    /// The result of [`Work::Verify`].
+    Verified {
+        /// The lease of this microbatch.
+        lease: LeaseId,
+        /// Hash of its gradient in fixed point, loss, weight, targets and rewards: `cluster::digest`.
+        digest: Hash,
+        /// Hash of the parameters that it was computed with.
+        parameters: Hash,
+        /// Compute time in microseconds.
+        micros: u64,
+        /// Peak device memory in bytes, without the frozen weights; 0 if the device does not count memory.
+        memory: u64,
+    },
 }
 
 /// Messages from the coordinator.
@@ -250,6 +263,11 @@ pub enum ToWorker {
     },
     /// Answers [`ToCoordinator::Capacity`]: the worker's place in a line; `None` if it holds the whole model.
     Sit(Option<SeatPlan>),
+    /// The announced microbatch counts, and its gradient is wanted in a sum of its own, which the worker sends at once.
+    Deliver {
+        /// The lease that was announced.
+        lease: LeaseId,
+    },
 }
 
 /// A worker's identity, build and requirements.
@@ -407,6 +425,9 @@ pub enum Work {
         /// How the next token is chosen.
         sampling: Sampling,
     },
+    /// Computes a training microbatch of another worker again. The answer is [`ToCoordinator::Verified`], or
+    /// [`ToCoordinator::Fault`] if a value is bad.
+    Verify(Microbatch),
 }
 
 /// Values of a running sum.

@@ -4,6 +4,7 @@
 pub mod carry;
 pub mod codec;
 pub mod coordinator;
+pub mod digest;
 pub mod inject;
 pub mod link;
 pub mod machine;

@@ -12,15 +12,22 @@ mod types;
 
 pub use types::{Claim, Refusal, Report};
 
-use super::message::Packed;
+use super::digest;
+use super::message::{Hash, Packed};
 use super::sum_chunk::{self, SumChunkError};
 use crate::numeric::fixed::{self, CELL};
 use crate::train::sum::{Scalars, Sums};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Most unfinished sums of one member: one that waits to be taken, and the next.
-const MOST_SUMS: usize = 2;
+/// Most unfinished sums of one member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// One that waits to be taken, and the next.
+    Two,
+    /// All of a round, where sums of one microbatch are taken at its end.
+    Round,
+}
 
 /// Most additions that may wait for a thread; a caller with more waits.
 const MOST_JOBS: usize = 512;
@@ -32,6 +39,7 @@ pub type Member = u64;
 pub struct Reducer {
     shared: Arc<Shared>,
     pool: rayon::ThreadPool,
+    holds: Holds,
 }
 
 struct Shared {
@@ -108,7 +116,7 @@ impl Reducer {
     /// A total of `len` values, added on `threads` threads. They call `report`, which must not block.
     pub fn new(
         len: usize,
-        threads: usize,
+        (threads, holds): (usize, Holds),
         report: impl Fn(Report) + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let named = |i| format!("reduce {i}");
@@ -121,7 +129,7 @@ impl Reducer {
             done: Condvar::new(),
             report: Box::new(report),
         };
-        Ok(Reducer { shared: Arc::new(shared), pool: pool.map_err(std::io::Error::other)? })
+        Ok(Reducer { shared: Arc::new(shared), pool: pool.map_err(std::io::Error::other)?, holds })
     }
 
     /// Starts a step of this many microbatches with an empty total.
@@ -150,8 +158,12 @@ impl Reducer {
             state.serial += 1;
             let serial = state.serial;
             state.sums.insert(key, Arriving::new(serial));
-            if of_member(&state, member).len() > MOST_SUMS {
-                return Err(Refusal::Many { most: MOST_SUMS });
+            let most = match self.holds {
+                Holds::Two => 2,
+                Holds::Round => state.microbatches + 1,
+            };
+            if of_member(&state, member).len() > most {
+                return Err(Refusal::Many { most });
             }
         }
         let index = state.sums.get(&key).map_or(0, |s| s.pieces.len());
@@ -182,6 +194,16 @@ impl Reducer {
         let report = self.shared.conclude(&mut state, key);
         drop(state);
         self.shared.say(report);
+    }
+
+    /// The hash of a complete sum of one microbatch; `None` if there is no such sum.
+    pub fn digest(&self, member: Member, sum: u64) -> Option<Hash> {
+        let state = lock(&self.shared.state);
+        let arriving = state.sums.get(&(member, sum))?;
+        let (pieces, claim, cap) = (arriving.pieces.clone(), arriving.claim?, fixed::cap(state.microbatches));
+        drop(state);
+        let len = self.shared.len;
+        self.pool.install(|| digest::of_pieces(&pieces, len, cap, &claim.scalars)).ok()
     }
 
     /// Takes a complete sum: adds its scalars and drops its pieces. Returns false, without effect, if there is no
@@ -276,11 +298,8 @@ impl Shared {
             let reports: Vec<_> =
                 done.into_iter().filter_map(|(job, result)| self.count(&mut state, job, result)).collect();
             self.done.notify_all();
-            if !reports.is_empty() {
-                drop(state);
-                reports.into_iter().for_each(&self.report);
-                state = lock(&self.state);
-            }
+            // Under the lock, so that the sums of a member are reported in their order.
+            reports.into_iter().for_each(&self.report);
         }
         state.queues.remove(&index);
     }

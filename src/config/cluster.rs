@@ -87,7 +87,7 @@ impl std::str::FromStr for Stages {
 }
 
 /// `cluster`
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ClusterOptions {
     /// Role of this process.
     pub role: Role,
@@ -106,6 +106,8 @@ pub struct ClusterOptions {
     pub join_timeout: Duration,
     /// How workers hold the model together; `None` where each holds all of it.
     pub stages: Option<Stages>,
+    /// Share of the microbatches that another worker computes again, 0 to 1.
+    pub verify: f64,
     /// Path of the token.
     pub token_file: Option<PathBuf>,
     /// Plain TCP on this machine, without a token.
@@ -127,6 +129,7 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("expect-workers", Role::Coordinator),
     ("min-workers", Role::Coordinator),
     ("stages", Role::Coordinator),
+    ("verify", Role::Coordinator),
 ];
 
 /// Options that show a run; a worker knows only its own work.
@@ -165,6 +168,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         min_workers: filled(s, "min-workers", whole(s, "min-workers", 1)?)?,
         join_timeout: filled(s, "join-timeout", duration(s, "join-timeout")?)?,
         stages: stages(s)?,
+        verify: share(s, "verify")?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
         model_cache: s.text("model-cache")?.map(PathBuf::from),
@@ -194,6 +198,16 @@ fn stages(s: &Settings) -> Result<Option<Stages>, Refusal> {
     let Some(text) = s.text("stages")? else { return Ok(None) };
     let stages = text.parse::<Stages>().map_err(|e| s.malformed("stages", e))?;
     Ok(Some(stages).filter(|stages| *stages != Stages::Count(1)))
+}
+
+/// A share: 2% or 0.02.
+fn share(s: &Settings, name: &str) -> Result<f64, Refusal> {
+    let text = filled(s, name, s.text(name)?)?.trim();
+    let (number, of) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    match number.trim().parse::<f64>() {
+        Ok(n) if (0.0..=of).contains(&n) => Ok(n / of),
+        _ => Err(s.malformed(name, "expected a share: 0 to 100%, or 0 to 1".into())),
+    }
 }
 
 fn typed(s: &Settings, name: &str) -> bool {
@@ -227,6 +241,17 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
         return Err(
             s.refuse("bind", "a worker either dials (--coordinator) or is dialled (--bind), not both")
         );
+    }
+    if o.verify > 0.0 && o.role == Role::Single {
+        let why =
+            "one process computes everything here: only --role coordinator has workers that check each other";
+        return Err(s.refuse("verify", why));
+    }
+    if o.verify > 0.0 && o.stages.is_some() {
+        return Err(s.refuse(
+            "verify",
+            "workers that hold the model together (--stages) are not checked; leave one out",
+        ));
     }
     let far = |e: &Endpoint| !e.is_loopback();
     let plain = "is not this machine, and --insecure (plain TCP) stays on it; leave --insecure out";
@@ -317,6 +342,21 @@ mod tests {
         for wrong in ["0", "two", "3+0", "20+", "65", "1,2"] {
             check(&format!("role=coordinator stages={wrong}"), 2, "expected auto, a number of workers");
         }
+        check("role=coordinator verify=2%", 0, "");
+        for (text, share) in
+            [("0", 0.0), ("0%", 0.0), ("2%", 0.02), ("0.02", 0.02), ("1", 1.0), ("100%", 1.0)]
+        {
+            assert_eq!(of(&format!("role=coordinator verify={text}"), Origin::Flag).unwrap().verify, share);
+        }
+        for wrong in ["2", "-1", "101%", "x", "%", "nan"] {
+            check(&format!("role=coordinator verify={wrong}"), 2, "expected a share: 0 to 100%, or 0 to 1");
+        }
+        check("role=coordinator verify=2% stages=2", 78, "--verify: workers that hold the model together");
+        check("role=coordinator verify=0 stages=2", 0, "");
+        check("role=worker coordinator=h verify=2%", 78, "--verify: only for --role coordinator");
+        check("verify=2%", 78, "--verify: only for --role coordinator");
+        let line = of("verify=2%", Origin::File { path: "f".into(), line: 1 }).unwrap_err().line;
+        assert!(line.contains("one process computes everything here"), "{line}");
         check("role=worker coordinator=h stages=2", 78, "--stages: only for --role coordinator");
         check("role=coordinator expect-workers=0", 78, "at least 1");
         check("role=coordinator expect-workers=2 min-workers=3", 78, "fewer than --min-workers 3");

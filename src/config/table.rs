@@ -156,6 +156,7 @@ pub const TABLE: &[Opt] = &[
     opt(Cluster, "min-workers", One("N"), "1", "pause below this many devices; also --min-devices"),
     opt(Cluster, "join-timeout", One("TIME"), "10m", "how long to wait for devices, or for the coordinator (90s, 10m, 1h)"),
     opt(Cluster, "stages", One("auto|N|20+12"), "", "workers hold the model together: as few as have room for it, N workers, or as many as there are numbers of layers; without such numbers each gets what its speed and memory allow"),
+    opt(Cluster, "verify", One("P"), "0", "share of the microbatches that another worker computes again before they count (2% or 0.02); finds wrong and lying workers"),
     opt(Cluster, "token-file", One("FILE"), "", "file of the token (default: FINETUNE_TOKEN, then the file of `finetune token`)"),
     opt(Cluster, "insecure", Switch, "false", "plain TCP without a token, on this machine only"),
     opt(Cluster, "model-cache", One("DIR"), "", "folder in which a worker keeps base models, by content hash"),

@@ -222,7 +222,8 @@ mod tests {
                 seconds.fold(0.0, f64::max)
             };
             let ends = all(0, layers, seats, 1);
-            let best = orders(seats).iter().flat_map(|order| {
+            let orders = orders(seats);
+            let best = orders.iter().flat_map(|order| {
                 let all = ends.iter().map(|ends| ranges(ends));
                 let stands = |ranges: &Vec<Range<usize>>| {
                     ranges.iter().enumerate().all(|(place, range)| fits(order[place], place, range))

@@ -13,7 +13,7 @@ use crate::cluster::coordinator::{
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
-use crate::cluster::machine::{Config, Counted};
+use crate::cluster::machine::{Config, Counted, Verify};
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
 use crate::config::groups::{ComputeDtype, Expect, Gpus, Options, Role};
@@ -138,7 +138,7 @@ impl Hall {
         let lines = stages::plan(settings, options, &job.prepared)?;
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
-            machine: machine(options, here),
+            machine: machine(options, here)?,
             gate: Gate { manifest, options: spoken(settings) },
             files,
             runtime: runtime.handle().clone(),
@@ -247,6 +247,9 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
     invitation(port.address(), &secured.at, &secured.security)
         .iter()
         .for_each(|line| say(&format!("  {line}")));
+    if options.cluster.verify > 0.0 {
+        say(&verification(options.cluster.verify));
+    }
     for node in &options.cluster.nodes {
         call(runtime, node.clone(), secured.security.clone(), coordinator.reception(), warn);
     }
@@ -254,7 +257,7 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
 }
 
 /// Configuration of the state machine, with `here` devices in this process.
-fn machine(options: &Options, here: usize) -> Config {
+fn machine(options: &Options, here: usize) -> Result<Config, Refusal> {
     let cluster = &options.cluster;
     let min = cluster.min_workers;
     let expect = cluster.expect_workers.map_or(min.max(here), Expect::count);
@@ -262,7 +265,26 @@ fn machine(options: &Options, here: usize) -> Config {
         Some(Expect::Tasks(_)) => Counted::Tasks,
         Some(Expect::Devices(_)) | None => Counted::Devices,
     };
-    Config { expect, counts, min, join_timeout: cluster.join_timeout, ..Config::default() }
+    let verify = match cluster.verify > 0.0 {
+        // The key is of this process alone: a resumed run draws others, which changes no result.
+        true => {
+            let key = worker::random("--verify").map_err(Refusal::failure)?;
+            Some(Verify::new(cluster.verify, key))
+        }
+        false => None,
+    };
+    Ok(Config { expect, counts, min, join_timeout: cluster.join_timeout, verify, ..Config::default() })
+}
+
+/// What `--verify` does in this run.
+fn verification(share: f64) -> String {
+    let (mean, nearly_all) = Verify::found_after(share);
+    format!(
+        "--verify: {} % of the microbatches are computed again by another worker; one that forges every result is \
+         found after {mean} of its microbatches on average, with probability 99 % after {nearly_all}; a worker whose \
+         class no other worker has gets no work",
+        (share * 1e6).round() / 1e4
+    )
 }
 
 fn manifest(

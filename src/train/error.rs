@@ -80,6 +80,23 @@ pub enum TrainError {
         /// The last finished step.
         step: u64,
     },
+    /// Devices of one class have different gradients of a microbatch, and no third one can decide; the trained state is
+    /// saved.
+    #[error(
+        "step {step}: microbatch {microbatch} (rows {}) differs between devices of one class: {results}; no other device \
+         of the class is here to decide: go on with --resume without one of them, or with one more",
+        list(.rows)
+    )]
+    Dispute {
+        /// The step in progress.
+        step: u64,
+        /// The microbatch of the step, from 0.
+        microbatch: usize,
+        /// Row numbers of the microbatch.
+        rows: Vec<u64>,
+        /// The devices and the hashes of their gradients.
+        results: String,
+    },
     /// A device failed.
     #[error("step {step}: {fault}")]
     Device {
@@ -202,14 +219,14 @@ impl Finding {
 }
 
 impl TrainError {
-    /// The exit code of the process: 3 for values that are not finite, 75 for missing devices, 78 for a mismatch,
+    /// The exit code of the process: 3 for values that are not finite, 75 for missing devices and for devices that differ, 78 for a mismatch,
     /// otherwise 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             TrainError::NonFinite { .. } | TrainError::Update { .. } | TrainError::Evaluation { .. } => 3,
             TrainError::Device { fault: Fault::NonFinite { .. }, .. } => 3,
             TrainError::Mismatch { .. } => 78,
-            TrainError::Alone { .. } => 75,
+            TrainError::Alone { .. } | TrainError::Dispute { .. } => 75,
             _ => 1,
         }
     }

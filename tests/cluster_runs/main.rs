@@ -22,6 +22,7 @@ mod random_base;
 mod scores;
 mod stages;
 mod tap;
+mod verified;
 
 use finetune::train::event::Event;
 use fleet::{Fleet, RUN};

@@ -13,7 +13,9 @@ mod process;
 mod script;
 
 use finetune::backend::Cpu;
+use finetune::cluster::digest;
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
+use finetune::cluster::sum_chunk;
 use finetune::cluster::worker::{ModelSource, Outcome};
 use finetune::model::memory;
 use finetune::model::stage::{Sampling, Targets};
@@ -54,6 +56,41 @@ fn granted_leases_add_up_on_any_number_of_devices() {
         });
         assert_eq!(outcome, Outcome::Done);
     }
+}
+
+#[test]
+fn a_wanted_gradient_comes_alone_and_a_check_has_its_digest() {
+    let outcome = with(equipment(2, ""), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.train(&[0, 1]);
+        let announced = script.announced(2, hash);
+        // The other one still waits for its answer.
+        for (number, &lease) in (1..).zip(announced.iter().rev()) {
+            script.say(ToWorker::Deliver { lease });
+            script.say(ToWorker::Deliver { lease });
+            assert!(script.sum() == (number, vec![lease], expected(&[lease as u32])));
+        }
+        script.say(ToWorker::SumTaken { sum: 1 });
+        script.say(ToWorker::Flush { step: 1 });
+        let (sum, leases, sums) = script.sum();
+        assert_eq!((sum, leases.as_slice()), (2, &announced[..1]), "the sum that was not taken, again");
+        script.lease(9, 0, Work::Verify(microbatch(announced[0] as u32)));
+        let pieces = sum_chunk::of_sum(1, &sums).map(|piece| match piece {
+            ToCoordinator::SumPiece { packed, .. } => packed,
+            other => panic!("{other:?}"),
+        });
+        let len = sums.cells().iter().map(Vec::len).sum();
+        let arrived = digest::of_pieces(&pieces.collect::<Vec<_>>(), len, i64::MAX, &sums.scalars()).unwrap();
+        match script.hear() {
+            ToCoordinator::Verified { lease: 9, digest, parameters, .. } => {
+                assert_eq!((digest, parameters), (arrived, hash));
+            }
+            other => panic!("{other:?}"),
+        }
+        done(script);
+    });
+    assert_eq!(outcome, Outcome::Done);
 }
 
 #[test]

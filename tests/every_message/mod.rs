@@ -41,7 +41,8 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Measured { .. }
         | Seated { .. }
         | Linked
-        | Capacity(_) => 18,
+        | Capacity(_)
+        | Verified { .. } => 19,
     }
 }
 
@@ -62,7 +63,8 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | Ping { .. }
         | Bye(_)
         | Below { .. }
-        | Sit(_) => 14,
+        | Sit(_)
+        | Deliver { .. } => 15,
     }
 }
 
@@ -131,6 +133,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             layers: vec![u64::MAX; 3],
             needs: vec![(Needs { one: u64::MAX, more: 1 }, Needs { one: 0, more: u64::MAX })],
         }),
+        ToCoordinator::Verified { lease: LEASE, digest: [2; 32], parameters: [1; 32], micros: 1, memory: 1 },
     ];
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all
@@ -202,6 +205,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),
+        leased(Work::Verify(microbatch())),
         leased(Work::Prompt { ids: vec![1, 2], sampling }),
         ToWorker::Grant { lease: LEASE },
         ToWorker::Deny { lease: LEASE },
@@ -224,6 +228,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
             values: (u64::MAX, 1),
             depth: u16::MAX,
         })),
+        ToWorker::Deliver { lease: LEASE },
     ];
     assert!(all.len() >= kinds_from_coordinator(&all[0]));
     all

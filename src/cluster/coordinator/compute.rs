@@ -37,7 +37,8 @@ impl Compute for Coordinator<'_> {
 
     fn remarks(&self) -> Vec<Change> {
         let rejected = self.rejected.as_ref().map_or(0, |counter| counter.load(Ordering::Relaxed));
-        events::rejections(rejected, self.counts).into_iter().collect()
+        let checks = events::checks(self.counts);
+        checks.into_iter().chain(events::rejections(rejected, self.counts)).collect()
     }
 
     fn parameters_ahead(&mut self, step: u64, from: usize, stretch: &[f32]) {

@@ -71,6 +71,13 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
             let devices = vec![format!("{} -> {}", shown(&before), named(&now))];
             of(What::Fallback, before.member, devices, reason)
         }
+        Note::Lone { place } => {
+            let Place { member, device, class } = place;
+            let reason = format!(
+                "{device} gets no work: no other worker has a device of class {class}, so --verify cannot check it"
+            );
+            of(What::Note, member, vec![], reason)
+        }
         Note::Repeated { .. } | Note::Measured { .. } => None,
         Note::Few { microbatches, devices } => run(What::Note, few(microbatches, devices, hint)),
     }
@@ -121,9 +128,22 @@ fn at(place: &Place) -> String {
     format!("worker {}, {}", place.member, place.device)
 }
 
+/// The note on microbatches that were computed again, if there are any.
+pub(super) fn checks(counts: Counts) -> Option<Change> {
+    let Counts { checked, unchecked, step, .. } = counts;
+    let without = match unchecked {
+        0 => String::new(),
+        n => format!("; {n} drawn ones count without, as only this process has their class"),
+    };
+    let reason =
+        format!("computed again by another worker and compared: {}{without}", count(checked, "microbatch"));
+    let change = Change { step, what: What::Note, worker: String::new(), devices: vec![], reason };
+    (checked + unchecked > 0).then_some(change)
+}
+
 /// Returns a note with the rejected connections and workers, if there are any.
 pub(super) fn rejections(connections: u64, counts: Counts) -> Option<Change> {
-    let Counts { expelled, refused, ignored, step } = counts;
+    let Counts { expelled, refused, ignored, step, .. } = counts;
     let reason = format!(
         "rejected: {}, {} (token, version, model or options differ); removed: {}; late or duplicate messages: {ignored}",
         count(connections, "connection"),
@@ -143,7 +163,7 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
     });
     let finding = Box::new(Finding { place: at(place), class: place.class.clone(), again });
     let rows = match (task.work)(found.item) {
-        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => batch.rows,
+        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => batch.rows,
         Work::Prompt { .. } => vec![],
     };
     let (value, after) = (*value, task.after);
@@ -160,6 +180,17 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
             TrainError::Evaluation { step: after, rows, value, finding: Some(finding) }
         }
     }
+}
+
+/// The error that ends a run whose devices differ.
+pub(super) fn dispute(item: usize, results: Vec<(Place, String)>, task: &Task) -> TrainError {
+    let rows = match (task.work)(item) {
+        Work::Train(batch) => batch.rows,
+        _ => vec![],
+    };
+    let results = results.iter().map(|(place, digest)| format!("{} has {digest}", at(place)));
+    let results = results.collect::<Vec<_>>().join(", ");
+    TrainError::Dispute { step: task.after + 1, microbatch: item, rows, results }
 }
 
 /// Bytes and times of communication in a step.

@@ -31,7 +31,7 @@ pub use run_lock::{Lock, RunLockError, RunRecord};
 
 use super::machine::{Machine, MemberId};
 use super::message::{Bye, ToCoordinator, ToWorker};
-use super::reduce::{Reducer, Report};
+use super::reduce::{Holds, Reducer, Report};
 use crate::model::layout::Layout;
 use crate::model::stage::Traffic;
 use crate::train::event::LineFormed;
@@ -93,6 +93,10 @@ pub struct Counts {
     pub refused: u64,
     /// Late or duplicate messages, which changed nothing.
     pub ignored: u64,
+    /// Microbatches that were computed again and compared.
+    pub checked: u64,
+    /// Those that were drawn and count without.
+    pub unchecked: u64,
     /// The last step that was worked on.
     pub step: u64,
 }
@@ -143,6 +147,8 @@ pub struct Coordinator<'a> {
     served: BTreeSet<MemberId>,
     /// Sums whose pieces are being added.
     pending: BTreeMap<(MemberId, u64), ToCoordinator>,
+    /// Sums whose hash the machine wants.
+    unhashed: Vec<(MemberId, u64)>,
     /// Numeric classes of microbatches that count.
     classes: BTreeSet<String>,
     /// Numeric classes of devices that are or were present.
@@ -168,7 +174,8 @@ impl<'a> Coordinator<'a> {
         let reports = events.clone();
         // The driver lives as long as the reducer; reports after it are dropped.
         let report = move |report| drop(reports.send(Incoming::Added(report)));
-        let reducer = Reducer::new(setup.layout.len(), setup.threads, report)?;
+        let holds = if setup.machine.verify.is_some() { Holds::Round } else { Holds::Two };
+        let reducer = Reducer::new(setup.layout.len(), (setup.threads, holds), report)?;
         let reception = Reception::new(setup.gate, setup.files, events, (setup.runtime, setup.lines));
         Ok(Coordinator {
             layout: setup.layout,
@@ -187,6 +194,7 @@ impl<'a> Coordinator<'a> {
             coming: None,
             served: BTreeSet::new(),
             pending: BTreeMap::new(),
+            unhashed: Vec::new(),
             classes: BTreeSet::new(),
             present: BTreeSet::new(),
             accounts: Accounts::default(),

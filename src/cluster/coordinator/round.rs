@@ -61,6 +61,8 @@ impl Coordinator<'_> {
             }
             if let Some(tally) = task.done.take() {
                 self.counts.ignored += tally.ignored;
+                self.counts.checked += tally.checked;
+                self.counts.unchecked += tally.unchecked;
                 self.classes.extend(tally.classes.keys().cloned());
                 return Ok(Some(tally));
             }
@@ -103,6 +105,17 @@ impl Coordinator<'_> {
         let gone = departure(&event);
         let actions = self.machine.tick(event, self.began.elapsed());
         self.act(actions, (None, gone), task);
+        self.hash(task);
+    }
+
+    /// Passes the hashes that the machine has asked for.
+    fn hash(&mut self, task: &mut Task) {
+        for (member, sum) in std::mem::take(&mut self.unhashed) {
+            match self.reducer.digest(member.0, sum) {
+                Some(digest) => self.tick(Event::Hashed { member, sum, digest }, task),
+                None => self.misbehaved(member, format!("sum {sum} has no hash"), task),
+            }
+        }
     }
 
     fn said(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
@@ -110,12 +123,15 @@ impl Coordinator<'_> {
         let gone = departure(&event);
         let actions = self.machine.tick(event, self.began.elapsed());
         self.act(actions, (Some(message), gone), task);
+        self.hash(task);
     }
 
     fn take(&mut self, incoming: Incoming, task: &mut Task) {
         match incoming {
             Incoming::Joined { member, name, peer, remark, outbox } => {
                 self.members.insert(member, outbox);
+                // Only devices of this process have no address.
+                let here = peer.is_none();
                 self.peers.extend(peer.map(|peer| (member, (name.clone(), peer))));
                 self.met = true;
                 self.waiting.met(&name, member);
@@ -123,7 +139,7 @@ impl Coordinator<'_> {
                     let (step, worker) = (task.after, name.clone());
                     task.change(Change { step, what: What::Note, worker, devices: vec![], reason });
                 }
-                self.tick(Event::Joined { member, name }, task);
+                self.tick(Event::Joined { member, name, here }, task);
             }
             Incoming::Lost { member, reason } => {
                 self.members.remove(&member);
@@ -144,7 +160,7 @@ impl Coordinator<'_> {
             Incoming::Said { member, message, _room } => self.hear(member, message, task),
             Incoming::Added(Report { member, sum, result }) => {
                 let member = MemberId(member);
-                match (self.pending.remove(&(member, sum)), result) {
+                match (self.pending.get(&(member, sum)).cloned(), result) {
                     (Some(message), Ok(())) => self.said(member, message, task),
                     (_, Err(refusal)) => self.misbehaved(member, refusal.to_string(), task),
                     // Taken back in the meantime.
@@ -227,13 +243,9 @@ impl Coordinator<'_> {
                     let lease = Lease { lease, device: device.index, after, of, work };
                     self.say(device.member, ToWorker::Lease(Box::new(lease)));
                 }
+                Action::Hash { member, sum } => self.unhashed.push((member, sum)),
                 Action::Say { member, message } => self.say(member, message),
-                Action::TakeSum { member, sum } => {
-                    if let Some(ToCoordinator::Sum { traffic, .. }) = &said {
-                        self.traffic.add(traffic);
-                    }
-                    self.reducer.take(member.0, sum);
-                }
+                Action::TakeSum { member, sum } => self.take_sum(member, sum),
                 Action::TakeBack { member } => {
                     self.pending.retain(|(of, _), _| *of != member);
                     self.reducer.take_back(member.0);
@@ -252,6 +264,9 @@ impl Coordinator<'_> {
                 }
                 Action::RoundDone(tally) => task.done = Some(tally),
                 Action::Halt(finding) => task.failed = Some(events::halt(&finding, task)),
+                Action::Dispute { item, results } => {
+                    task.failed = Some(events::dispute(item, results, task));
+                }
                 Action::GiveUp { have, want, counts } => {
                     let seconds = self.patience.as_secs();
                     task.failed =
@@ -260,6 +275,13 @@ impl Coordinator<'_> {
                 Action::Note(note) => self.note(note, gone, task),
             }
         }
+    }
+
+    fn take_sum(&mut self, member: MemberId, sum: u64) {
+        if let Some(ToCoordinator::Sum { traffic, .. }) = self.pending.remove(&(member, sum)) {
+            self.traffic.add(&traffic);
+        }
+        self.reducer.take(member.0, sum);
     }
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {
@@ -309,6 +331,7 @@ impl Coordinator<'_> {
 fn work(task: &Task, item: usize, purpose: Purpose) -> Work {
     match ((task.work)(item), purpose) {
         (Work::Train(batch) | Work::Eval(batch), Purpose::Recheck) => Work::Recheck(batch),
+        (Work::Train(batch), Purpose::Verify) => Work::Verify(batch),
         (work, _) => work,
     }
 }

@@ -47,7 +47,7 @@ impl Waiting {
     pub fn wait(&mut self) -> Option<Note> {
         let (have, want, counts) = self.heard?;
         let here = self.here.as_ref().map_or(0, |h| match counts {
-            Counted::Devices => h.devices,
+            Counted::Devices | Counted::Checkable => h.devices,
             Counted::Tasks => h.devices.min(1),
         });
         let have = have + here;

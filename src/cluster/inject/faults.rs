@@ -2,9 +2,10 @@
 //! variable, are reported when they are set, and each happens once per process.
 
 use crate::numeric::fixed;
+use crate::numeric::rng::Stream;
 use crate::support::stderr::say;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The environment variable that names the faults.
 const VARIABLE: &str = "FINETUNE_INJECT";
@@ -18,9 +19,32 @@ struct Faults {
     at: Vec<(What, u64, AtomicBool)>,
     selftest: bool,
     slow: Option<f64>,
+    forgery: Option<Forgery>,
+    /// The first gradient, for stale ones.
+    first: Mutex<Vec<f32>>,
     pretend: Option<String>,
     cards: usize,
 }
+
+/// How every gradient is wrong: that of a lying worker, or of a faulty device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Forgery {
+    Scaled,
+    /// The first gradient again.
+    Stale,
+    Random,
+    Flipped,
+    /// One bit of one value.
+    Bit,
+}
+
+const FORGERIES: [(&str, Forgery); 5] = [
+    ("forge=scaled", Forgery::Scaled),
+    ("forge=stale", Forgery::Stale),
+    ("forge=random", Forgery::Random),
+    ("forge=flipped", Forgery::Flipped),
+    ("forge=bit", Forgery::Bit),
+];
 
 /// A fault in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +127,31 @@ impl Inject {
         if let (true, Some(value)) = (self.strikes(What::Huge, step), gradient.last_mut()) {
             *value = (fixed::to_f64(cap) * 1.01) as f32;
         }
+        self.forge(step, gradient);
+    }
+
+    fn forge(&self, step: u64, gradient: &mut [f32]) {
+        let Some(forgery) = self.0.forgery else { return };
+        match forgery {
+            Forgery::Scaled => gradient.iter_mut().for_each(|value| *value *= 1.5),
+            Forgery::Flipped => gradient.iter_mut().for_each(|value| *value = -*value),
+            Forgery::Random => {
+                let mut draws = Stream::new(&[step, gradient.len() as u64]);
+                gradient.iter_mut().for_each(|value| *value = 1e-3 * (draws.unit() - 0.5));
+            }
+            Forgery::Stale => {
+                let mut first = self.0.first.lock().unwrap_or_else(PoisonError::into_inner);
+                match first.is_empty() {
+                    true => first.extend_from_slice(gradient),
+                    false => gradient.copy_from_slice(&first),
+                }
+            }
+            Forgery::Bit => {
+                let at = (step as usize).wrapping_mul(7919) % gradient.len().max(1);
+                let far = gradient.iter_mut().skip(at).find(|value| value.abs() > 1e-6);
+                far.into_iter().for_each(|value| *value = f32::from_bits(value.to_bits() ^ (1 << 20)));
+            }
+        }
     }
 
     /// Whether the parameters of this step are damaged before they are used.
@@ -155,11 +204,15 @@ impl std::str::FromStr for Inject {
                         part["cards=".len()..].parse().map_err(|_| format!("{part:?}: no number"))?;
                 }
                 (_, Some((what, step)), _) => faults.at.push((what, step, AtomicBool::new(false))),
+                _ if FORGERIES.iter().any(|(name, _)| *name == part) => {
+                    faults.forgery =
+                        FORGERIES.into_iter().find(|(name, _)| *name == part).map(|(_, forgery)| forgery);
+                }
                 (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
                 _ => {
                     return Err(format!(
                         "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, panic@STEP, lost@STEP, \
-                         hash@STEP, die@STEP, selftest, slow=FACTOR, cards=N, pretend=wgpu and pretend=cuda"
+                         hash@STEP, die@STEP, selftest, slow=FACTOR, forge=scaled (stale, random, flipped, bit), cards=N, pretend=wgpu and pretend=cuda"
                     ));
                 }
             }
@@ -186,8 +239,24 @@ mod tests {
     }
 
     #[test]
+    fn every_forgery_alters_a_gradient() {
+        for (name, _) in FORGERIES {
+            let inject: Inject = name.parse().unwrap();
+            let forged = |truth: &[f32]| {
+                let mut gradient = truth.to_vec();
+                inject.after(1, &mut gradient, i64::MAX);
+                gradient
+            };
+            // The first one is what a stale one repeats.
+            forged(&[0.5, 0.0, 1.0]);
+            let truth = [0.25, 0.5, -2.0];
+            assert_ne!(forged(&truth), truth, "{name}");
+        }
+    }
+
+    #[test]
     fn unknown_fault_is_refused() {
-        for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep"] {
+        for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep", "forge=white"] {
             let refused = text.parse::<Inject>().unwrap_err();
             assert!(refused.contains(text), "{refused}");
         }

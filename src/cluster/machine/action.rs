@@ -18,7 +18,7 @@ pub enum Action {
         member: MemberId,
     },
     /// Send `ToWorker::Lease` with the item's work: for [`Purpose::Round`] the work of the round's kind, for
-    /// [`Purpose::Recheck`] `Work::Recheck`.
+    /// [`Purpose::Recheck`] `Work::Recheck`, for [`Purpose::Verify`] `Work::Verify`.
     Lease {
         /// The receiving device.
         device: DeviceId,
@@ -29,14 +29,22 @@ pub enum Action {
         /// Why the item is leased.
         purpose: Purpose,
     },
+    /// Compute the hash of this complete sum of one microbatch, and pass it as [`super::Event::Hashed`] after the actions
+    /// of this tick.
+    Hash {
+        /// The sender of the sum.
+        member: MemberId,
+        /// Number of the sum.
+        sum: u64,
+    },
     /// Send this message unchanged.
     Say {
         /// The receiver.
         member: MemberId,
-        /// `Grant`, `Deny`, `Cancel`, `Flush`, `SumTaken` or `Bye`.
+        /// `Grant`, `Deliver`, `Deny`, `Cancel`, `Flush`, `SumTaken` or `Bye`.
         message: ToWorker,
     },
-    /// The `Sum` of this tick counts: the driver adds its loss, weight and targets to the step's. The
+    /// The `Sum` of this tick counts, or, where results are checked, one of an earlier tick: the driver adds its loss, weight and targets to the step's. The
     /// sum's pieces stay in the total, and their copies may be dropped.
     TakeSum {
         /// The sender of the sum.
@@ -65,6 +73,14 @@ pub enum Action {
     /// A bad value: the run ends with exit code 3 and every member gets `Bye::Halted`. The machine emits no further
     /// action.
     Halt(Finding),
+    /// Devices of a class have different results of an item, and none can decide: the run ends. The machine emits no
+    /// further action.
+    Dispute {
+        /// Index of the item in the round.
+        item: usize,
+        /// The devices and what they have.
+        results: Vec<(Place, String)>,
+    },
     /// Too few devices for too long: the driver saves, sends `Bye::Later` and exits with code 75. The machine emits
     /// no further action.
     GiveUp {
@@ -86,6 +102,8 @@ pub enum Purpose {
     Round,
     /// The machine needs to know whether a reported bad value occurs on this device too.
     Recheck,
+    /// The result of another device is compared with this one's.
+    Verify,
 }
 
 /// Statistics of a round.
@@ -102,6 +120,10 @@ pub struct Tally {
     pub reopened: u64,
     /// Messages that were late, repeated or out of place, and changed nothing.
     pub ignored: u64,
+    /// Items that were computed again and compared.
+    pub checked: u64,
+    /// Items that were to be computed again and count without: trusted devices of a class that no other member has.
+    pub unchecked: u64,
     /// Counted items for each numeric class that computed them.
     pub classes: BTreeMap<String, u64>,
     /// From the start of the round to the last result (for training: the last grant).
@@ -250,6 +272,11 @@ pub enum Note {
         holder: Place,
         /// The device that is expected to finish first.
         repeater: Place,
+    },
+    /// A device gets no work, because no other member has its class and so none can check it. Emitted once per class.
+    Lone {
+        /// The device.
+        place: Place,
     },
     /// A step has fewer than 3 microbatches for each device. Emitted once.
     Few {

@@ -63,6 +63,10 @@ impl Machine {
                 let result = Result { lease, kind: Kind::Eval, parameters, micros: Some(micros), memory: 0 };
                 self.scored(member, result);
             }
+            &ToCoordinator::Verified { lease, digest, parameters, micros, memory } => {
+                let result = Result { lease, kind: Kind::Train, parameters, micros: Some(micros), memory };
+                self.verified(member, result, digest);
+            }
             &ToCoordinator::Answer { lease, parameters, .. } => {
                 let result = Result { lease, kind: Kind::Prompt, parameters, micros: None, memory: 0 };
                 self.scored(member, result);
@@ -157,8 +161,11 @@ impl Machine {
         if !self.sound(member, &held, &result) {
             return;
         }
+        if held.purpose == Purpose::Verify {
+            return self.expel(member, "it answered a lease with another kind of result");
+        }
         let granted = match held.status {
-            Status::Granted | Status::Counted => {
+            Status::Granted | Status::Delivered | Status::Counted => {
                 self.ignored();
                 true
             }
@@ -172,7 +179,32 @@ impl Machine {
             }
             Status::Live | Status::Cancelled => self.finished(&held, &result),
         };
-        self.say(member, if granted { ToWorker::Grant { lease } } else { ToWorker::Deny { lease } });
+        let answer = match granted {
+            true if self.verifies() => ToWorker::Deliver { lease },
+            true => ToWorker::Grant { lease },
+            false => ToWorker::Deny { lease },
+        };
+        self.say(member, answer);
+    }
+
+    /// A microbatch of another member was computed again.
+    fn verified(&mut self, member: MemberId, result: Result, digest: Hash) {
+        let lease = result.lease;
+        let Own::Here(held) = self.own(member, lease) else { return };
+        if !self.sound(member, &held, &result) {
+            return;
+        }
+        if held.purpose != Purpose::Verify {
+            return self.expel(member, "it answered a lease with another kind of result");
+        }
+        if !matches!(held.status, Status::Live | Status::Cancelled) {
+            return self.ignored();
+        }
+        self.measure(&held, &result);
+        if let Some(round) = &mut self.round {
+            round.ledger.end(lease, Status::Void);
+        }
+        self.computed_again(lease, &held, Some(digest));
     }
 
     /// The lease is finished. Returns true if it was first; then all other leases of the item are cancelled.
@@ -245,15 +277,20 @@ impl Machine {
             return self.ignored();
         }
         if self.finished(&held, &result) {
-            self.count(member, result.lease);
+            self.count(result.lease);
+            self.owes_less(member);
             self.out.push(Action::TakeResult { item: held.item });
         }
     }
 
-    fn count(&mut self, member: MemberId, lease: LeaseId) {
+    pub(super) fn count(&mut self, lease: LeaseId) {
         let Some(round) = &mut self.round else { return };
         round.ledger.count(lease);
         *round.tally.classes.entry(round.ledger.lease(lease).class.to_string()).or_default() += 1;
+    }
+
+    /// A granted lease of the member counts.
+    fn owes_less(&mut self, member: MemberId) {
         if let Some(m) = self.fleet.members.get_mut(&member) {
             m.granted -= 1;
         }
@@ -282,7 +319,16 @@ impl Machine {
         if leases.is_empty() || distinct.len() < leases.len() || !leases.iter().all(granted) {
             return self.expel(member, "its sum holds what it was not granted");
         }
-        leases.iter().for_each(|&lease| self.count(member, lease));
+        if self.verifies() {
+            return match leases[..] {
+                [lease] => self.delivered(member, *sum, lease),
+                _ => self.expel(member, "its sum holds several microbatches, where each was asked for alone"),
+            };
+        }
+        leases.iter().for_each(|&lease| {
+            self.count(lease);
+            self.owes_less(member);
+        });
         if let Some(m) = self.fleet.members.get_mut(&member) {
             (m.last_sum, m.flushed, m.reasked) = (*sum, None, 0);
         }
@@ -293,7 +339,9 @@ impl Machine {
     fn stopped(&mut self, member: MemberId, lease: LeaseId, micros: u64) {
         let Own::Here(held) = self.own(member, lease) else { return };
         match held.status {
-            Status::Granted | Status::Counted => self.expel(member, "it handed back what it was granted"),
+            Status::Granted | Status::Delivered | Status::Counted => {
+                self.expel(member, "it handed back what it was granted");
+            }
             Status::Denied | Status::Void => self.ignored(),
             Status::Live | Status::Cancelled => {
                 self.waste(&held, micros);
@@ -356,7 +404,10 @@ impl Machine {
             }
             Trouble::Value { tensor, value } => {
                 self.drop_lease(lease, &held);
-                self.bad_value(lease, &held, (tensor, *value));
+                match held.purpose {
+                    Purpose::Verify => self.computed_again(lease, &held, None),
+                    _ => self.bad_value(lease, &held, (tensor, *value)),
+                }
             }
         }
     }

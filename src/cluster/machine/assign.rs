@@ -108,7 +108,7 @@ impl Slot {
     }
 
     /// Whether it should get another lease now, so that it does not wait for one later.
-    fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.held < self.limit && (self.held <= self.together || self.work < 1.5 * self.overhead + 2000.0)
     }
 
@@ -126,7 +126,12 @@ impl Machine {
         let speeds: Vec<(&str, &Speed)> = seen.iter().map(|(_, _, d)| (&*d.class, &d.speed)).collect();
         let each = assumed(&speeds, round.kind);
         let at = At { now: self.now, patience: self.config.patience };
-        seen.into_iter().zip(each).map(|(seen, each)| Slot::of(seen, each, round, at)).collect()
+        let slot = |(seen, each): ((DeviceId, &Member, &Device), f64)| {
+            let lone = self.is_lone(seen.0, seen.2);
+            let slot = Slot::of(seen, each, round, at);
+            Slot { limit: if lone { 0 } else { slot.limit }, ..slot }
+        };
+        seen.into_iter().zip(each).map(slot).collect()
     }
 
     /// Deals the open items, and gives idle devices items to repeat. Returns the members to which an item fell for
@@ -135,6 +140,9 @@ impl Machine {
         let mut slots = self.slots();
         if slots.iter().any(|s| s.hopeless <= 0.0) {
             self.call_back_hopeless(&slots);
+            slots = self.slots();
+        }
+        if self.lease_checks() {
             slots = self.slots();
         }
         let mut expecting = BTreeSet::new();

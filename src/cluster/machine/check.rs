@@ -23,7 +23,8 @@ impl Machine {
                     assert!(classes.iter().all(|c| *c == classes[0]), "repeats stay in their class");
                 }
                 State::Granted(lease) => {
-                    assert!(live.is_empty() && status(*lease) == Status::Granted);
+                    let stands = matches!(status(*lease), Status::Granted | Status::Delivered);
+                    assert!(live.is_empty() && stands);
                     assert!(self.fleet.members.contains_key(&ledger.lease(*lease).device.member));
                 }
             }

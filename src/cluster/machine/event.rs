@@ -2,6 +2,7 @@
 //! happened. Messages of a connection keep the order in which they arrived.
 
 use super::super::message::{Hash, ToCoordinator};
+use super::draw::Verify;
 use std::time::Duration;
 
 /// A connection. The driver chooses the numbers; a number is never used twice.
@@ -24,6 +25,8 @@ pub enum Counted {
     Devices,
     /// Members with at least one such device.
     Tasks,
+    /// Devices whose results another member can check.
+    Checkable,
 }
 
 impl Counted {
@@ -32,6 +35,7 @@ impl Counted {
         match self {
             Counted::Devices => "device",
             Counted::Tasks => "task",
+            Counted::Checkable => "checkable device",
         }
     }
 }
@@ -57,6 +61,9 @@ pub struct Config {
     /// A bad value is reported without a second finding if none arrives within this time. For the first half of it
     /// the machine waits for a device other than the first.
     pub recheck: Duration,
+    /// Which training microbatches are computed again; `None`: none. Where no device can compute one again, the machine
+    /// waits as long as for a second finding.
+    pub verify: Option<Verify>,
 }
 
 impl Default for Config {
@@ -70,6 +77,7 @@ impl Default for Config {
             reasks: 4,
             patience: Duration::from_secs(60),
             recheck: Duration::from_secs(60),
+            verify: None,
         }
     }
 }
@@ -118,6 +126,8 @@ pub enum Event<'a> {
         member: MemberId,
         /// Its display name.
         name: String,
+        /// Whether it is the coordinator's own process.
+        here: bool,
     },
     /// A message of a member. The driver may pass every message from `Ready` on; the machine ignores messages that
     /// do not concern it. Two need care:
@@ -133,6 +143,15 @@ pub enum Event<'a> {
         /// The message. The machine does not read its bulk data: see [`super::Action::TakeSum`] and
         /// [`super::Action::TakeResult`].
         message: &'a ToCoordinator,
+    },
+    /// Answers [`super::Action::Hash`].
+    Hashed {
+        /// The sender of the sum.
+        member: MemberId,
+        /// Number of the sum.
+        sum: u64,
+        /// `cluster::digest` of the sum.
+        digest: Hash,
     },
     /// The connection is closed, was silent for too long, or was replaced by a newer one of the same worker. The
     /// driver sends this at most once per member, and no other event of that member after it.

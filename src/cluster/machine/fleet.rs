@@ -4,6 +4,7 @@
 use super::super::message::{self, LeaseId};
 use super::action::{DeviceReport, Place};
 use super::event::{DeviceId, Kind, MemberId};
+use super::record::Record;
 use super::speed::{Estimate, Speed};
 use crate::train::event::Link;
 use std::collections::{BTreeMap, VecDeque};
@@ -108,6 +109,8 @@ pub(super) struct Stopping {
 #[derive(Debug)]
 pub(super) struct Member {
     pub name: String,
+    /// Whether it is the coordinator's own process.
+    pub here: bool,
     /// `None` before its `Ready`.
     pub devices: Option<Vec<Device>>,
     /// When the parameters were sent; cleared by the first request for work with them.
@@ -128,12 +131,14 @@ pub(super) struct Member {
     furthest: Option<(u64, u64)>,
     /// Whether its `Measured` has arrived.
     pub measured: bool,
+    pub record: Record,
 }
 
 impl Member {
     pub fn new(name: String) -> Self {
         Member {
             name,
+            here: false,
             devices: None,
             sent: None,
             transfer: Estimate::default(),
@@ -144,6 +149,7 @@ impl Member {
             reasked: 0,
             furthest: None,
             measured: false,
+            record: Record::default(),
         }
     }
 

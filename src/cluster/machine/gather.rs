@@ -39,12 +39,23 @@ impl Gathering {
 }
 
 impl Machine {
+    /// Whether the expected number has been here, or is.
+    pub(super) fn all_met(&self) -> bool {
+        let have = match self.config.counts {
+            Counted::Tasks => self.fleet.able(),
+            Counted::Devices | Counted::Checkable => self.fleet.up(),
+        };
+        have >= self.config.expect || matches!(self.gathering.phase, Phase::Running | Phase::Paused(_))
+    }
+
     /// Whether leases may be given. Emits notes on changes, and gives up after the time limit.
     pub(super) fn gathered(&mut self) -> bool {
-        let (up, min) = (self.fleet.up(), self.config.min.max(1));
+        let (up, min) = (self.useful(), self.config.min.max(1));
         let (have, want, counts) = match (self.gathering.phase, self.config.counts) {
             (Phase::Running | Phase::Paused(_), _) => (up, min, Counted::Devices),
-            (_, Counted::Devices) => (up, self.config.expect.max(min), Counted::Devices),
+            (_, Counted::Devices | Counted::Checkable) => {
+                (self.fleet.up(), self.config.expect.max(min), Counted::Devices)
+            }
             (_, Counted::Tasks) => (self.fleet.able(), self.config.expect, Counted::Tasks),
         };
         let g = &mut self.gathering;
@@ -56,6 +67,12 @@ impl Machine {
             }
             return true;
         }
+        // Enough are here, and too few can be checked.
+        let (have, want, counts) = match self.fleet.up() >= want && up < min.min(self.fleet.up()) {
+            true => (up, min, Counted::Checkable),
+            false => (have, want, counts),
+        };
+        let g = &mut self.gathering;
         match g.phase {
             Phase::Before => g.phase = Phase::Waiting(self.now),
             Phase::Running => {

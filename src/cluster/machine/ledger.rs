@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! item:   Open -> Leased -> Granted -> Counted          lost member: Leased, Granted -> Open
-//! lease:  Live -> Granted -> Counted                    Live -> Cancelled -> Granted | Denied | Void
+//! lease:  Live -> Granted [-> Delivered] -> Counted      Live -> Cancelled -> Granted | Denied | Void
 //! ```
 //!
 //! A cancelled lease may still be granted: its worker had finished before the cancel arrived. Leases are kept until
@@ -39,6 +39,8 @@ pub(super) enum Status {
     Cancelled,
     /// Announced first, and granted the item.
     Granted,
+    /// Its sum has arrived, and counts at the end of the round: where results are checked.
+    Delivered,
     /// Its sum has arrived.
     Counted,
     /// Its holder was asked to drop it.
@@ -148,7 +150,7 @@ impl Ledger {
         &mut self.leases[(lease - self.first) as usize]
     }
 
-    /// Leases an item. With [`Purpose::Recheck`] the state of the item does not change.
+    /// Leases an item. Only [`Purpose::Round`] changes the state of the item.
     pub fn give(&mut self, held: Held) -> LeaseId {
         let lease = self.next();
         if held.purpose == Purpose::Round {
@@ -184,6 +186,13 @@ impl Ledger {
         others
     }
 
+    /// The sum of a granted lease has arrived, and counts later.
+    pub fn deliver(&mut self, lease: LeaseId) {
+        let item = self.lease(lease).item;
+        assert_eq!(self.items[item].state, State::Granted(lease), "only what was granted is delivered");
+        self.lease_mut(lease).status = Status::Delivered;
+    }
+
     /// The sum or result of a granted lease has arrived.
     pub fn count(&mut self, lease: LeaseId) {
         let item = self.lease(lease).item;
@@ -213,10 +222,12 @@ impl Ledger {
         false
     }
 
-    /// A member's leases that are live, cancelled, or granted and not counted, in the order in which they were
+    /// A member's leases that are live, cancelled, granted or delivered, and not counted, in the order in which they were
     /// given.
     pub fn standing(&self, member: MemberId) -> Vec<LeaseId> {
-        let stands = |h: &Held| matches!(h.status, Status::Live | Status::Cancelled | Status::Granted);
+        let stands = |h: &Held| {
+            matches!(h.status, Status::Live | Status::Cancelled | Status::Granted | Status::Delivered)
+        };
         let of = |(i, h): (usize, &Held)| {
             (h.device.member == member && stands(h)).then_some(self.first + i as u64)
         };

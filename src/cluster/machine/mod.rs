@@ -19,18 +19,22 @@ mod assign;
 #[cfg(test)]
 mod check;
 mod device;
+mod draw;
 mod event;
 mod fleet;
 mod gather;
 mod ledger;
+mod record;
 mod repeat;
 mod round;
 mod speed;
 #[cfg(test)]
 mod tests;
 mod value;
+mod verify;
 
 pub use action::{Action, Again, Bad, DeviceReport, Finding, Note, Place, Purpose, Tally};
+pub use draw::Verify;
 pub use event::{Config, Counted, DeviceId, Event, Kind, MemberId, Round};
 
 use super::message::{Bye, Hash, LeaseId, ToWorker};
@@ -40,6 +44,7 @@ use ledger::Status;
 use round::Current;
 use std::time::Duration;
 use value::Recheck;
+use verify::Checking;
 
 /// The coordinator's decisions.
 #[derive(Debug)]
@@ -54,6 +59,7 @@ pub struct Machine {
     gathering: Gathering,
     /// A reported bad value that another device checks. The run halts whatever that check finds.
     recheck: Option<Recheck>,
+    checking: Checking,
     /// The run has halted, or the machine gave up waiting for devices.
     over: bool,
     now: Duration,
@@ -73,6 +79,7 @@ impl Machine {
             next_lease: 1,
             gathering: Gathering::default(),
             recheck: None,
+            checking: Checking::default(),
             over: false,
             now: Duration::ZERO,
             look: None,
@@ -91,8 +98,13 @@ impl Machine {
             Event::Parameters { after, hash } => self.take_parameters(after, hash),
             Event::Begin(round) => self.begin(round),
             Event::Abandon => self.abandon(),
-            Event::Joined { member, name } => drop(self.fleet.members.insert(member, Member::new(name))),
+            Event::Joined { member, name, here } => {
+                let mut joined = Member::new(name);
+                joined.here = here;
+                self.fleet.members.insert(member, joined);
+            }
             Event::Said { member, message } => self.said(member, message),
+            Event::Hashed { member, sum, digest } => self.hashed(member, sum, digest),
             Event::Lost { member, reason } => self.lost(member, &reason),
             Event::Misbehaved { member, reason } => self.expel(member, &reason),
         }
@@ -113,7 +125,7 @@ impl Machine {
         }
         let reask = |m: &Member| m.flushed.map(|at| at + self.config.reask);
         let sums = self.fleet.members.values().filter_map(reask).filter(|_| working);
-        let others = [soonest, self.look, self.gathering.deadline(&self.config)];
+        let others = [soonest, self.look, self.verify_wake(), self.gathering.deadline(&self.config)];
         sums.chain(others.into_iter().flatten()).min()
     }
 
@@ -180,13 +192,14 @@ impl Machine {
         if let Some(round) = self.round.as_mut().filter(|r| !r.done) {
             for lease in round.ledger.standing(id) {
                 let held = round.ledger.lease(lease);
-                if held.status == Status::Granted {
+                if matches!(held.status, Status::Granted | Status::Delivered) {
                     round.tally.wasted_tokens += round.ledger.items()[held.item].tokens;
                 }
                 reopened += usize::from(round.ledger.end(lease, Status::Void));
             }
             round.tally.reopened += reopened as u64;
         }
+        self.checking.lost(id);
         self.out.push(Action::TakeBack { member: id });
         if !member.is_unknown() {
             self.note(Note::Left { member: member.name, reason: reason.to_string(), reopened });
@@ -203,7 +216,14 @@ impl Machine {
         if self.recheck.is_some() {
             return self.recheck_on();
         }
+        if self.verifies() {
+            self.settle();
+            self.note_lone();
+        }
         loop {
+            if self.over {
+                return;
+            }
             let expecting = if self.gathered() { self.assign() } else { Default::default() };
             if self.over {
                 return;
@@ -211,6 +231,9 @@ impl Machine {
             if !self.flush(&expecting) {
                 break;
             }
+        }
+        if self.verifies() {
+            self.count_delivered();
         }
         self.finish();
     }

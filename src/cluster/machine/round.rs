@@ -79,6 +79,7 @@ impl Machine {
     }
 
     fn forget_leases(&mut self) {
+        self.checking.forget();
         if let Some(round) = self.round.take() {
             self.next_lease = round.ledger.next();
         }
@@ -97,19 +98,23 @@ impl Machine {
     /// Requests the sum of every member that was granted leases and expects no more; members in `expecting` do.
     /// Returns true if a member was removed, so that its items are open again.
     pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) -> bool {
+        // A sum of one microbatch comes unasked, and is requested only if it does not come.
+        let unasked = self.verifies();
         let Some(round) = &mut self.round else { return false };
         let step = round.step();
         let mut mute = Vec::new();
         for (&id, member) in &mut self.fleet.members {
             let again = member.flushed.map(|at| self.now.saturating_sub(at) >= self.config.reask);
-            if member.granted > 0 && again.unwrap_or(member.idle() && !expecting.contains(&id)) {
+            if member.granted > 0 && again.unwrap_or(unasked || member.idle() && !expecting.contains(&id)) {
                 member.flushed = Some(self.now);
                 member.reasked += u32::from(again.is_some());
                 if member.reasked > self.config.reasks {
                     mute.push(id);
                 }
                 round.asked.get_or_insert(self.now);
-                self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
+                if !unasked || again.is_some() {
+                    self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
+                }
             }
         }
         let reopened = !mute.is_empty();

@@ -32,7 +32,15 @@ impl Bed {
     }
 
     pub fn join(&mut self, member: u64, classes: &[&str]) -> Vec<Action> {
-        self.event(Event::Joined { member: MemberId(member), name: format!("w{member}") });
+        self.join_as(
+            Event::Joined { member: MemberId(member), name: format!("w{member}"), here: false },
+            classes,
+        )
+    }
+
+    pub fn join_as(&mut self, joined: Event, classes: &[&str]) -> Vec<Action> {
+        let Event::Joined { member: MemberId(member), .. } = joined else { panic!("{joined:?}") };
+        self.event(joined);
         let device = |(i, c): (usize, &&str)| Device { name: format!("cpu {i}"), class: c.to_string() };
         let devices = classes.iter().enumerate().map(device).collect();
         let mut out = self.said(member, From::Ready { devices, refused: vec![] });
@@ -298,7 +306,7 @@ fn bad_value_waits_for_a_busy_second_device() {
     let nan = From::Fault { lease: 1, fault: Trouble::Value { tensor: "q".into(), value: f64::NAN } };
     let begin = || {
         let mut bed = Bed::train(1, 8);
-        bed.event(Event::Joined { member: MemberId(1), name: "w1".into() });
+        bed.event(Event::Joined { member: MemberId(1), name: "w1".into(), here: false });
         let devices = vec![Device { name: "cpu 0".into(), class: "a".into() }];
         bed.said(1, From::Ready { devices, refused: vec![] });
         let out = bed.said(0, nan.clone());

@@ -5,6 +5,7 @@
 use super::super::message::LeaseId;
 use super::Machine;
 use super::action::{Action, Again, Bad, Finding, Purpose};
+use super::assign::Slot;
 use super::event::{DeviceId, Kind};
 use super::ledger::{Held, State, Status};
 use std::time::Duration;
@@ -17,6 +18,8 @@ pub(super) struct Recheck {
     lease: Option<LeaseId>,
     tried: Vec<DeviceId>,
     since: Duration,
+    /// Where results are checked: a device of the same class that finds no bad value.
+    fine: Option<DeviceId>,
 }
 
 impl Machine {
@@ -41,13 +44,14 @@ impl Machine {
         let finding = Finding { kind: round.kind, item: held.item, first: bad, again: None };
         let prompt = round.kind == Kind::Prompt;
         let elsewhere = match round.ledger.items()[held.item].state {
-            State::Granted(other) => Some(Again::Not(self.fleet.place(round.ledger.lease(other).device))),
+            State::Granted(other) => Some(round.ledger.lease(other).device),
             _ => None,
         };
         let (device, since) = (held.device, self.now);
-        self.recheck = Some(Recheck { finding, device, lease: None, tried: Vec::new(), since });
-        if prompt || elsewhere.is_some() {
-            return self.halt(elsewhere);
+        self.recheck = Some(Recheck { finding, device, lease: None, tried: Vec::new(), since, fine: None });
+        if prompt || elsewhere.is_some_and(|other| !self.outvotes(other)) {
+            let again = elsewhere.map(|other| Again::Not(self.fleet.place(other)));
+            return self.halt(again);
         }
         for (_, lease) in self.live_leases() {
             if let Some(round) = &mut self.round {
@@ -64,9 +68,41 @@ impl Machine {
         let id = round.ledger.lease(lease).device;
         let (place, now) = (self.fleet.place(id), self.now);
         self.fleet.device_mut(id).map(|d| d.leaves(lease, now));
-        if self.recheck.as_ref().is_some_and(|r| r.lease == Some(lease)) {
+        if self.recheck.as_ref().is_some_and(|r| r.lease == Some(lease)) && !self.outvotes(id) {
             self.halt(Some(Again::Not(place)));
         }
+    }
+
+    /// Where results are checked, the run does not halt because of one device: if two other members of its class find no
+    /// bad value, or this process does, its member is taken out. Returns false if no member can decide that.
+    fn outvotes(&mut self, id: DeviceId) -> bool {
+        let verifies = self.verifies();
+        let Some(recheck) = self.recheck.as_mut().filter(|_| verifies) else { return false };
+        let (first, fine) = (recheck.device, recheck.fine);
+        let class = |id| self.fleet.device(id).map(|d| d.class.clone());
+        let Some(class) = class(first).filter(|c| class(id).as_ref() == Some(c) && first.member != id.member)
+        else {
+            return false;
+        };
+        let here = self.fleet.members.get(&id.member).is_some_and(|m| m.here);
+        recheck.lease = None;
+        if here || fine.is_some_and(|fine| fine.member != id.member) {
+            let Bad { tensor, value, .. } = &recheck.finding.first;
+            let found = format!("its {tensor} became {value} in microbatch {}", recheck.finding.item);
+            let reason = format!("{found}, where others of its class found no bad value");
+            self.recheck = None;
+            self.expel(first.member, &reason);
+            return true;
+        }
+        recheck.fine = Some(id);
+        self.others(&class, &|member| member == first.member || member == id.member)
+    }
+
+    /// Whether a device can decide between the first two.
+    fn may_recheck(&self, recheck: &Recheck, slot: &Slot) -> bool {
+        let of_the_class = || self.fleet.device(recheck.device).is_some_and(|d| d.class == slot.class);
+        let third = |fine: DeviceId| slot.id.member != fine.member && slot.id.member != recheck.device.member;
+        !recheck.tried.contains(&slot.id) && recheck.fine.is_none_or(|fine| third(fine) && of_the_class())
     }
 
     /// Leases the item for a second check, within the time limit.
@@ -78,22 +114,27 @@ impl Machine {
             return;
         }
         let (item, first) = (recheck.finding.item, recheck.device);
-        let free = |s: &DeviceId| !recheck.tried.contains(s);
+        let free = |s: &Slot| self.may_recheck(recheck, s);
         let mut slots = self.slots();
-        let others = slots.iter().any(|s| s.id != first && free(&s.id));
-        slots.retain(|s| s.idle() && free(&s.id));
-        // Prefer another worker, then another device of the same worker, then the same device; among equals the
-        // fastest.
+        let others = slots.iter().any(|s| s.id != first && free(s));
+        slots.retain(|s| s.idle() && free(s));
+        // Prefer another worker, then another device of the same worker, then the same device; where results are
+        // checked, one of the same class; among equals the fastest.
+        let class = self.fleet.device(first).map(|d| d.class.clone()).filter(|_| self.verifies());
         slots.sort_by(|a, b| {
-            let far = |id: DeviceId| (id.member == first.member, id == first);
-            far(a.id).cmp(&far(b.id)).then(a.each.total_cmp(&b.each))
+            let other = |s: &Slot| class.as_ref().is_some_and(|class| *class != s.class);
+            let far = |s: &Slot| (s.id.member == first.member, s.id == first, other(s));
+            far(a).cmp(&far(b)).then(a.each.total_cmp(&b.each))
         });
         let next = slots.first().map(|s| s.id).filter(|_| self.now < self.patience());
         // A busy device other than the first gives a stronger finding than the same device.
         if others && next.is_none_or(|next| next == first) && self.now < self.elsewhere() {
             return;
         }
-        let Some(next) = next else { return self.halt(None) };
+        let Some(next) = next else {
+            let fine = recheck.fine.map(|fine| Again::Not(self.fleet.place(fine)));
+            return self.halt(fine);
+        };
         let lease = self.lease(item, next, Purpose::Recheck);
         if let Some(recheck) = &mut self.recheck {
             recheck.lease = Some(lease);

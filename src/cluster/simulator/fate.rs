@@ -2,7 +2,7 @@
 
 use super::network::Weather;
 use super::truth::Plan;
-use super::worker::{Cheats, Ill};
+use super::worker::{Cheats, Forgery, Ill};
 use super::{Draws, MILLI, Micros, SECOND};
 
 /// Whether the other side notices the end of a process at once.
@@ -56,6 +56,10 @@ pub struct Fate {
     pub items: usize,
     /// Whether workers add denied gradients; then the oracles must fail.
     pub cheats: Cheats,
+    /// The share of microbatches that is computed again.
+    pub verify: f64,
+    /// A worker whose results are wrong.
+    pub liar: Option<(usize, Forgery)>,
 }
 
 impl Fate {
@@ -95,6 +99,8 @@ impl Fate {
             steps,
             items,
             cheats: Cheats::No,
+            verify: 0.0,
+            liar: None,
         };
         let calm = d.chance(0.15);
         let blows = if calm { 0 } else { d.between(1, 8) };
@@ -105,6 +111,43 @@ impl Fate {
             fate.blows.push((at, blow));
         }
         fate
+    }
+
+    /// The same with checked work: every worker has devices of one class, and returns.
+    pub fn checked(seed: u64, verify: f64) -> Self {
+        let mut d = Draws::new(seed, 4);
+        let mut fate = Fate { verify, ..Fate::of(seed) };
+        while fate.workers.len() < 3 {
+            fate.workers.push(devices(&mut d));
+            fate.dials.push(d.between(0, 50 * MILLI));
+        }
+        fate.workers.iter_mut().flatten().for_each(|(class, _)| *class = "cpu".into());
+        let forgeries = [
+            Forgery::Scaled,
+            Forgery::Stale,
+            Forgery::Random,
+            Forgery::Flipped,
+            Forgery::Bit,
+            Forgery::AsChecker,
+        ];
+        fate.liar = d.chance(0.8).then(|| {
+            (
+                d.between(0, fate.workers.len() as u64) as usize,
+                forgeries[d.between(0, forgeries.len() as u64) as usize],
+            )
+        });
+        fate.blows.retain(|(_, blow)| !matches!(blow, Blow::Ill { ill: Ill::Error(_) | Ill::Bad, .. }));
+        for (_, blow) in &mut fate.blows {
+            if let Blow::Kill { back, .. } = blow {
+                back.get_or_insert(2 * SECOND);
+            }
+        }
+        fate
+    }
+
+    /// Whether a forgery may enter a sum, because not everything is checked.
+    pub fn tolerates(&self) -> bool {
+        self.verify < 1.0 && self.liar.is_some()
     }
 
     pub fn plan(&self) -> Plan {

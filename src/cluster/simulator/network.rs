@@ -38,9 +38,11 @@ pub fn care_up(message: &ToCoordinator) -> Care {
 }
 
 pub fn care_down(message: &ToWorker) -> Care {
-    use ToWorker::{Cancel, Deny, Flush, Grant, SumTaken};
+    use ToWorker::{Cancel, Deliver, Deny, Flush, Grant, SumTaken};
     match message {
-        Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. } => Care::None,
+        Deliver { .. } | Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. } => {
+            Care::None
+        }
         _ => Care::InOrder,
     }
 }

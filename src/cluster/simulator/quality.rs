@@ -23,6 +23,8 @@ fn fate(speeds: &[f64], delay: Micros, items: usize) -> Fate {
         steps,
         items,
         cheats: Cheats::No,
+        verify: 0.0,
+        liar: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! A worker's side of the conversation, from `Ready` to the end of one connection (docs/explain/protocol.md).
 //! The worker gets messages and the ends of computations, and returns what to send and to start.
 
+use super::super::machine::Purpose;
 use super::super::message::{
     Bye, Device, Hash, Lease, LeaseId, Packed, ToCoordinator, ToWorker, Trouble, Work,
 };
@@ -39,6 +40,34 @@ pub enum Ill {
 pub enum Cheats {
     No,
     Yes,
+}
+
+/// How a worker's results are wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forgery {
+    Scaled,
+    Stale,
+    Random,
+    Flipped,
+    /// A bit of every third result: a faulty device.
+    Bit,
+    /// Only what it computes again for others is wrong.
+    AsChecker,
+}
+
+impl Forgery {
+    /// The result in place of the true one.
+    fn of(self, values: Values, lease: LeaseId, purpose: Purpose) -> Values {
+        match self {
+            Forgery::Scaled => values.map(|v| v.wrapping_mul(2)),
+            Forgery::Stale => truth::gradient(&truth::initial(), &truth::old()),
+            Forgery::Random => values.map(|v| v ^ (lease as i64) << 7),
+            Forgery::Flipped => values.map(|v| -v),
+            Forgery::Bit if lease.is_multiple_of(3) => [values[0] ^ 1, values[1], values[2], values[3]],
+            Forgery::AsChecker if purpose == Purpose::Verify => values.map(|v| v ^ 1),
+            Forgery::Bit | Forgery::AsChecker => values,
+        }
+    }
 }
 
 /// A device. It survives a lost connection; its leases do not.
@@ -86,6 +115,10 @@ pub struct Worker {
     pub asks_again: bool,
     /// Whether denied gradients are added.
     pub cheats: Cheats,
+    /// How its results are wrong.
+    pub forgery: Option<Forgery>,
+    /// Number of its results for training that it altered.
+    pub forgeries: u64,
     /// Whether its copy of the parameters is damaged.
     pub damaged: bool,
     pieces: Vec<i64>,
@@ -96,6 +129,8 @@ pub struct Worker {
     loss: i128,
     leases: Vec<LeaseId>,
     untaken: Option<Untaken>,
+    /// Sums of one microbatch that are not taken.
+    singles: Vec<Untaken>,
     sums: u64,
     flush: bool,
     out: Vec<Effect>,
@@ -110,6 +145,8 @@ impl Worker {
             engines,
             asks_again: false,
             cheats: Cheats::No,
+            forgery: None,
+            forgeries: 0,
             damaged: false,
             pieces: vec![],
             held: None,
@@ -119,6 +156,7 @@ impl Worker {
             loss: 0,
             leases: vec![],
             untaken: None,
+            singles: vec![],
             sums: 0,
             flush: false,
             out: vec![],
@@ -146,6 +184,15 @@ impl Worker {
                 }
                 self.flush_if_due();
             }
+            ToWorker::Deliver { lease } => {
+                if let (Some(w), Some((after, _))) = (self.waiting.remove(&lease), self.held) {
+                    self.sums += 1;
+                    let Waiting { values, loss, .. } = w;
+                    let (number, step, leases) = (self.sums, after + 1, vec![lease]);
+                    self.singles.push(Untaken { number, step, leases, values, loss });
+                    self.send_sum(Some(self.singles.len() - 1));
+                }
+            }
             ToWorker::Deny { lease } => {
                 if let Some(w) = self.waiting.remove(&lease).filter(|_| self.cheats == Cheats::Yes) {
                     truth::add(&mut self.sum, &w.values);
@@ -156,6 +203,7 @@ impl Worker {
             ToWorker::Flush { step } => self.flush(step),
             ToWorker::SumTaken { sum } => {
                 self.untaken.take_if(|u| u.number == sum);
+                self.singles.retain(|u| u.number != sum);
                 self.flush_if_due();
             }
             ToWorker::Bye(bye) => self.out.push(Effect::Over(bye)),
@@ -175,6 +223,7 @@ impl Worker {
         self.held = Some((step, values));
         (self.sum, self.loss, self.flush, self.untaken) = ([0; WIDTH], 0, false, None);
         self.leases.clear();
+        self.singles.clear();
         self.waiting.clear();
         self.seen.clear();
         self.engines.iter_mut().for_each(|e| (e.current, e.queue) = (None, VecDeque::new()));
@@ -235,9 +284,21 @@ impl Worker {
             _ => {}
         }
         match held.work {
-            Work::Train(batch) | Work::Recheck(batch) if self.plan.is_bad(&batch) => self.send(bad(lease)),
+            Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) if self.plan.is_bad(&batch) => {
+                self.send(bad(lease));
+            }
+            Work::Verify(batch) => {
+                let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
+                let values =
+                    self.forgery.map_or(values, |forgery| forgery.of(values, lease, Purpose::Verify));
+                let digest = truth::digest(&values, loss);
+                self.send(ToCoordinator::Verified { lease, digest, parameters, micros, memory: 0 });
+            }
             Work::Train(batch) | Work::Recheck(batch) => {
                 let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
+                let given = self.forgery.map_or(values, |forgery| forgery.of(values, lease, Purpose::Round));
+                self.forgeries += u64::from(given != values);
+                let values = given;
                 let announce = ToCoordinator::Announce { lease, parameters, micros, memory: 0 };
                 self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
                 self.send(announce);
@@ -296,8 +357,9 @@ impl Worker {
             return;
         }
         self.flush = true;
+        (0..self.singles.len()).for_each(|at| self.send_sum(Some(at)));
         if self.untaken.is_some() {
-            return self.send_sum();
+            return self.send_sum(None);
         }
         self.flush_if_due();
     }
@@ -312,11 +374,13 @@ impl Worker {
         let (leases, values) = (std::mem::take(&mut self.leases), std::mem::take(&mut self.sum));
         let loss = std::mem::take(&mut self.loss);
         self.untaken = Some(Untaken { number: self.sums, step: after + 1, leases, values, loss });
-        self.send_sum();
+        self.send_sum(None);
     }
 
-    fn send_sum(&mut self) {
-        let (Some(u), Some((_, parameters))) = (&self.untaken, self.held) else { return };
+    /// Sends the untaken sum, or a sum of one microbatch.
+    fn send_sum(&mut self, single: Option<usize>) {
+        let untaken = single.map_or(self.untaken.as_ref(), |at| self.singles.get(at));
+        let (Some(u), Some((_, parameters))) = (untaken, self.held) else { return };
         let targets = u.leases.len() as u64;
         let (sum, step, leases, loss) = (u.number, u.step, u.leases.clone(), u.loss);
         let (first, second) = u.values.split_at(WIDTH / 2);
@@ -380,7 +444,7 @@ fn bad(lease: LeaseId) -> ToCoordinator {
 
 fn size(work: &Work) -> u64 {
     match work {
-        Work::Train(batch) | Work::Recheck(batch) => 3 * batch.ids.len() as u64,
+        Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) => 3 * batch.ids.len() as u64,
         Work::Eval(batch) => batch.ids.len() as u64,
         Work::Prompt { ids, .. } => 10 * ids.len() as u64,
     }

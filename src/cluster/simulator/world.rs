@@ -1,13 +1,13 @@
 //! Virtual time and its events. Events happen in the order of their times; events of equal time happen in the order
 //! in which they were caused, so a seed always gives the same run.
 
-use super::super::machine::{Config, Event, Kind, MemberId, Note, Tally};
+use super::super::machine::{Config, Event, Kind, MemberId, Note, Tally, Verify};
 use super::super::message::{Bye, LeaseId, ToCoordinator, ToWorker};
 use super::driver::{Act, Disk, Driver, Outcome};
 use super::fate::{Blow, Fate};
 use super::network::{Care, Way, care_down, care_up};
 use super::truth::{self, Plan};
-use super::worker::{Effect, Engine, Ill, Worker};
+use super::worker::{Effect, Engine, Forgery, Ill, Worker};
 use super::{Draws, MILLI, Micros, SECOND, SILENCE};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -50,6 +50,8 @@ struct Host {
     alive: bool,
     frozen: Micros,
     damaged: bool,
+    forgery: Option<Forgery>,
+    forgeries: u64,
 }
 
 struct Wire {
@@ -72,6 +74,8 @@ pub struct Report {
     pub notes: Vec<(Micros, Note)>,
     /// Workers that were removed although they did nothing wrong.
     pub wronged: Vec<String>,
+    /// For each liar that was taken out, how many of its results were forgeries.
+    pub found: Vec<u64>,
     pub happened: u64,
     pub driver: Option<Driver>,
 }
@@ -90,6 +94,7 @@ pub struct World {
     conns: u64,
     draws: Draws,
     wronged: Vec<String>,
+    found: Vec<u64>,
     tallies: Vec<(Kind, Tally)>,
     notes: Vec<(Micros, Note)>,
     voice: Voice,
@@ -104,6 +109,8 @@ impl World {
             alive: true,
             frozen: 0,
             damaged: false,
+            forgery: None,
+            forgeries: 0,
         };
         let mut world = World {
             plan: fate.plan(),
@@ -118,11 +125,13 @@ impl World {
             conns: 0,
             draws: Draws::new(fate.seed, 2),
             wronged: vec![],
+            found: vec![],
             tallies: vec![],
             notes: vec![],
             voice,
             fate: fate.clone(),
         };
+        fate.liar.into_iter().for_each(|(worker, forgery)| world.hosts[worker].forgery = Some(forgery));
         world.at(0, Happening::Boot);
         fate.dials.iter().enumerate().for_each(|(worker, &at)| world.at(at, Happening::Dial(worker)));
         fate.blows.iter().for_each(|&(at, blow)| world.at(at, Happening::Blow(blow)));
@@ -168,8 +177,8 @@ impl World {
         }
         let outcome = self.driver.as_ref().map_or(Outcome::Running, |d| d.outcome.clone());
         self.keep_records();
-        let World { now: time, tallies, notes, wronged, driver, .. } = self;
-        Report { outcome, time, tallies, notes, wronged, happened, driver }
+        let World { now: time, tallies, notes, wronged, found, driver, .. } = self;
+        Report { outcome, time, tallies, notes, wronged, found, happened, driver }
     }
 
     fn keep_records(&mut self) {
@@ -257,16 +266,20 @@ impl World {
     }
 
     fn boot(&mut self) {
+        let mut key = [self.disk.epoch as u8; 32];
+        key[..8].copy_from_slice(&self.fate.seed.to_le_bytes());
         let config = Config {
             expect: if self.disk.epoch == 0 { self.fate.expect } else { 1 },
             min: 1,
             join_timeout: Duration::from_secs(100_000),
             reask: Duration::from_secs(2),
             patience: Duration::from_secs(5),
-            recheck: Duration::from_secs(20),
+            recheck: Duration::from_secs(if self.fate.verify > 0.0 { 100 } else { 20 }),
+            verify: (self.fate.verify > 0.0).then(|| Verify::new(self.fate.verify, key)),
             ..Config::default()
         };
-        let driver = Driver::new(&self.plan, config, self.disk.clone(), self.now);
+        let mut driver = Driver::new(&self.plan, config, self.disk.clone(), self.now);
+        driver.tolerates = self.fate.tolerates();
         self.driver = Some(driver);
         self.coordinator(|_, _| {});
     }
@@ -336,6 +349,7 @@ impl World {
         let host = &mut self.hosts[host];
         host.conn = None;
         if let Some(worker) = host.worker.take() {
+            host.forgeries += worker.forgeries;
             host.engines = worker.engines;
         }
     }

@@ -10,6 +10,7 @@ use super::device_queue::{DeviceQueue, QueuedLease};
 use super::parameters::Parameters;
 use super::selftest::Reference;
 use super::sum::Finished;
+use crate::cluster::digest;
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
 use crate::model::generate::generate;
@@ -35,6 +36,14 @@ pub(super) enum Report {
         lease: LeaseId,
         after: u64,
         finished: Finished,
+        parameters: Hash,
+        micros: u64,
+        memory: u64,
+    },
+    /// A microbatch of another worker was computed again.
+    Verified {
+        lease: LeaseId,
+        digest: Hash,
         parameters: Hash,
         micros: u64,
         memory: u64,
@@ -240,6 +249,13 @@ impl DeviceWorker {
                 let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));
                 let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
                 Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
+            }
+            Work::Verify(batch) => {
+                let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));
+                let digest = digest::of_gradient(&finished.gradient, &finished.scalars);
+                self.shared.buffers.give_back(finished.gradient);
+                let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
+                Ok(Report::Verified { lease, digest, parameters, micros, memory })
             }
             // A microbatch whose step equals that of the parameters belongs to an evaluation.
             Work::Recheck(batch) if batch.step == after => {

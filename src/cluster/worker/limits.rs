@@ -17,7 +17,7 @@ impl Limits {
     pub fn check(&self, work: &Work) -> Result<(), String> {
         let Limits { tokens, positions } = *self;
         let (what, long, limit, whose) = match work {
-            Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => {
+            Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => {
                 let row =
                     batch.bounds.windows(2).map(|b| b[1].saturating_sub(b[0]) as usize).max().unwrap_or(0);
                 match batch.ids.len() > tokens {
@@ -58,6 +58,7 @@ mod tests {
         check(Work::Train(batch(&[0, 32, 64])), "");
         check(Work::Eval(batch(&[0, 30, 65])), "a microbatch of 65 tokens, the run's longest has 64");
         check(Work::Recheck(batch(&[0, 33, 64])), "a row of 33 tokens, the model's positions are 32");
+        check(Work::Verify(batch(&[0, 30, 65])), "a microbatch of 65 tokens, the run's longest has 64");
         check(Work::Train(batch(&[])), "");
         check(prompt(32), "");
         check(prompt(33), "a prompt of 33 tokens, the model's positions are 32");

@@ -22,7 +22,7 @@ pub use blueprint::{Begin, Blueprint, Candidate, Opener, Portion, Shape, Unfit, 
 pub use cache::Cache;
 pub use devices::Equipment;
 pub use parameters::{Parameters, hash};
-pub use reconnect::{Ending, Reconnect, Way, identity};
+pub use reconnect::{Ending, Reconnect, Way, identity, random};
 pub use selftest::{Deviation, Reference};
 pub use visit::{Visit, visit};
 

@@ -171,10 +171,15 @@ pub(super) fn hello(model: Option<String>, options: Vec<(String, String)>) -> Re
 
 /// A random identity for this process; the error is one line.
 pub fn identity() -> Result<[u8; 16], String> {
-    let mut identity = [0; 16];
-    let random = SystemRandom::new().fill(&mut identity);
-    random.map_err(|_| "the system gives no random numbers for this worker's identity".to_string())?;
-    Ok(identity)
+    random("this worker's identity")
+}
+
+/// Random bytes for `what`; the error is one line.
+pub fn random<const N: usize>(what: &str) -> Result<[u8; N], String> {
+    let mut bytes = [0; N];
+    let random = SystemRandom::new().fill(&mut bytes);
+    random.map_err(|_| format!("the system gives no random numbers for {what}"))?;
+    Ok(bytes)
 }
 
 /// A runtime for the network.

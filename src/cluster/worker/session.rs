@@ -159,9 +159,16 @@ impl<'a, 'w> Session<'a, 'w> {
                 if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
                     let free = self.running.add(lease, finished, self.threads.busy());
                     self.free(free);
-                    let (share, tokens) = (self.share.get(), self.tokens.remove(&lease).unwrap_or(0));
-                    let (microbatches, tokens) = (share.microbatches + 1, share.tokens + tokens);
-                    self.shows(Share { microbatches, tokens, ..share });
+                    self.counts(lease);
+                }
+                self.flush_now();
+            }
+            ToWorker::Deliver { lease } => {
+                if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
+                    let Session { running, outbox, .. } = self;
+                    running.single(lease, &finished, &mut |message| outbox.say(message.clone()));
+                    self.threads.buffers.give_back(finished.gradient);
+                    self.counts(lease);
                 }
                 self.flush_now();
             }
@@ -224,6 +231,13 @@ impl<'a, 'w> Session<'a, 'w> {
         Ok(())
     }
 
+    /// A microbatch of this worker counts.
+    fn counts(&mut self, lease: LeaseId) {
+        let (share, tokens) = (self.share.get(), self.tokens.remove(&lease).unwrap_or(0));
+        let (microbatches, tokens) = (share.microbatches + 1, share.tokens + tokens);
+        self.shows(Share { microbatches, tokens, ..share });
+    }
+
     fn shows(&self, share: Share) {
         self.share.set(share);
         (self.see)(Sight::Share(share));
@@ -274,6 +288,9 @@ impl<'a, 'w> Session<'a, 'w> {
             }
             Report::Fine { lease, parameters, micros } => {
                 ToCoordinator::Announce { lease, parameters, micros, memory: 0 }
+            }
+            Report::Verified { lease, digest, parameters, micros, memory } => {
+                ToCoordinator::Verified { lease, digest, parameters, micros, memory }
             }
             Report::Scored { lease, sums, parameters, micros } => {
                 ToCoordinator::Score { lease, sums, parameters, micros }

@@ -102,6 +102,29 @@ impl Running {
         if self.waiting.len() < most { Vec::new() } else { self.fold() }
     }
 
+    /// Sends a granted gradient as a sum of its own, which is kept until it is taken.
+    pub fn single(&mut self, lease: LeaseId, finished: &Finished, say: &mut dyn FnMut(&ToCoordinator)) {
+        let sum = self.next;
+        self.next += 1;
+        let mut messages: Vec<ToCoordinator> = sum_chunk::of_gradient(sum, &finished.gradient).collect();
+        let Scalars { loss, weight, targets, rewards } = finished.scalars;
+        let (step, parameters, traffic) = (self.step, self.parameters, finished.traffic);
+        let leases = vec![lease];
+        messages.push(ToCoordinator::Sum {
+            sum,
+            step,
+            leases,
+            loss,
+            weight,
+            targets,
+            rewards,
+            parameters,
+            traffic,
+        });
+        messages.iter().for_each(say);
+        self.kept.insert(sum, messages);
+    }
+
     /// Adds all waiting gradients to `sums` in one pass.
     fn fold(&mut self) -> Vec<Vec<f32>> {
         let gradients = std::mem::take(&mut self.waiting);

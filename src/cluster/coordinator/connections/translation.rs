@@ -101,7 +101,7 @@ impl Translation {
             ToWorker::Parameters { step, hash } => self.parameters(*step, *hash),
             ToWorker::Lease(lease) => {
                 let last_alone = match &lease.work {
-                    Work::Train(_) => false,
+                    Work::Train(_) | Work::Verify(_) => false,
                     Work::Recheck(batch) => batch.step == lease.after,
                     Work::Eval(_) | Work::Prompt { .. } => true,
                 };
@@ -129,7 +129,9 @@ impl Translation {
             | ToWorker::Ping { .. }
             | ToWorker::Bye(_)
             | ToWorker::Below { .. }
-            | ToWorker::Sit(_) => vec![],
+            | ToWorker::Sit(_)
+            // --verify and lines exclude each other.
+            | ToWorker::Deliver { .. } => vec![],
         }
     }
 

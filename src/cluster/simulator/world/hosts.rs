@@ -16,11 +16,16 @@ impl World {
     pub(super) fn over(&mut self, conn: u64, bye: Bye) {
         let Some(host) = self.host_of(conn) else { return };
         if let Bye::Out { reason, again } = bye {
-            if !self.hosts[host].damaged && !again {
+            let forged = self.hosts[host].forgery.is_some() && reason.contains("microbatch");
+            if !self.hosts[host].damaged && !forged && !again {
                 self.wronged.push(reason);
             }
             // Its user restarts it with working memory.
             self.disconnect(host);
+            if forged {
+                self.hosts[host].forgery = None;
+                self.found.push(self.hosts[host].forgeries);
+            }
             self.hosts[host].damaged = false;
             self.at(self.now + 3 * SECOND, Happening::Dial(host));
         }
@@ -54,6 +59,7 @@ impl World {
         worker.cheats = self.fate.cheats;
         worker.asks_again = self.fate.weather.lost > 0.0;
         worker.damaged = self.hosts[host].damaged;
+        worker.forgery = self.hosts[host].forgery;
         self.hosts[host].worker = Some(worker);
         self.hosts[host].conn = Some(conn);
         let loaded = self.now + self.draws.between(MILLI, 300 * MILLI);
@@ -67,7 +73,9 @@ impl World {
         let wire = Wire { host, open: true, black: false, up: Way::default(), down: Way::default() };
         self.wires.insert(conn, wire);
         let name = host.map_or("nonsense".to_string(), |h| format!("w{h}"));
-        self.coordinator(|driver, now| driver.event(Event::Joined { member: MemberId(conn), name }, now));
+        self.coordinator(|driver, now| {
+            driver.event(Event::Joined { member: MemberId(conn), name, here: false }, now)
+        });
         conn
     }
 }

@@ -62,7 +62,7 @@ impl Sitting {
 /// Whether the lease has a backward pass.
 fn trains(job: &QueuedLease) -> bool {
     match &job.lease.work {
-        Work::Train(_) => true,
+        Work::Train(_) | Work::Verify(_) => true,
         Work::Recheck(batch) => batch.step != job.lease.after,
         Work::Eval(_) | Work::Prompt { .. } => false,
     }
@@ -70,7 +70,7 @@ fn trains(job: &QueuedLease) -> bool {
 
 fn batch(job: &QueuedLease) -> Option<&Microbatch> {
     match &job.lease.work {
-        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => Some(batch),
+        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => Some(batch),
         Work::Prompt { .. } => None,
     }
 }
