@@ -210,7 +210,7 @@ mod tests {
             let paces: Vec<Pace> =
                 (0..seats).map(|_| Pace::of((1.0, 3.0), f64::from(1 + draws.below(6)))).collect();
             // A seat holds more the nearer it is to the first one, and the first one the embedding too.
-            let rooms: Vec<usize> = (0..seats).map(|_| 2 + draws.below(24) as usize).collect();
+            let rooms: Vec<usize> = (0..seats).map(|_| 2 + draws.below(12) as usize).collect();
             let fits = |at: usize, place: usize, range: &Range<usize>| {
                 range.len() * (seats - place) + if place == 0 { 2 } else { 0 } <= rooms[at]
             };

@@ -7,7 +7,7 @@ use std::process::Command;
 #[rustfmt::skip]
 const OF_OTHERS: &[&str] = &[
     "--release", "--path", "--no-install", "--install", "--test", "--device", "--max-lora-rank", "--lora",
-    "--ntasks-per-node", "--cpus-per-task", "--array", "--bind-to", "--mca", "--strict",
+    "--ntasks-per-node", "--cpus-per-task", "--array", "--bind-to", "--mca", "--strict", "--match",
 ];
 
 fn help(args: &[&str]) -> String {
