@@ -16,8 +16,11 @@ use crate::model::weights::{ModelError, Weights};
 use crate::support::stderr::say;
 use std::sync::{Mutex, PoisonError};
 
-/// Measured speeds by address of the device's properties, number of threads, and type of the products.
-static SPEEDS: Mutex<Vec<((usize, usize, ComputeDtype), f64)>> = Mutex::new(Vec::new());
+/// Address of a device's properties, number of threads, and type of the products.
+type Measured = (usize, usize, ComputeDtype);
+
+/// Speeds measured so far.
+static SPEEDS: Mutex<Vec<(Measured, f64)>> = Mutex::new(Vec::new());
 
 /// A device with its share.
 #[derive(Clone, Copy)]

@@ -412,7 +412,9 @@ impl Desk<'_> {
                 }
                 (None, _) => return Err("it spoke of work before it had a seat".into()),
                 (Some(Destination::Seat(place, events)), message) => {
-                    return Ok(events.send(FromSeat::Said { place: *place, message, _room: room }).is_ok());
+                    return Ok(events
+                        .send(FromSeat::Said { place: *place, message: Box::new(message), _room: room })
+                        .is_ok());
                 }
                 (Some(Destination::Driver), said) => message = said,
             }

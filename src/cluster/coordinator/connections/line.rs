@@ -114,7 +114,7 @@ impl Line {
             FromSeat::Gone { place, reason } => Err(fall(&self.chairs[place].name, &reason)),
             FromSeat::Said { place, message, .. } => {
                 let chair = &mut self.chairs[place];
-                match message {
+                match *message {
                     ToCoordinator::Ready { devices, .. } => chair.device = devices.into_iter().next(),
                     ToCoordinator::Seated { port } => chair.port = Some(port),
                     ToCoordinator::Linked => chair.linked = true,
@@ -257,7 +257,7 @@ impl Standing {
                 },
                 event = self.events.recv() => match event {
                     Some(FromSeat::Said { place, message, .. }) => {
-                        let heard = self.translation.up(place, message);
+                        let heard = self.translation.up(place, *message);
                         let Heard { driver: up, seats } = heard.map_err(|fall| match fall {
                             Fall::Lost(reason) => (None, self.fall(place, &reason)),
                             Fall::Broke(reason) => (Some(place), self.fall(place, &reason)),

@@ -51,7 +51,7 @@ impl LinePlan {
 #[derive(Debug)]
 pub(super) enum FromSeat {
     /// It sent a message; the permit bounds the number of its messages queued here.
-    Said { place: usize, message: ToCoordinator, _room: OwnedSemaphorePermit },
+    Said { place: usize, message: Box<ToCoordinator>, _room: OwnedSemaphorePermit },
     /// Its connection is lost.
     Gone { place: usize, reason: String },
 }
