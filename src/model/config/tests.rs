@@ -383,7 +383,7 @@ fn rows_of_a_head_come_in_pairs_that_are_half_a_head_apart() {
 
 /// Phi-4-mini's keys in both dialects.
 #[test]
-fn longrope_divides_by_the_short_factors_up_to_the_original_length() {
+fn longrope_uses_short_factors_up_to_the_original_length() {
     let base = json!({"architectures": ["Phi3ForCausalLM"], "num_attention_heads": 144, "num_key_value_heads": 144,
                       "original_max_position_embeddings": 4096, "max_position_embeddings": 131_072});
     let older =
