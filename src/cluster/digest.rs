@@ -29,6 +29,9 @@ pub fn of_pieces(pieces: &[Packed], len: usize, cap: i64, scalars: &Scalars) -> 
 }
 
 fn of_cell(values: &[i64]) -> Hash {
+    if cfg!(target_endian = "little") {
+        return *blake3::hash(bytemuck::cast_slice(values)).as_bytes();
+    }
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     *blake3::hash(&bytes).as_bytes()
 }
@@ -52,6 +55,7 @@ fn of(cells: &[Hash], scalars: &Scalars) -> Hash {
 mod tests {
     use super::*;
     use crate::cluster::message::ToCoordinator;
+    use crate::train::sum::RewardSums;
 
     fn pieces(messages: impl Iterator<Item = ToCoordinator>) -> Vec<Packed> {
         let piece = |message| match message {
@@ -65,7 +69,7 @@ mod tests {
     fn the_digest_is_that_of_what_counts() {
         let cap = fixed::cap(3);
         for len in [1, CELL, CELL + 7] {
-            let gradient: Vec<f32> = (0..len).map(|i| (i as f32 - 9.0) * 1e-3).collect();
+            let gradient: Vec<f32> = (0..len).map(|i| i as f32 * 1e-3).collect();
             let scalars = Scalars { loss: 5, weight: 3, targets: 3, ..Scalars::default() };
             let whole = of_gradient(&gradient, &scalars);
             let single = pieces(sum_chunk::of_gradient(1, &gradient));
@@ -75,19 +79,26 @@ mod tests {
             let packed = pieces(sum_chunk::of_sum(1, &sums));
             assert_eq!(of_pieces(&packed, len, cap, &scalars), Ok(whole), "in the other form");
             // A difference below the unit of sums does not count; the lowest bit that counts does.
-            let mut near = gradient.clone();
-            near[0] += 1e-16;
-            assert_eq!(of_gradient(&near, &scalars), whole);
-            near[len - 1] = f32::from_bits(gradient[len - 1].to_bits() ^ (1 << 20));
-            assert_ne!(of_gradient(&near, &scalars), whole);
+            let first = |value: f32| of_gradient(&[&[value], &gradient[1..]].concat(), &scalars);
+            assert_eq!(first(2f32.powi(-42)), whole);
+            assert_ne!(first(2f32.powi(-40)), whole);
+            let last = |value: f32| of_gradient(&[&gradient[..len - 1], &[value]].concat(), &scalars);
+            assert_ne!(last(gradient[len - 1] + 2f32.powi(-12)), whole);
+            let rewarded = |change: fn(&mut RewardSums)| {
+                let mut rewards = RewardSums::default();
+                change(&mut rewards);
+                Scalars { rewards, ..scalars }
+            };
             for other in [
                 Scalars { loss: 6, ..scalars },
                 Scalars { weight: 6, ..scalars },
                 Scalars { targets: 6, ..scalars },
-                Scalars {
-                    rewards: crate::train::sum::RewardSums { right: 1, ..Default::default() },
-                    ..scalars
-                },
+                rewarded(|r| r.sums[0] = 1),
+                rewarded(|r| r.sums[1] = 1),
+                rewarded(|r| r.counts[0] = 1),
+                rewarded(|r| r.counts[1] = 1),
+                rewarded(|r| r.pairs = 1),
+                rewarded(|r| r.right = 1),
             ] {
                 assert_ne!(of_gradient(&gradient, &other), whole);
             }

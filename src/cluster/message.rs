@@ -89,7 +89,8 @@ pub enum ToCoordinator {
         sum: u64,
         /// The training step.
         step: u64,
-        /// The leases whose gradients are in the sum: all that were granted and are in no earlier sum.
+        /// The leases whose gradients are in the sum: all that were granted and are in no earlier sum, or the one of
+        /// [`ToWorker::Deliver`].
         leases: Vec<LeaseId>,
         /// Total loss in fixed point.
         loss: i128,
@@ -242,7 +243,7 @@ pub enum ToWorker {
         /// The step.
         step: u64,
     },
-    /// The sum has arrived complete and counts.
+    /// The sum has arrived complete; it counts, with `--verify` at the end of the round.
     SumTaken {
         /// The number of the sum.
         sum: u64,

@@ -20,7 +20,7 @@ use crate::train::sum::{Scalars, Sums};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Most unfinished sums of one member.
+/// Most sums of one member that were not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holds {
     /// One that waits to be taken, and the next.
@@ -196,14 +196,16 @@ impl Reducer {
         self.shared.say(report);
     }
 
-    /// The hash of a complete sum of one microbatch; `None` if there is no such sum.
-    pub fn digest(&self, member: Member, sum: u64) -> Option<Hash> {
+    /// Tells the hash of a complete sum of one microbatch, from a thread of the pool; `None` if there is no such sum.
+    pub fn digest(&self, member: Member, sum: u64, tell: impl FnOnce(Option<Hash>) + Send + 'static) {
         let state = lock(&self.shared.state);
-        let arriving = state.sums.get(&(member, sum))?;
-        let (pieces, claim, cap) = (arriving.pieces.clone(), arriving.claim?, fixed::cap(state.microbatches));
+        let (cap, len) = (fixed::cap(state.microbatches), self.shared.len);
+        let complete =
+            state.sums.get(&(member, sum)).and_then(|s| Some((s.pieces.clone(), s.claim?.scalars)));
         drop(state);
-        let len = self.shared.len;
-        self.pool.install(|| digest::of_pieces(&pieces, len, cap, &claim.scalars)).ok()
+        self.pool.spawn_fifo(move || {
+            tell(complete.and_then(|(pieces, scalars)| digest::of_pieces(&pieces, len, cap, &scalars).ok()));
+        });
     }
 
     /// Takes a complete sum: adds its scalars and drops its pieces. Returns false, without effect, if there is no

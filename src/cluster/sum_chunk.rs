@@ -125,6 +125,15 @@ pub fn within(packed: &Packed, len: usize, limit: i64) -> Result<(), SumChunkErr
     }
 }
 
+/// Checks that a piece holds `len` values.
+pub fn check(packed: &Packed, len: usize) -> Result<(), SumChunkError> {
+    match packed {
+        Packed::Fixed(bytes) => Ok(pack::check(bytes, len, i64::MAX)?),
+        Packed::Single(bytes) if bytes.len() == 4 * len => Ok(()),
+        Packed::Single(bytes) => Err(SumChunkError::Size { got: bytes.len(), want: 4 * len }),
+    }
+}
+
 fn floats(bytes: &Bytes, len: usize) -> Result<Vec<f32>, SumChunkError> {
     if bytes.len() != 4 * len {
         return Err(SumChunkError::Size { got: bytes.len(), want: 4 * len });

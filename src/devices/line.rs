@@ -8,6 +8,7 @@ use super::seat::Seat;
 use crate::backend::Fault;
 use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
+use crate::cluster::message::Capacity;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::{Build, Keep};
@@ -46,12 +47,17 @@ pub struct Place {
 impl Place {
     /// `cuda 0: embedding, layers 0 to 14`, for the device `at` of a line.
     pub fn said(&self, at: usize, layers: usize) -> String {
-        let Range { start, end } = self.layers;
-        let count = if start == end { "no layers".into() } else { format!("layers {start} to {}", end - 1) };
-        let embedding = if at == 0 { "embedding, " } else { "" };
-        let head = if end == layers { ", head" } else { "" };
-        format!("{}: {embedding}{count}{head}", self.name)
+        format!("{}: {}", self.name, held(at, &self.layers, layers))
     }
+}
+
+/// `embedding, layers 0 to 14`: what the device `at` of a line holds of `all` layers.
+pub fn held(at: usize, layers: &Range<usize>, all: usize) -> String {
+    let Range { start, end } = *layers;
+    let count = if start == end { "no layers".into() } else { format!("layers {start} to {}", end - 1) };
+    let embedding = if at == 0 { "embedding, " } else { "" };
+    let head = if end == all { ", head" } else { "" };
+    format!("{embedding}{count}{head}")
 }
 
 impl Seats {
@@ -217,11 +223,13 @@ impl Opener for Seats {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        if blueprint.shape.portion.is_some() {
-            let why = "devices that hold a model together (+ in --gpus) are no seat of a line of workers (--stages)";
-            return Err(ModelError::Source(why.into()));
-        }
         self.typed(blueprint)?.build(&Whole::of(blueprint))
+    }
+
+    fn capacity(&self, _: &Blueprint, _most: usize) -> Result<Capacity, ModelError> {
+        let why =
+            "devices that hold a model together (+ in --gpus) are no seat of a line of workers (--stages)";
+        Err(ModelError::Source(why.into()))
     }
 
     #[cfg(feature = "faults")]

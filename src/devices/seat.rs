@@ -3,6 +3,7 @@
 use super::building::{How, Whole, note_streaming};
 use super::capacity::Holder;
 use super::drivers::{Among, Device, Share, cpu, speaking};
+use super::room::{Room, packed};
 use super::speed::Speed;
 use crate::backend::Fault;
 use crate::cluster::inject::Inject;
@@ -10,9 +11,9 @@ use crate::cluster::message::Capacity;
 use crate::cluster::worker::{Blueprint, Opener, Portion, Reference};
 use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Build;
-use crate::model::memory::{Limit, Offload, Part, size};
+use crate::model::memory::{Limit, Offload, size};
 use crate::model::stage::Model;
-use crate::model::weights::{ModelError, Weights};
+use crate::model::weights::ModelError;
 use crate::support::stderr::say;
 use std::sync::{Mutex, PoisonError};
 
@@ -71,10 +72,8 @@ impl Seat {
             return Err(ModelError::Source(reason));
         }
         let load = self.device.load(&speaking(whole), self.share.dtype)?;
-        let packing = |encoding, numbers| load.device.matrix_bytes(encoding, numbers);
-        let packed = Weights::new(whole.tensors)?.packed_layers(&packing, whole.config)?;
-        let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting: depth };
-        let (keep, takes) = self.share.limit.choose(load.of_part(part, packed.of(layers.clone())))?;
+        let room = Room::new((load, packed(&load, whole)?), self.share.limit, (depth, depth));
+        let (keep, takes) = room.choose(&layers)?;
         let (last, all) = (layers.end - 1, whole.config.layers);
         say!("holds    layers {} to {last} of {all}: {}", layers.start, size(takes.total()));
         self.part(whole, Build { layers, keep, ..Build::whole(whole.config) })

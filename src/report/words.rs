@@ -155,11 +155,14 @@ pub fn clock(seconds: f64, digits: usize) -> String {
 
 /// The workers that hold the model together, with their layers and memory, in one line.
 pub fn line_formed(formed: &LineFormed) -> String {
-    let seat = |seat: &Seat| {
-        let (worker, memory, limit) = (inline(&seat.worker), size(seat.memory), size(seat.limit));
-        format!("{worker} {}, {memory} of {limit}", seat.range())
-    };
+    let seat = |seat: &Seat| format!("{} {}, {}", inline(&seat.worker), seat.range(), memory_of(seat));
     format!("line     {}", formed.seats.iter().map(seat).collect::<Vec<_>>().join("; "))
+}
+
+/// `6 MB of 24.5 GB`: what a seat needs, of what it may use.
+pub fn memory_of(seat: &Seat) -> String {
+    let limit = seat.limit.map_or_else(String::new, |limit| format!(" of {}", size(limit)));
+    format!("{}{limit}", size(seat.memory))
 }
 
 /// A number of bytes: `512 MB`, `1.2 GB`.

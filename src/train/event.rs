@@ -316,8 +316,8 @@ pub struct Seat {
     pub layers: u64,
     /// Bytes of memory that it needs at least.
     pub memory: u64,
-    /// Bytes of memory that it may use.
-    pub limit: u64,
+    /// Bytes of memory that it may use; `None` where unknown.
+    pub limit: Option<u64>,
 }
 
 impl Seat {

@@ -110,9 +110,10 @@ impl Update<'_> {
 }
 
 /// Takes a step at learning rate `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates
-/// parameters and moments. `places_of_b` are the ranges of every B, ascending. The error is index and value of the first next parameter that is not finite; `state` is then
-/// unchanged and `made` was not called. `made` runs on the calling thread, with one stretch while the next one is
-/// computed.
+/// parameters and moments. `places_of_b` are the ranges of every B, ascending.
+///
+/// The error is index and value of the first next parameter that is not finite; `state` is then unchanged and `made` was
+/// not called. `made` runs on the calling thread, with one stretch while the next one is computed.
 pub fn update(
     state: &mut State,
     sums: &Sums,

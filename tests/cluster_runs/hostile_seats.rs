@@ -6,7 +6,7 @@ use bytes::Bytes;
 use finetune::cluster::carry::Carry;
 use finetune::cluster::link::{End, connected, encode};
 use finetune::cluster::message::{
-    Capacity, Device, FRAME_LIMIT, Needs, Packed, SeatPlan, ToCoordinator, ToWorker,
+    Bye, Capacity, Device, FRAME_LIMIT, Needs, Packed, SeatPlan, ToCoordinator, ToWorker,
 };
 use finetune::net::{Connection, DIAL_TIMEOUT, Endpoint, Party, Security, Token, dial};
 use std::io::Write;
@@ -153,16 +153,16 @@ impl Enemy {
         assert!(matches!(message, Some(Carry::Values { .. })), "{message:?}");
     }
 
-    fn wait_for_bye(mut self) {
-        let bye = self.runtime.block_on(async {
+    /// Whether it is sent away for good.
+    fn sent_away_for_good(mut self) -> bool {
+        self.runtime.block_on(async {
             while let Some(message) = self.from.recv().await {
-                if matches!(message, ToWorker::Bye(_)) {
-                    return true;
+                if let ToWorker::Bye(bye) = message {
+                    return matches!(bye, Bye::Out { again: false, .. });
                 }
             }
-            false
-        });
-        assert!(bye);
+            panic!("it is not sent away")
+        })
     }
 }
 
@@ -185,24 +185,30 @@ fn hostile_seats_change_no_byte() {
     let says = |message: ToCoordinator| -> Attack {
         Box::new(move |enemy, _| enemy.to.blocking_send(message.clone()).unwrap())
     };
-    let attacks: Vec<Attack> = vec![
-        says(piece(64)),
-        says(ToCoordinator::Linked),
-        says(ToCoordinator::Ready { devices: vec![], refused: vec![] }),
-        says(ToCoordinator::Leave { reason: "\u{1b}[2J\nerror: fake".into() }),
+    let attacks: Vec<(bool, Attack)> = vec![
+        (true, says(piece(64))),
+        (true, says(ToCoordinator::Linked)),
+        (true, says(ToCoordinator::Ready { devices: vec![], refused: vec![] })),
+        (false, says(ToCoordinator::Leave { reason: "\u{1b}[2J\nerror: fake".into() })),
         // A gradient of another size, of no end, and hidden states from above.
-        Box::new(move |enemy, lease| {
-            enemy.hidden();
-            enemy.peer.blocking_send(values(lease, 0, 8)).unwrap();
-        }),
-        Box::new(move |enemy, lease| enemy.peer.blocking_send(values(lease, 1 << 60, 8)).unwrap()),
-        Box::new(|enemy, _| enemy.peer.blocking_send(Carry::Hello { key: [0; 16], place: 1 }).unwrap()),
+        (
+            false,
+            Box::new(move |enemy, lease| {
+                enemy.hidden();
+                enemy.peer.blocking_send(values(lease, 0, 8)).unwrap();
+            }),
+        ),
+        (false, Box::new(move |enemy, lease| enemy.peer.blocking_send(values(lease, 1 << 60, 8)).unwrap())),
+        (
+            false,
+            Box::new(|enemy, _| enemy.peer.blocking_send(Carry::Hello { key: [0; 16], place: 1 }).unwrap()),
+        ),
     ];
-    for attack in attacks {
+    for (at, (guilty, attack)) in attacks.into_iter().enumerate() {
         let mut enemy = Enemy::sits(fleet.at(), || ());
         let lease = enemy.lease();
         attack(&mut enemy, lease);
-        enemy.wait_for_bye();
+        assert_eq!(enemy.sent_away_for_good(), guilty, "attack {at}\n{}", fleet.all());
     }
     fleet.worker("second", "--threads 1");
     fleet.all_end(&["coordinator", "first", "second"], 0);

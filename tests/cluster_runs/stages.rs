@@ -322,6 +322,7 @@ fn a_seat_with_damaged_parameters_changes_no_byte() {
     fleet.all_end(&["coordinator", "good"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     assert!(fleet.said("coordinator").contains("other parameters"), "{}", fleet.all());
+    assert!(fleet.said("damaged").contains("removed by the coordinator"), "{}", fleet.all());
 }
 
 #[test]

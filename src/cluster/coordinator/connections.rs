@@ -441,7 +441,12 @@ impl Desk<'_> {
     /// How a conversation ended that this side ended. A worker of a line that fell connects again.
     fn parting(&self, reception: &Reception) -> Parting {
         match self {
-            Desk::Lines(..) if reception.over.borrow().is_none() => Parting::Lost,
+            Desk::Lines(_, _, destination)
+                if matches!(destination.get(), Some(Destination::Seat(..)))
+                    && reception.over.borrow().is_none() =>
+            {
+                Parting::Lost
+            }
             _ => Parting::Proper,
         }
     }

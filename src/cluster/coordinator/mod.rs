@@ -30,7 +30,7 @@ pub use port::{Counter, Port, call};
 pub use run_lock::{Lock, RunLockError, RunRecord};
 
 use super::machine::{Machine, MemberId};
-use super::message::{Bye, ToCoordinator, ToWorker};
+use super::message::{Bye, Hash, ToCoordinator, ToWorker};
 use super::reduce::{Holds, Reducer, Report};
 use crate::model::layout::Layout;
 use crate::model::stage::Traffic;
@@ -41,7 +41,7 @@ use outbox::Outbox;
 use parameters::{Broadcast, Coming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use waiting::Waiting;
@@ -64,6 +64,8 @@ enum Incoming {
     Refused { name: String, who: Rejected, reason: String },
     /// The reducer has added a sum, or refuses it.
     Added(Report),
+    /// The hash of a sum; `None` if the sum is gone.
+    Hashed { member: MemberId, sum: u64, digest: Option<Hash> },
 }
 
 /// The kind of a rejected peer.
@@ -147,8 +149,8 @@ pub struct Coordinator<'a> {
     served: BTreeSet<MemberId>,
     /// Sums whose pieces are being added.
     pending: BTreeMap<(MemberId, u64), ToCoordinator>,
-    /// Sums whose hash the machine wants.
-    unhashed: Vec<(MemberId, u64)>,
+    /// To `incoming`.
+    reports: Sender<Incoming>,
     /// Numeric classes of microbatches that count.
     classes: BTreeSet<String>,
     /// Numeric classes of devices that are or were present.
@@ -171,7 +173,7 @@ impl<'a> Coordinator<'a> {
     /// A coordinator without members. Members join through its [`Self::reception`].
     pub fn new(setup: Setup<'a>) -> std::io::Result<Self> {
         let (events, incoming) = mpsc::channel();
-        let reports = events.clone();
+        let (reports, hashes) = (events.clone(), events.clone());
         // The driver lives as long as the reducer; reports after it are dropped.
         let report = move |report| drop(reports.send(Incoming::Added(report)));
         let holds = if setup.machine.verify.is_some() { Holds::Round } else { Holds::Two };
@@ -194,7 +196,7 @@ impl<'a> Coordinator<'a> {
             coming: None,
             served: BTreeSet::new(),
             pending: BTreeMap::new(),
-            unhashed: Vec::new(),
+            reports: hashes,
             classes: BTreeSet::new(),
             present: BTreeSet::new(),
             accounts: Accounts::default(),

@@ -5,6 +5,7 @@ use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round,
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
 use super::{Company, Coordinator, Incoming, Rejected, events, scores};
+use crate::model::stage::Fault;
 use crate::train::event::{Change, LineFormed, What};
 use crate::train::stop::Urgency;
 use crate::train::sum::Scalars;
@@ -105,17 +106,6 @@ impl Coordinator<'_> {
         let gone = departure(&event);
         let actions = self.machine.tick(event, self.began.elapsed());
         self.act(actions, (None, gone), task);
-        self.hash(task);
-    }
-
-    /// Passes the hashes that the machine has asked for.
-    fn hash(&mut self, task: &mut Task) {
-        for (member, sum) in std::mem::take(&mut self.unhashed) {
-            match self.reducer.digest(member.0, sum) {
-                Some(digest) => self.tick(Event::Hashed { member, sum, digest }, task),
-                None => self.misbehaved(member, format!("sum {sum} has no hash"), task),
-            }
-        }
     }
 
     fn said(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
@@ -123,7 +113,6 @@ impl Coordinator<'_> {
         let gone = departure(&event);
         let actions = self.machine.tick(event, self.began.elapsed());
         self.act(actions, (Some(message), gone), task);
-        self.hash(task);
     }
 
     fn take(&mut self, incoming: Incoming, task: &mut Task) {
@@ -158,6 +147,11 @@ impl Coordinator<'_> {
                 task.change(Change { step, what, worker: name, devices, reason });
             }
             Incoming::Said { member, message, _room } => self.hear(member, message, task),
+            Incoming::Hashed { member, sum, digest: Some(digest) } => {
+                self.tick(Event::Hashed { member, sum, digest }, task);
+            }
+            // Taken back in the meantime.
+            Incoming::Hashed { digest: None, .. } => {}
             Incoming::Added(Report { member, sum, result }) => {
                 let member = MemberId(member);
                 match (self.pending.get(&(member, sum)).cloned(), result) {
@@ -243,9 +237,13 @@ impl Coordinator<'_> {
                     let lease = Lease { lease, device: device.index, after, of, work };
                     self.say(device.member, ToWorker::Lease(Box::new(lease)));
                 }
-                Action::Hash { member, sum } => self.unhashed.push((member, sum)),
+                Action::Hash { member, sum } => {
+                    let reports = self.reports.clone();
+                    let tell = move |digest| drop(reports.send(Incoming::Hashed { member, sum, digest }));
+                    self.reducer.digest(member.0, sum, tell);
+                }
                 Action::Say { member, message } => self.say(member, message),
-                Action::TakeSum { member, sum } => self.take_sum(member, sum),
+                Action::TakeSum { member, sum } => self.take_sum(member, sum, task),
                 Action::TakeBack { member } => {
                     self.pending.retain(|(of, _), _| *of != member);
                     self.reducer.take_back(member.0);
@@ -277,11 +275,16 @@ impl Coordinator<'_> {
         }
     }
 
-    fn take_sum(&mut self, member: MemberId, sum: u64) {
+    fn take_sum(&mut self, member: MemberId, sum: u64, task: &mut Task) {
         if let Some(ToCoordinator::Sum { traffic, .. }) = self.pending.remove(&(member, sum)) {
             self.traffic.add(&traffic);
         }
-        self.reducer.take(member.0, sum);
+        if !self.reducer.take(member.0, sum) {
+            let reason =
+                format!("sum {sum} of member {} counts and is not in the total; report this", member.0);
+            let fault = Fault::Device { device: "coordinator".into(), reason };
+            task.failed.get_or_insert(TrainError::Device { step: task.after, fault });
+        }
     }
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {

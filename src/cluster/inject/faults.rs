@@ -1,5 +1,5 @@
 //! Fault injection, for tests that show what a broken machine does to a run. Faults come from one environment
-//! variable, are reported when they are set, and each happens once per process.
+//! variable and are reported when they are set. Each happens once per process, but for `slow` and `forge`.
 
 use crate::numeric::fixed;
 use crate::numeric::rng::Stream;

@@ -44,8 +44,8 @@ pub enum Action {
         /// `Grant`, `Deliver`, `Deny`, `Cancel`, `Flush`, `SumTaken` or `Bye`.
         message: ToWorker,
     },
-    /// The `Sum` of this tick counts, or, where results are checked, one of an earlier tick: the driver adds its loss, weight and targets to the step's. The
-    /// sum's pieces stay in the total, and their copies may be dropped.
+    /// A sum counts: the driver adds its loss, weight and targets to the step's. Its pieces stay in the total, and their
+    /// copies may be dropped. It is the sum of this tick; where results are checked it may be an earlier one.
     TakeSum {
         /// The sender of the sum.
         member: MemberId,

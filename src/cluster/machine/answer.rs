@@ -203,6 +203,8 @@ impl Machine {
         self.measure(&held, &result);
         if let Some(round) = &mut self.round {
             round.ledger.end(lease, Status::Void);
+            // Until then a device computed.
+            round.last = self.now;
         }
         self.computed_again(lease, &held, Some(digest));
     }
@@ -302,6 +304,10 @@ impl Machine {
         if *sum <= m.last_sum {
             self.ignored();
             return self.say(member, ToWorker::SumTaken { sum: *sum });
+        }
+        if *step != round.step() && self.verifies() && !round.done {
+            // Sums that count at the end of the round would be taken back with this one.
+            return self.expel(member, "its sum is of another step");
         }
         if *step != round.step() || round.done {
             // The step is over; the worker drops this sum when the next parameters arrive.

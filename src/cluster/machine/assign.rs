@@ -84,7 +84,7 @@ impl Slot {
         if queue.is_empty() {
             free += overhead;
         }
-        let hangs = device.stopping.is_some_and(|s| now >= s.until);
+        let hangs = device.hangs(now);
         let limit = match device.room {
             Some(room) if device.up && !hangs => 1 + usize::from(room) * usize::from(known),
             _ => 0,

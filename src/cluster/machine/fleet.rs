@@ -180,6 +180,11 @@ impl Member {
 }
 
 impl Device {
+    /// Whether it has not stopped when it had to: it may hang.
+    pub fn hangs(&self, now: Duration) -> bool {
+        self.stopping.is_some_and(|s| now >= s.until)
+    }
+
     pub fn new(device: &message::Device) -> Self {
         Device {
             name: device.name.clone(),

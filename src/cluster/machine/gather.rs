@@ -68,7 +68,7 @@ impl Machine {
             return true;
         }
         // Enough are here, and too few can be checked.
-        let (have, want, counts) = match self.fleet.up() >= want && up < min.min(self.fleet.up()) {
+        let (have, want, counts) = match self.all_met() && up < min.min(self.fleet.up()) {
             true => (up, min, Counted::Checkable),
             false => (have, want, counts),
         };

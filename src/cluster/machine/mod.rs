@@ -199,7 +199,7 @@ impl Machine {
             }
             round.tally.reopened += reopened as u64;
         }
-        self.checking.lost(id);
+        self.forget_results(id);
         self.out.push(Action::TakeBack { member: id });
         if !member.is_unknown() {
             self.note(Note::Left { member: member.name, reason: reason.to_string(), reopened });

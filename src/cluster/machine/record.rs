@@ -22,6 +22,6 @@ impl Record {
             Some((from, to)) => format!("{} counted in steps {from} to {to}", self.counted),
             None => "none counted in an earlier step".into(),
         };
-        format!("of its microbatches {} were right where two were compared, {before}", self.checked)
+        format!("{} of its results were compared and equal, of its microbatches {before}", self.checked)
     }
 }

@@ -55,26 +55,27 @@ impl Bed {
     }
 
     pub fn sum(&mut self, member: u64, sum: u64, leases: &[LeaseId]) -> Vec<Action> {
-        let leases = leases.to_vec();
-        self.said(
-            member,
-            From::Sum {
-                sum,
-                step: 5,
-                leases,
-                loss: 0,
-                weight: 0,
-                targets: 0,
-                rewards: RewardSums::default(),
-                parameters: HASH,
-                traffic: Traffic::default(),
-            },
-        )
+        self.said(member, sum_of(sum, 5, leases))
     }
 
     pub fn after(&mut self, millis: u64) -> Vec<Action> {
         self.now += Duration::from_millis(millis);
         self.event(Event::Time)
+    }
+}
+
+/// The end of a sum of these leases of a step.
+pub(super) fn sum_of(sum: u64, step: u64, leases: &[LeaseId]) -> From {
+    From::Sum {
+        sum,
+        step,
+        leases: leases.to_vec(),
+        loss: 0,
+        weight: 0,
+        targets: 0,
+        rewards: RewardSums::default(),
+        parameters: HASH,
+        traffic: Traffic::default(),
     }
 }
 

@@ -53,6 +53,9 @@ impl Machine {
             let again = elsewhere.map(|other| Again::Not(self.fleet.place(other)));
             return self.halt(again);
         }
+        if self.recheck.is_none() {
+            return;
+        }
         for (_, lease) in self.live_leases() {
             if let Some(round) = &mut self.round {
                 round.ledger.cancel(lease);
@@ -74,19 +77,19 @@ impl Machine {
     }
 
     /// Where results are checked, the run does not halt because of one device: if two other members of its class find no
-    /// bad value, or this process does, its member is taken out. Returns false if no member can decide that.
+    /// bad value, or this process does, its member is taken out; one is enough if it has left. Returns false if no member can decide that.
     fn outvotes(&mut self, id: DeviceId) -> bool {
         let verifies = self.verifies();
         let Some(recheck) = self.recheck.as_mut().filter(|_| verifies) else { return false };
-        let (first, fine) = (recheck.device, recheck.fine);
-        let class = |id| self.fleet.device(id).map(|d| d.class.clone());
-        let Some(class) = class(first).filter(|c| class(id).as_ref() == Some(c) && first.member != id.member)
-        else {
+        let (first, fine, class) = (recheck.device, recheck.fine, recheck.finding.first.place.class.clone());
+        let of_the_class = self.fleet.device(id).is_some_and(|d| *d.class == *class);
+        if !of_the_class || first.member == id.member {
             return false;
-        };
+        }
         let here = self.fleet.members.get(&id.member).is_some_and(|m| m.here);
+        let gone = !self.fleet.members.contains_key(&first.member);
         recheck.lease = None;
-        if here || fine.is_some_and(|fine| fine.member != id.member) {
+        if here || gone || fine.is_some_and(|fine| fine.member != id.member) {
             let Bad { tensor, value, .. } = &recheck.finding.first;
             let found = format!("its {tensor} became {value} in microbatch {}", recheck.finding.item);
             let reason = format!("{found}, where others of its class found no bad value");

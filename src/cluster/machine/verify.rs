@@ -71,16 +71,6 @@ impl Checking {
         self.delivered.clear();
         self.checks.clear();
     }
-
-    /// A member is lost, and with it everything that it delivered or said in this round: if it comes back as another
-    /// member, it must not have two results.
-    pub fn lost(&mut self, member: MemberId) {
-        self.delivered.retain(|_, (_, of, _)| *of != member);
-        self.checks.retain(|item, _| self.delivered.contains_key(item));
-        for check in self.checks.values_mut() {
-            check.opinions.retain(|o| o.device.member != member);
-        }
-    }
 }
 
 impl Machine {
@@ -91,7 +81,14 @@ impl Machine {
 
     /// Whether a member besides these has a device of this class that works.
     pub(super) fn others(&self, class: &str, besides: &dyn Fn(MemberId) -> bool) -> bool {
-        self.fleet.devices().any(|(id, _, d)| d.up && *d.class == *class && !besides(id.member))
+        !self.of_class(class, besides).is_empty()
+    }
+
+    /// The devices of this class that work, of members besides these.
+    fn of_class(&self, class: &str, besides: &dyn Fn(MemberId) -> bool) -> Vec<(MemberId, &Device)> {
+        let devices =
+            self.fleet.devices().filter(|(id, _, d)| d.up && *d.class == *class && !besides(id.member));
+        devices.map(|(id, _, d)| (id.member, d)).collect()
     }
 
     /// Whether results of this device cannot be checked, nor trusted.
@@ -117,6 +114,28 @@ impl Machine {
             if self.checking.lone.insert(class) {
                 self.note(Note::Lone { place: self.fleet.place(id) });
             }
+        }
+    }
+
+    /// A member is lost, and with it everything that it delivered or said in this round: if it comes back as another
+    /// member, it must not have two results.
+    pub(super) fn forget_results(&mut self, member: MemberId) {
+        let Checking { delivered, checks, .. } = &mut self.checking;
+        delivered.retain(|_, (_, of, _)| *of != member);
+        let gone: Vec<Check> =
+            checks.extract_if(.., |item, _| !delivered.contains_key(item)).map(|c| c.1).collect();
+        for check in checks.values_mut() {
+            check.opinions.retain(|o| o.device.member != member);
+        }
+        gone.iter().for_each(|check| self.call_off(check));
+    }
+
+    /// A check is over: its microbatch is not computed again.
+    fn call_off(&mut self, check: &Check) {
+        let Some(round) = &mut self.round else { return };
+        if let Some(lease) = check.asked.filter(|&lease| round.ledger.lease(lease).status == Status::Live) {
+            round.ledger.cancel(lease);
+            self.call_back(lease);
         }
     }
 
@@ -154,7 +173,12 @@ impl Machine {
     pub(super) fn computed_again(&mut self, lease: LeaseId, held: &Held, digest: Option<Hash>) {
         let place = self.fleet.place(held.device);
         // A member that was asked twice, because it was late, has one say.
-        let counts = |check: &Check| !check.opinions.is_empty() && self.may_check(check, held.device.member);
+        // The lease may be of an earlier check of the item, of another class.
+        let counts = |check: &Check| {
+            held.class == check.class
+                && !check.opinions.is_empty()
+                && self.may_check(check, held.device.member)
+        };
         let counts = self.checking.checks.get(&held.item).is_some_and(counts);
         let Some(check) = self.checking.checks.get_mut(&held.item) else { return };
         check.asked.take_if(|asked| *asked == lease);
@@ -181,6 +205,7 @@ impl Machine {
         let decided = |(item, check): (&usize, &Check)| check.verdict().map(|verdict| (*item, verdict));
         while let Some((item, verdict)) = self.checking.checks.iter().find_map(decided) {
             let Some(check) = self.checking.checks.remove(&item) else { return };
+            self.call_off(&check);
             self.decide(item, &check, verdict);
         }
         let now = self.now;
@@ -189,7 +214,9 @@ impl Machine {
             let Some(check) = self.checking.checks.get(&item).filter(|c| !c.opinions.is_empty()) else {
                 continue;
             };
-            let stuck = !self.others(&check.class, &|member| !self.may_check(check, member));
+            let able = self.of_class(&check.class, &|member| !self.may_check(check, member));
+            let silent = able.first().map(|(member, _)| *member);
+            let stuck = able.iter().all(|(_, device)| device.hangs(now));
             let since = stuck.then(|| check.stuck.unwrap_or(now));
             let waited = since.is_some_and(|since| now >= since + self.config.recheck);
             let member = check.opinions[0].device.member;
@@ -197,6 +224,11 @@ impl Machine {
             if stuck && trusted && check.opinions.len() == 1 {
                 self.checking.checks.remove(&item);
                 self.round.iter_mut().for_each(|round| round.tally.unchecked += 1);
+            } else if let (true, Some(member)) = (waited, silent) {
+                let reason = "its device does not answer, and no other can check the work of its class";
+                self.expel(member, reason);
+                // Another worker has as much time to come.
+                self.checking.checks.get_mut(&item).into_iter().for_each(|check| check.stuck = None);
             } else if waited {
                 self.undecided(item);
             } else if let Some(check) = self.checking.checks.get_mut(&item) {
@@ -259,8 +291,8 @@ impl Machine {
     pub(super) fn lease_checks(&mut self) -> bool {
         let items: Vec<usize> = self.checking.checks.keys().copied().collect();
         let mut given = false;
+        let mut slots = self.slots();
         for item in items {
-            let slots = self.slots();
             let Some((late, id)) = self.checker(item, &slots) else { continue };
             if let (Some(late), Some(round)) = (late, &mut self.round) {
                 round.ledger.cancel(late);
@@ -268,6 +300,7 @@ impl Machine {
             }
             let lease = self.lease(item, id, Purpose::Verify);
             self.checking.checks.get_mut(&item).into_iter().for_each(|check| check.asked = Some(lease));
+            slots = self.slots();
             given = true;
         }
         given

@@ -43,8 +43,8 @@ pub enum Refusal {
         /// Pieces in the layout.
         want: usize,
     },
-    /// Too many unfinished sums of one member.
-    #[error("more than {most} sums begun, none of them complete")]
+    /// Too many sums of one member that were not taken.
+    #[error("more than {most} sums that were not taken")]
     Many {
         /// The limit.
         most: usize,

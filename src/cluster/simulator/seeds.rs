@@ -103,7 +103,7 @@ fn liars_change_no_bit_where_all_is_checked() {
     check(0..number("FINETUNE_SEEDS").unwrap_or(1000), |seed| Fate::checked(seed, 1.0));
 }
 
-/// A part is computed again: honest workers stay, and every other bit of a run without a liar.
+/// A part is computed again: honest workers stay, and a run without a liar ends with the bits of one worker.
 #[test]
 fn honest_workers_stay_where_a_part_is_checked() {
     check(0..number("FINETUNE_SEEDS").unwrap_or(600), |seed| Fate::checked(seed, 0.3));

@@ -2,7 +2,7 @@
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, RunState};
-use crate::report::words::{best_words, duration, size};
+use crate::report::words::{best_words, duration, memory_of, size};
 use crate::train::event::{HERE, LineFormed, Rewards, Seat};
 
 /// Each picture is drawn for a wide and for a narrow window; the style sheet shows one of them.
@@ -218,9 +218,8 @@ fn seats(history: &History, name: &str, tokens: u64) -> Vec<(String, String, Str
     let Some(LineFormed { seats, token_bytes, .. }) = history.lines.get(name) else { return Vec::new() };
     let step = token_bytes * tokens / history.steps.len().max(1) as u64;
     let seat = |seat: &Seat| {
-        let Seat { worker, device, memory, limit, .. } = seat;
-        let detail = format!("{device}, {}: {} of {}", seat.range(), size(*memory), size(*limit));
-        (worker.clone(), detail, format!("{} each way a step", size(step)))
+        let detail = format!("{}, {}: {}", seat.device, seat.range(), memory_of(seat));
+        (seat.worker.clone(), detail, format!("{} each way a step", size(step)))
     };
     seats.iter().map(seat).collect()
 }

@@ -2,7 +2,7 @@
 //! with zeros before its first value. A cell that several ranges share is put together here.
 
 use crate::cluster::message::Packed;
-use crate::cluster::sum_chunk::{cell_len, little_endian};
+use crate::cluster::sum_chunk::{self, cell_len, little_endian};
 use crate::numeric::fixed::CELL;
 use crate::numeric::pack;
 use std::collections::{BTreeMap, VecDeque};
@@ -38,6 +38,15 @@ fn touched(values: &Range<usize>) -> Range<usize> {
     values.start / CELL..values.end.div_ceil(CELL)
 }
 
+/// Why a part is refused.
+#[derive(Debug, PartialEq)]
+pub(super) enum Wrong {
+    /// This piece is; the reason in one line.
+    Piece(String),
+    /// It does not go with those of other seats, any of which may be at fault.
+    Parts(String),
+}
+
 impl Cells {
     pub fn new(values: &[Range<usize>]) -> Self {
         let next = values.iter().map(|values| values.start / CELL).collect();
@@ -53,28 +62,29 @@ impl Cells {
         self.next[seat] == touched(&self.values[seat]).end
     }
 
-    /// Adds a part of a seat. Returns the cells that are complete, in order; the error is one line.
+    /// Adds a part of a seat. Returns the cells that are complete, in order.
     pub fn add(
         &mut self,
         seat: usize,
         (offset, len): (u64, u32),
         packed: Packed,
-    ) -> Result<VecDeque<Cell>, String> {
+    ) -> Result<VecDeque<Cell>, Wrong> {
         let (values, index) = (&self.values[seat], self.next[seat]);
         let due = values.end.min((index + 1) * CELL).saturating_sub(index * CELL);
         let at = (index - values.start / CELL) * CELL;
         if self.complete(seat) || offset != at as u64 || len as usize != due {
-            return Err(format!(
-                "a piece of {len} values from {offset} on, which does not follow the one before"
-            ));
+            let reason =
+                format!("a piece of {len} values from {offset} on, which does not follow the one before");
+            return Err(Wrong::Piece(reason));
         }
+        sum_chunk::check(&packed, due).map_err(|e| Wrong::Piece(e.to_string()))?;
         self.next[seat] += 1;
         let parts = self.parts.entry(index).or_default();
         parts.push((seat, packed));
         let sharing = self.values.iter().filter(|values| touched(values).contains(&index)).count();
         if parts.len() == sharing {
             let parts = self.parts.remove(&index).unwrap_or_default();
-            self.ready.insert(index, self.whole(index, parts)?);
+            self.ready.insert(index, self.whole(index, parts).map_err(Wrong::Parts)?);
         }
         let mut out = VecDeque::new();
         while let Some(packed) = self.ready.remove(&self.out) {
@@ -99,9 +109,6 @@ impl Cells {
             let mut cell = vec![0.0; len];
             for (seat, packed) in parts {
                 let (range, Packed::Single(bytes)) = (within(seat), packed) else { continue };
-                if bytes.len() != 4 * range.end {
-                    return Err(format!("a piece of {} bytes instead of {}", bytes.len(), 4 * range.end));
-                }
                 let (floats, _) = bytes.as_chunks::<4>();
                 let floats = floats[range.clone()].iter().map(|bytes| f32::from_le_bytes(*bytes));
                 cell[range].iter_mut().zip(floats).for_each(|(to, from): (&mut f32, f32)| *to = from);
@@ -127,7 +134,6 @@ impl Cells {
 mod tests {
     use super::*;
     use crate::cluster::message::ToCoordinator;
-    use crate::cluster::sum_chunk;
     use crate::train::sum::Sums;
 
     /// How a sum is packed.
@@ -194,6 +200,22 @@ mod tests {
             check(&[CELL + 1, CELL + 2, 3 * CELL + 17], kind);
             check(&[100, 5 * CELL + 3], kind);
         }
+    }
+
+    /// A wrong part is refused when it arrives, before other seats send theirs.
+    #[test]
+    fn wrong_part_of_a_shared_cell_is_found_when_it_arrives() {
+        let single = |len: usize| Packed::Single(vec![0; len].into());
+        for wrong in [single(36), Packed::Fixed(vec![0xff; 3].into())] {
+            let mut cells = Cells::new(&[0..10, 10..20]);
+            assert!(matches!(cells.add(0, (0, 10), wrong), Err(Wrong::Piece(_))));
+        }
+        let mut cells = Cells::new(&[0..10, 10..20]);
+        assert!(cells.add(0, (0, 10), single(40)).unwrap().is_empty());
+        let mut fixed = Vec::new();
+        pack::pack(&[0; 20], &mut fixed);
+        let mixed = cells.add(1, (0, 20), Packed::Fixed(fixed.into()));
+        assert!(matches!(mixed, Err(Wrong::Parts(_))), "either may be at fault");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::cluster::message::{Capacity, Needs};
 use crate::model::split::{Pace, alike, arrange};
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// What the run's user typed.
@@ -31,7 +32,7 @@ pub struct Place {
 pub enum Formed {
     /// They are too few.
     No,
-    /// A line of all of them.
+    /// A line of some of them.
     Line(Vec<Place>),
     /// The worker of this index holds the whole model.
     Whole(usize),
@@ -57,7 +58,7 @@ impl Division {
         let measured = match self {
             Division::Layers(counts) if enough => return Formed::Line(typed(counts, workers)),
             Division::Seats(_) if enough => measured(workers),
-            Division::Auto(_) if workers.len() > 1 => measured(workers),
+            Division::Auto(_) => fewest(workers),
             _ => None,
         };
         let smallest = (0..workers.len()).min_by_key(|at| workers[*at].limit);
@@ -77,6 +78,18 @@ fn typed(counts: &[usize], workers: &[&Capacity]) -> Vec<Place> {
         Place { worker: at, layers, needs }
     };
     starts.zip(counts).enumerate().map(place).collect()
+}
+
+/// The line of the fewest workers, those with most memory, that fits.
+fn fewest(workers: &[&Capacity]) -> Option<Vec<Place>> {
+    let mut by_room: Vec<usize> = (0..workers.len()).collect();
+    by_room.sort_by_key(|at| Reverse(workers[*at].limit));
+    (2..=workers.len()).find_map(|count| {
+        let mut chosen = by_room[..count].to_vec();
+        chosen.sort_unstable();
+        let line = measured(&chosen.iter().map(|at| workers[*at]).collect::<Vec<_>>())?;
+        Some(line.into_iter().map(|place| Place { worker: chosen[place.worker], ..place }).collect())
+    })
 }
 
 /// The line of all workers that is fastest and fits.
@@ -126,9 +139,8 @@ mod tests {
 
     /// A device with this many seconds for a layer, and room for that many layers.
     fn device(seconds: f64, room: u64) -> Capacity {
-        let needs = Needs { one: 0, more: 0 };
-        let whole = Needs { one: 0, more: 0 };
-        let needs = vec![(whole, needs), (needs, needs), (needs, needs)];
+        let nothing = Needs { one: 0, more: 0 };
+        let needs = vec![(nothing, nothing); 3];
         Capacity { seconds: (seconds, 0.0), limit: 10 * room, layers: vec![10; 12], needs }
     }
 
@@ -169,15 +181,21 @@ mod tests {
         assert_eq!(form(&[5]), Formed::No);
         assert_eq!(form(&[5, 12]), Formed::Whole(1));
         assert_eq!(form(&[5, 6]), Formed::No);
-        assert!(matches!(form(&[5, 6, 1]), Formed::Line(places) if places.len() == 3));
-        assert!(matches!(form(&[5, 7]), Formed::Line(places) if places.len() == 2));
+        let members = |rooms: &[u64]| match form(rooms) {
+            Formed::Line(places) => places.into_iter().map(|place| place.worker).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(members(&[5, 6, 1]), [0, 1, 2]);
+        assert_eq!(members(&[5, 7]), [0, 1]);
+        assert_eq!(members(&[3, 4, 10]), [1, 2], "the fewest, with most memory");
+        assert_eq!(members(&[0, 6, 6]), [1, 2], "a device without room for a layer is left out");
         assert_eq!(form(&[5, 4, 1]), Formed::TooSmall(2));
     }
 
     #[test]
     fn impossible_capacities_are_refused() {
         let good = device(1.0, 12);
-        assert!(good.is_possible(12, 3) && good.is_possible(12, 3));
+        assert!(good.is_possible(12, 3) && device(1.0, 0).is_possible(12, 3));
         assert!(!good.is_possible(11, 3) && !good.is_possible(12, 4));
         for seconds in [(f64::NAN, 0.0), (0.0, 0.0), (-1.0, 0.0), (1.0, f64::INFINITY), (1.0, -1.0)] {
             assert!(!Capacity { seconds, ..good.clone() }.is_possible(12, 3), "{seconds:?}");

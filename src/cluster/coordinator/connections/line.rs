@@ -11,6 +11,7 @@ use crate::cluster::link::{ROOM, WorkerLink, pair};
 use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials};
 use crate::cluster::plain::plain;
 use crate::model::line;
+use crate::model::memory::Limit;
 use crate::train::event::{LineFormed, Seat};
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,7 +194,7 @@ impl Standing {
             first_layer: u64::from(chair.plan.layers.0),
             layers: u64::from(chair.plan.layers.1 - chair.plan.layers.0),
             memory: chair.memory.0,
-            limit: chair.memory.1,
+            limit: Limit::Free(chair.memory.1).known(),
         };
         let hidden = self.reception.lines.as_ref().map_or(0, |lines| lines.plan.hidden);
         let seats = self.chairs.iter().map(seat).collect();

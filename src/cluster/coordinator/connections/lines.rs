@@ -5,10 +5,9 @@ use super::division::{Division, Formed, Place};
 use crate::cluster::coordinator::outbox::Outbox;
 use crate::cluster::machine::MemberId;
 use crate::cluster::message::{Bye, Capacity, SeatPlan, ToCoordinator, ToWorker};
-use crate::cluster::worker::depth;
+use crate::cluster::worker::{depth, random};
 use crate::model::memory::size;
-use ring::rand::{SecureRandom, SystemRandom};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -148,9 +147,8 @@ impl Lines {
             return Ok(Seated::No);
         };
         workers[at].capacity = Some(capacity);
-        // In the order of their last places, then of their connection.
-        let mut ready: Vec<usize> = (0..workers.len()).filter(|at| workers[*at].capacity.is_some()).collect();
-        ready.sort_by_key(|at| last.get(&workers[*at].identity).copied().unwrap_or(usize::MAX));
+        let ready: Vec<usize> = (0..workers.len()).filter(|at| workers[*at].capacity.is_some()).collect();
+        let ready = in_places(ready, |at| last.get(&workers[*at].identity).copied());
         let capacities: Vec<&Capacity> =
             ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
         match self.plan.division.form(&capacities) {
@@ -165,10 +163,7 @@ impl Lines {
                 Ok(Seated::Refused(Box::new(workers.remove(ready[one])), reason))
             }
             Formed::Line(places) => {
-                let mut key = [0; 16];
-                let drawn = SystemRandom::new().fill(&mut key);
-                drawn.map_err(|_| "the system gives no random numbers for a line".to_string())?;
-                let plans = self.plan.seats_of(key, &places);
+                let plans = self.plan.seats_of(random("a line")?, &places);
                 let (events, heard) = unbounded_channel();
                 let mut chosen: BTreeMap<usize, Waiter> = BTreeMap::new();
                 let needs = places.iter().map(|place| place.needs);
@@ -199,5 +194,31 @@ impl Lines {
             capacities.len(),
             has.join(" and ")
         )
+    }
+}
+
+/// Workers in the order of places: each at its last place (it may still hold the layers of that seat), the others, in the
+/// order of their connection, at the free ones.
+fn in_places(workers: Vec<usize>, last: impl Fn(&usize) -> Option<usize>) -> Vec<usize> {
+    let held: BTreeSet<usize> = workers.iter().filter_map(&last).collect();
+    let mut free = (0..).filter(|place| !held.contains(place));
+    let mut placed: Vec<(usize, usize)> =
+        workers.into_iter().map(|at| (last(&at).or_else(|| free.next()).unwrap_or(usize::MAX), at)).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().map(|(_, at)| at).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survivors_of_a_line_keep_their_places() {
+        let places = |last: &[Option<usize>]| in_places((0..last.len()).collect(), |at| last[*at]);
+        assert_eq!(places(&[None, None, None]), [0, 1, 2]);
+        assert_eq!(places(&[Some(1), Some(2), None]), [2, 0, 1], "a new first seat");
+        assert_eq!(places(&[Some(2), None, Some(0)]), [2, 1, 0]);
+        assert_eq!(places(&[None, Some(0), None]), [1, 0, 2]);
+        assert_eq!(places(&[Some(1), Some(1)]), [0, 1], "of two lines");
     }
 }

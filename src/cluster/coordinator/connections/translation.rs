@@ -1,7 +1,7 @@
 //! What the driver says to a line and hears from it, in terms of its seats: leases go to every seat, each gets its range
 //! of the parameters, and a result is one once every seat has its part.
 
-use super::cells::{Cell, Cells};
+use super::cells::{Cell, Cells, Wrong};
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use crate::model::stage::Traffic;
 use std::collections::{BTreeMap, VecDeque};
@@ -191,7 +191,10 @@ impl Translation {
                 let values = &self.values;
                 let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
                 let cells = &mut self.sums.entry(sum).or_insert_with(fresh).cells;
-                let cells = cells.add(seat, (offset, len), packed).map_err(Fall::Broke)?;
+                let cells = cells.add(seat, (offset, len), packed).map_err(|wrong| match wrong {
+                    Wrong::Piece(reason) => Fall::Broke(reason),
+                    Wrong::Parts(reason) => Fall::Lost(reason),
+                })?;
                 let piece =
                     |Cell { offset, len, packed }| ToCoordinator::SumPiece { sum, offset, len, packed };
                 Ok(Heard { driver: cells.into_iter().map(piece).collect(), seats: vec![] })
@@ -260,6 +263,9 @@ impl Translation {
 
     /// The end of a seat's part of a sum.
     fn summed(&mut self, seat: usize, sum: u64, message: ToCoordinator) -> Result<Heard, Fall> {
+        if let ToCoordinator::Sum { step, parameters, .. } = &message {
+            self.whole(seat, step.saturating_sub(1), *parameters)?;
+        }
         let last = self.seats() - 1;
         let broke = |reason: &str| Err(Fall::Broke(format!("sum {sum} {reason}")));
         let Some(parts) = self.sums.get_mut(&sum) else { return broke("has no pieces") };

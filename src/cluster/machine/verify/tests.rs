@@ -1,6 +1,6 @@
 //! Checks, message by message. Whole runs with liars are in the simulator.
 
-use super::super::tests::{Bed, expelled, said};
+use super::super::tests::{Bed, expelled, said, sum_of};
 use super::super::{Config, Event, Machine, Round, Verify};
 use super::*;
 use crate::cluster::message::{ToCoordinator as From, ToWorker as To, Trouble};
@@ -11,6 +11,10 @@ const HASH: Hash = [7; 32];
 /// All microbatches are checked. Members have one device each, of these classes; `own` is this process.
 fn bed(classes: &[&str], own: Option<u64>, items: usize) -> Bed {
     let config = Config { verify: Some(Verify::new(1.0, [3; 32])), ..Config::default() };
+    bed_of(config, classes, own, items)
+}
+
+fn bed_of(config: Config, classes: &[&str], own: Option<u64>, items: usize) -> Bed {
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
     bed.event(Event::Parameters { after: 4, hash: HASH });
     for (member, class) in (0..).zip(classes) {
@@ -230,6 +234,55 @@ fn lost_checker_is_replaced_and_lost_holder_forgotten() {
     assert_eq!(again(&mut bed, third, 8).iter().filter(|a| matches!(a, Action::Close { .. })).count(), 0);
 }
 
+/// A late answer to a check of before says nothing about an item that another class computes now.
+#[test]
+fn answer_of_another_class_is_no_opinion() {
+    let mut bed = bed(&["a", "a", "b", "b"], None, 1);
+    let out = deliver(&mut bed, (0, 1), 1, 9);
+    let old = leases(&out, Purpose::Verify)[0];
+    assert_eq!(old.0, 1);
+    let out = bed.event(Event::Lost { member: MemberId(0), reason: String::new() });
+    assert!(said(&out, 1).contains(&To::Cancel { lease: old.1 }), "its result is not needed: {out:?}");
+    let next = leases(&out, Purpose::Round)[0];
+    assert!(next.0 > 1, "of the other class: {next:?}");
+    let out = deliver(&mut bed, next, 1, 5);
+    let check = leases(&out, Purpose::Verify)[0];
+    assert_eq!(again(&mut bed, old, 8), []);
+    let out = again(&mut bed, check, 5);
+    assert!(done(&out) && !expelled(&out, 1), "{out:?}");
+}
+
+/// A device that neither answers nor stops does not block others for ever.
+#[test]
+fn checker_that_hangs_is_taken_out() {
+    let mut bed = bed(&["a", "a"], None, 1);
+    let out = deliver(&mut bed, (0, 1), 1, 9);
+    let check = leases(&out, Purpose::Verify)[0];
+    let mut out = Vec::new();
+    for _ in 0..100 {
+        out = bed.after(10_000);
+        if expelled(&out, check.0) {
+            break;
+        }
+    }
+    assert!(expelled(&out, check.0), "{out:?}");
+    let out = bed.join(2, &["a"]);
+    let last = leases(&out, Purpose::Verify)[0];
+    assert!(done(&again(&mut bed, last, 9)));
+}
+
+/// Which of the able members checks is a draw of the key.
+#[test]
+fn no_member_can_choose_whom_it_checks() {
+    let asked = |key: u8| {
+        let config = Config { verify: Some(Verify::new(1.0, [key; 32])), ..Config::default() };
+        let mut bed = bed_of(config, &["a", "a", "a", "a"], None, 1);
+        leases(&deliver(&mut bed, (0, 1), 1, 9), Purpose::Verify)[0].0
+    };
+    let asked: BTreeSet<u64> = (0..32).map(asked).collect();
+    assert_eq!(asked, BTreeSet::from([1, 2, 3]));
+}
+
 /// A worker that comes back is another member, and its result of before no longer counts.
 #[test]
 fn returning_worker_has_one_result() {
@@ -262,6 +315,11 @@ fn other_answers_than_asked_for_are_expelled() {
     let out = deliver(&mut two, (0, 1), 1, 9);
     let (member, lease) = leases(&out, Purpose::Verify)[0];
     assert!(expelled(&two.announce(member, lease), member), "an announcement where a hash is due");
+
+    // It would take back what was delivered and checked.
+    let mut other = bed(&["a", "a", "a"], None, 2);
+    deliver(&mut other, (0, 1), 1, 9);
+    assert!(expelled(&other.said(0, sum_of(2, 4, &[])), 0), "a sum of another step");
 
     let mut three = bed(&["a", "a"], None, 2);
     assert!(expelled(&again(&mut three, (0, 1), 9), 0), "a hash where an announcement is due");
