@@ -63,3 +63,54 @@ impl<'a> Holder<'a> {
         Ok(Capacity { seconds: (pace.layer, pace.head), limit: self.limit.bytes(), layers, needs: seats })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Cpu;
+    use crate::model::config::Config;
+    use crate::model::implied::Implied;
+    use crate::model::lora::{LoraSpec, MODULES};
+    use crate::model::memory::Offload;
+    use serde_json::json;
+    use std::path::Path;
+
+    /// The coordinator's formula gives the bytes that the device itself counts, for every place and range.
+    #[test]
+    fn needs_are_those_that_the_device_counts() {
+        for layers in 1..=5 {
+            let json = json!({
+                "architectures": ["LlamaForCausalLM"], "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48,
+                "num_hidden_layers": layers, "num_attention_heads": 2, "tie_word_embeddings": layers % 2 == 0,
+            });
+            let config = Config::from_json(&json).unwrap();
+            let tensors = Implied::of(Path::new(""), &config, &json);
+            let targets = MODULES.map(str::to_owned).to_vec();
+            let lora = LoraSpec { rank: 3, alpha: 6.0, rslora: false, dropout: 0.0, targets, seed: 0 };
+            let (config, tensors, lora) = (&config, &tensors, &lora);
+            let (class_weights, measured, offload) = (None, None, Offload::Never);
+            let whole = Whole { config, tensors, lora, class_weights, tokens: 40, measured, offload };
+            let holder =
+                Holder::new(whole.load(&Cpu::new(1)).unwrap(), Limit::Typed(1 << 40), &whole).unwrap();
+            let most = 4;
+            let capacity = holder.capacity(most, 1.0).unwrap();
+            assert!(capacity.is_possible(layers, most));
+            for above in 0..most.min(layers) {
+                for start in 0..layers {
+                    for end in start + 1..=layers {
+                        // Seats above have at least a layer each; the last seat has none above it.
+                        if (above == 0) != (end == layers) || end + above > layers {
+                            continue;
+                        }
+                        let counted = holder.room(above).least(&(start..end)).unwrap();
+                        assert_eq!(
+                            capacity.needs(above, &(start..end)),
+                            counted,
+                            "{layers}: {start}..{end}, {above}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

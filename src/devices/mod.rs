@@ -21,6 +21,7 @@ mod speed;
 mod visible;
 
 pub use crate::backend::cpu::refused_limit;
+pub use crate::backend::cuda::refused_wait;
 pub use building::note_streaming;
 pub use capacity::Holder;
 pub use chain::{equipment, hardware};
@@ -28,6 +29,7 @@ pub use choose::{Chosen, choose};
 pub use drivers::cpu::{cores, free_memory};
 pub use drivers::cuda::{silent as no_cuda, trial};
 pub use environment::prepare;
+pub use line::held;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
 pub use prospect::{Prospect, Sizes, assumed, expected_seat, named_hardware, prospects};

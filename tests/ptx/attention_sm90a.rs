@@ -17,12 +17,12 @@ const ROWS: [&[u32]; 5] = [&[0, 1], &[0, 5, 38], &[0, 128, 257], &[0, 3, 150, 16
 const BOTH: Flash = Flash { forward: true, backward: true };
 
 fn device(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
-    let device = device_at((9, 0), order).bf16().ok()?.attending(BOTH);
-    let takes = device.flash() == BOTH;
-    if !takes {
+    let device = device_at((9, 0), order).bf16().ok().map(|device| device.attending(BOTH));
+    let device = device.filter(|device| device.flash() == BOTH);
+    if device.is_none() {
         println!("skipped: no sm_90a");
     }
-    takes.then_some(device)
+    device
 }
 
 #[test]

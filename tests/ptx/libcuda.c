@@ -4,6 +4,7 @@
    and every call that frees after the device failed or while it does not answer. Copies, kernels and events of a stream
    are done one at a time, when the program asks whether they are done. Where STANDIN_LOG names a file, every module,
    kernel and upload is written there, in the order of the stream; addresses are the same in every process. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -294,6 +295,7 @@ static void run(struct node *node, void *stream) {
     if (of_sm90a(node) && is("hopper-fault")) fallen = 1;
     if (of_sm90a(node) && is("hopper-crash")) abort();
     if (of_sm90a(node) && is("hopper-blocks")) pause();
+    if (of_sm90a(node) && is("hopper-term")) raise(SIGTERM);
 }
 
 R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void **values) {

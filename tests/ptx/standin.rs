@@ -361,6 +361,21 @@ fn fault_or_hang_in_a_trial_costs_the_tier_not_the_card() {
     }
 }
 
+/// A trial that the end of its process cut short decides nothing: the next process tries again.
+#[test]
+fn trial_that_was_stopped_decides_nothing() {
+    let Some(folder) = standin() else { return };
+    let here = tempfile::tempdir().unwrap();
+    let said = |case: &str| said(case, RUN, here.path(), folder.path());
+    for _ in 0..2 {
+        let first = said("hopper-term");
+        let line = first.lines().find(|line| line.contains("products stay with mma")).unwrap_or(&first);
+        assert!(line.contains("signal: 15") && line.ends_with("(undecided)"), "{first}");
+    }
+    assert!(!here.path().join("finetune/trials").exists());
+    assert!(said("hopper-crash").contains("signal: 6"), "this one decides");
+}
+
 /// A card that never answers has a name for it and is left; no call of the driver may block or free.
 #[test]
 fn program_leaves_a_card_that_does_not_answer() {

@@ -38,7 +38,7 @@ impl Flash {
 
 impl<D: Driver> Checked<Cuda<D>> {
     /// The same device with attention by wgmma in the directions of `flash`, if the device can run it. There is no
-    /// trial: another device on the same card passed it, or a test examines the kernels themselves.
+    /// trial: a verdict allows it, or a test examines the kernels themselves.
     pub fn attending(mut self, flash: Flash) -> Self {
         let can = self.driver.sm90a().is_some() && self.tier == Tier::Sm80;
         self.flash = if can { flash } else { Flash::default() };

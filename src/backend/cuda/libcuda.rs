@@ -172,8 +172,8 @@ impl Libcuda {
         let (mut context, mut stream) = (null_mut(), null_mut());
         // SAFETY: outputs are handles, the device is valid; the context is released once, here or in drop.
         let staging = unsafe {
-            // A waiting thread sleeps and leaves its core to a CPU device (CU_CTX_SCHED_BLOCKING_SYNC). An existing
-            // context keeps its flags.
+            // Where the driver waits by itself, the thread sleeps and leaves its core to a CPU device
+            // (CU_CTX_SCHED_BLOCKING_SYNC). An existing context keeps its flags.
             sys::cuDevicePrimaryCtxSetFlags_v2(device, 4);
             check(sys::cuDevicePrimaryCtxRetain(&mut context, device)).map_err(fault)?;
             let made = check(sys::cuCtxSetCurrent(context))

@@ -42,7 +42,7 @@ pub use memory::{Ids, Memory, Tokens, Weight};
 use pool::Lasts;
 pub use trial::Trial;
 pub use trial_attention::AttentionTrial;
-pub use waits::{WAIT, patience};
+pub use waits::{WAIT, patience_in_trials, refused_wait};
 pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
 /// One device.

@@ -21,7 +21,7 @@ const COMPARED: (usize, usize, usize) = (133, 270, 331);
 
 impl<D: Driver> Checked<Cuda<D>> {
     /// The same device in the f16 class, if its tensor cores have f16 and no bf16; otherwise unchanged. There is no
-    /// trial: another device on the same card passed it, or a test examines the kernels themselves.
+    /// trial: a verdict allows it, or a test examines the kernels themselves.
     pub fn f16(mut self) -> Self {
         if self.may_round() {
             self.tier = Tier::Sm70;

@@ -33,8 +33,8 @@ pub(super) fn map(at: Arg, (rows, cols): (usize, usize), between: usize, box_row
 }
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device with large products by wgmma, if it can run them. There is no trial: another device on the same
-    /// card passed it, or a test examines the kernels themselves.
+    /// The same device with large products by wgmma, if it can run them. There is no trial: a verdict allows it, or a
+    /// test examines the kernels themselves.
     pub fn untried(mut self) -> Self {
         self.sm90a = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80);
         self

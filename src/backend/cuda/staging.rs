@@ -99,8 +99,11 @@ impl Staging {
             }
             filling[side] = Some(piece);
         }
-        let waited = self.waits.stream(stream);
-        waited.and(queued)?;
+        match queued {
+            // A card that is lost is not waited for again: nothing of it is freed.
+            Err(stop) if stop.lasts() => return Err(stop),
+            queued => self.waits.stream(stream).and(queued)?,
+        }
         for (side, piece) in filling.into_iter().enumerate() {
             self.empty(side, piece);
         }

@@ -54,10 +54,28 @@ impl Display for Stop {
 }
 
 /// The seconds that a wait may last where none was longer.
-pub fn patience() -> Duration {
+fn patience() -> Duration {
     static READ: OnceLock<u32> = OnceLock::new();
-    let read = || std::env::var(WAIT).ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
+    let read = || typed().ok().flatten().unwrap_or(SECONDS);
     Duration::from_secs((*READ.get_or_init(read)).into())
+}
+
+/// The longest wait inside a trial. The whole trial, which also compiles kernels, may take three times as long.
+pub fn patience_in_trials() -> Duration {
+    patience().min(Duration::from_secs(20))
+}
+
+/// What is wrong with the variable, if it is no whole number of seconds.
+pub fn refused_wait() -> Option<String> {
+    let text = typed().err()?;
+    Some(format!("{WAIT}={text}: not a whole number of seconds from 1 on: correct it, or unset it"))
+}
+
+/// The seconds in the variable; the error is its text.
+fn typed() -> Result<Option<u32>, String> {
+    let Some(text) = std::env::var_os(WAIT) else { return Ok(None) };
+    let text = text.to_string_lossy().into_owned();
+    text.parse().ok().filter(|seconds| *seconds > 0).map(Some).ok_or(text)
 }
 
 /// The waits of a device.

@@ -92,10 +92,7 @@ impl Card {
     fn tried(&self, tier: Tier) -> Verdict {
         let ordinal = self.device.ordinal;
         let (verdict, undecided) = match trials::in_a_child(ordinal, tier) {
-            Ok(verdict) => {
-                verdicts::keep(&self.key(), tier, verdict.clone());
-                (verdict, "")
-            }
+            Ok(verdict) => (verdicts::keep(&self.key(), tier, verdict), ""),
             Err(why) => (Verdict::no(why), " (undecided)"),
         };
         if let Some(why) = &verdict.why {

@@ -12,15 +12,12 @@ use std::time::{Duration, Instant};
 
 /// The hidden verb. Its arguments are the ordinal of a card and the name of a tier.
 pub const VERB: &str = "trial-of-cuda";
-/// The longest wait for the card inside a trial, unless [`cuda::patience`] is shorter. The whole trial, which also
-/// compiles kernels, may take three times as long.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a process may take to end after its answer.
 const ENDS: Duration = Duration::from_secs(5);
 
 /// The verdict of a trial in a process of its own, or why it decided nothing.
 pub fn in_a_child(ordinal: usize, tier: Tier) -> Result<Verdict, String> {
-    let patience = cuda::patience().min(PATIENCE);
+    let patience = cuda::patience_in_trials();
     let program = std::env::current_exe().map_err(|e| format!("this program is not found: {e}"))?;
     let mut command = Command::new(program);
     command.args([VERB, &ordinal.to_string(), tier.name()]).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -44,9 +41,26 @@ pub fn in_a_child(ordinal: usize, tier: Tier) -> Result<Verdict, String> {
         Ok(Ok(verdict)) => verdict,
         Ok(Err(_)) => match status {
             Some(status) if status.success() => Err("the trial gave no verdict".into()),
+            Some(status) if stopped_from_outside(&status) => Err(format!("the trial ended by {status}")),
             Some(status) => Ok(Verdict::no(format!("the trial ended by {status}"))),
             None => Ok(Verdict::no("the trial did not end".into())),
         },
+    }
+}
+
+/// Whether a signal to many processes ended it: one of a terminal, of a service or of a system without memory.
+fn stopped_from_outside(status: &ExitStatus) -> bool {
+    #[cfg(unix)]
+    {
+        use rustix::process::Signal;
+        use std::os::unix::process::ExitStatusExt;
+        let from_outside = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::KILL];
+        status.signal().is_some_and(|signal| from_outside.iter().any(|s| s.as_raw() == signal))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = status;
+        false
     }
 }
 

@@ -2,7 +2,7 @@
 //! driver and set of kernels. Cards of one model thus have one class in all processes, and a list of devices or a plan
 //! names it without launching a kernel. An unreadable file counts as missing.
 
-use crate::backend::cuda::{Device, kernels};
+use crate::backend::cuda::{Device, kernels, patience_in_trials};
 use crate::config::cache;
 use crate::format::atomic;
 use serde::{Deserialize, Serialize};
@@ -93,21 +93,24 @@ fn stored(key: &str) -> Verdicts {
     bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Adds one to those on disk. Where they cannot be written the next process tries again.
-pub fn keep(key: &str, tier: Tier, verdict: Verdict) {
-    // Another process may have added one since.
+/// Adds one to those on disk, and returns the one that counts: another process may have added one since. Where they cannot
+/// be written the next process tries again.
+pub fn keep(key: &str, tier: Tier, verdict: Verdict) -> Verdict {
     let mut all = stored(key);
-    all.insert(tier, verdict);
+    let counts = all.entry(tier).or_insert(verdict).clone();
     if let (Some(path), Ok(bytes)) = (path(key), serde_json::to_vec(&all)) {
         let _ = atomic::write_file(&path, &bytes);
     }
+    counts
 }
 
-/// The name of a card, its compute capability, its driver and the text of all kernels, hashed.
+/// The name of a card, its compute capability, its driver, the text of all kernels, the version of the program that
+/// launches them, and how long a trial waits, hashed.
 pub fn key(card: &Device, driver: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     let (major, minor) = card.capability;
     hasher.update(format!("{}\n{major}.{minor}\n{driver}\n", card.name).as_bytes());
+    hasher.update(format!("{}\n{}\n", env!("CARGO_PKG_VERSION"), patience_in_trials().as_secs()).as_bytes());
     for source in kernels::SOURCES {
         hasher.update(source.text.as_bytes());
     }
