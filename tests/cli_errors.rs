@@ -185,6 +185,18 @@ fn unknown_instruction_set_is_refused() {
 }
 
 #[test]
+fn a_wait_for_cards_that_is_no_number_is_refused() {
+    let b = Bench::new();
+    for wait in ["0", "abc", "0.5"] {
+        let out =
+            b.command("demo --data rows.jsonl -o out").env("FINETUNE_CUDA_WAIT", wait).output().unwrap();
+        assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+        let line = format!("FINETUNE_CUDA_WAIT={wait}: not a whole number of seconds from 1 on");
+        assert!(stderr(&out).contains(&line), "{}", stderr(&out));
+    }
+}
+
+#[test]
 fn unusable_rows_are_refused() {
     let b = Bench::new();
     let good = rows(2);

@@ -286,7 +286,8 @@ fn damaged_checkpoints_of_bitsandbytes_are_named() {
     for (from, to, said) in [
         ("\"blocksize\": 64", "\"blocksize\": 48", "in blocks of 48 are not whole blocks of 64"),
         ("\"shape\": [64, 64]", "\"shape\": [96, 64]", "is not the codes of 96 x 64 numbers"),
-        ("\"shape\": [64, 64]", "\"shape\": [64, 32]", "rows of 32 numbers"),
+        ("\"shape\": [64, 64]", "\"shape\": [64, 32]", "is not the codes of 64 x 32 numbers"),
+        ("\"shape\": [64, 64]", "\"shape\": [128,32]", "rows of 32 numbers"),
         ("\"shape\": [64, 64]", "\"shape\": [64    ]", "a matrix of 1 dimensions"),
         ("\"shape\": [64, 64]", "\"shape\": [64; 64]", "is not the state of a matrix"),
         (".quant_map", ".quant_mop", "weight.quant_map is missing"),

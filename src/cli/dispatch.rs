@@ -117,7 +117,7 @@ fn layers(
         let key = if has_config && is_file_of_options(&positional[0]) { "config" } else { "model" };
         flags.push(Typed { key: key.into(), values: positional.split_off(0), source: Origin::Flag });
     }
-    if let Some(line) = crate::devices::refused_limit() {
+    if let Some(line) = crate::devices::refused_limit().or_else(crate::devices::refused_wait) {
         return Err(Refusal::configuration(line));
     }
     // Verbs without options, such as help, check no variables.

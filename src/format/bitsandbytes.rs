@@ -70,19 +70,20 @@ impl Quantised {
         Ok(codes.iter().enumerate().map(of).collect())
     }
 
-    fn pack(&self, name: &str, state: &State) -> Result<Blocks, String> {
+    /// The blocks of all numbers. Blocks may go on in the next row.
+    fn pack(&self, name: &str, state: &State) -> Result<Vec<u8>, String> {
         let (rows, cols) = (state.shape[0], state.shape[1]);
         let (elements, size) = (Block::NF4.elements(), state.blocksize);
-        if size == 0 || !size.is_multiple_of(elements) || !cols.is_multiple_of(elements) {
+        let numbers = rows.saturating_mul(cols);
+        if size == 0 || !size.is_multiple_of(elements) || !numbers.is_multiple_of(elements) {
             return Err(format!(
-                "{name}: rows of {cols} numbers in blocks of {size} are not whole blocks of {elements}: use the model's \
+                "{name}: {numbers} numbers in blocks of {size} are not whole blocks of {elements}: use the model's \
                  unquantised weights"
             ));
         }
         if self.floats(name, ".quant_map", NF4_LEVELS.len())? != NF4_LEVELS {
             return Err(format!("{name}.quant_map is not that of NF4: use the model's unquantised weights"));
         }
-        let numbers = rows.saturating_mul(cols);
         let codes = self.0.bytes(name).filter(|codes| codes.len() == numbers.div_ceil(2));
         let codes = codes.ok_or_else(|| {
             format!("{name} is not the codes of {rows} x {cols} numbers: download it again")
@@ -93,22 +94,29 @@ impl Quantised {
             bytes.extend(absmax[i * elements / size].to_le_bytes());
             bytes.extend(codes);
         }
-        Blocks::new((rows, cols), Block::NF4, bytes.into())
-            .ok_or_else(|| format!("{name}: blocks are cut short: download it again"))
+        Ok(bytes)
     }
 }
 
 impl Tensors for Quantised {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some(blocks) = self.blocks(name)? else { return self.0.tensor(name) };
-        let mut values = vec![0.0; blocks.rows * blocks.cols];
-        blocks.block.widen(&mut values, &blocks.bytes);
+        let Some(state) = self.state(name)? else { return self.0.tensor(name) };
+        let mut values = vec![0.0; state.shape.iter().product()];
+        Block::NF4.widen(&mut values, &self.pack(name, &state)?);
         let bytes = Cow::Owned(Dtype::F32.narrow(&values));
-        Ok(Some(Tensor { shape: vec![blocks.rows, blocks.cols], dtype: Dtype::F32, bytes }))
+        Ok(Some(Tensor { shape: state.shape, dtype: Dtype::F32, bytes }))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        self.state(name)?.map(|state| self.pack(name, &state)).transpose()
+        let Some(state) = self.state(name)? else { return Ok(None) };
+        let (rows, cols) = (state.shape[0], state.shape[1]);
+        let blocks = Blocks::new((rows, cols), Block::NF4, self.pack(name, &state)?.into());
+        blocks.map(Some).ok_or_else(|| {
+            let elements = Block::NF4.elements();
+            format!(
+                "{name}: rows of {cols} numbers are not whole blocks of {elements}: use the model's unquantised weights"
+            )
+        })
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {

@@ -6,7 +6,7 @@ use super::error::FormatError;
 use super::safetensors::Sharded;
 use super::{ModelFiles, TokenizerFiles};
 use crate::numeric::tensor::Tensors;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
         let way = "download the model's weights into this folder";
         return Err(FormatError::unsupported(dir, "a model directory without model.safetensors", way));
     }
-    let (config, quantised) = config_and_method(dir)?;
+    let (mut config, quantised) = config_and_method(dir)?;
     let (tensors, kind): (Arc<dyn Tensors>, _) = match quantised {
         true => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
         false => {
@@ -27,6 +27,10 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
         }
     };
     let Some(text) = text_model(&config, &tensors) else { return with_weights(dir, config, tensors, kind) };
+    // transformers ties no head that the files have and that differs from the embedding, whatever config.json says.
+    if text.names().iter().any(|name| name == "lm_head.weight") {
+        config["tie_word_embeddings"] = json!(false);
+    }
     Ok(ModelFiles { whole: Some(tensors), ..with_weights(dir, config, text, kind)? })
 }
 

@@ -140,4 +140,14 @@ mod tests {
         assert_eq!(l.at(9), None);
         assert_eq!(l.find("b").map(Entry::range), Some(6..9));
     }
+
+    /// A classifier's head learns at the rate of A (LoRA+).
+    #[test]
+    fn places_of_b_are_those_of_every_b() {
+        let mut l = Layout::default();
+        l.push_adapter("x.q_proj", (5, 3), 2);
+        l.push_adapter("x.v_proj", (1, 3), 2);
+        l.push(SCORE, 2, 3);
+        assert_eq!(l.places_of_b(), [6..16, 22..24]);
+    }
 }

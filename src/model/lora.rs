@@ -56,7 +56,10 @@ pub enum LoraError {
         needs: &'static str,
     },
     /// The adapter lacks a tensor that this configuration trains.
-    #[error("the adapter has no tensor {name}: its target modules differ from those asked for")]
+    #[error(
+        "the adapter has no tensor {name}: it has other target modules than those asked for, or not in all layers, which \
+         is not supported"
+    )]
     Missing {
         /// PEFT name.
         name: String,

@@ -27,13 +27,14 @@ impl Placement {
     pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Self {
         let flat = layout::of(config, lora, layers.clone());
         let matrices = config.family.matrices();
-        let (mut layout, mut stretches) = (Layout::default(), Vec::new());
+        let (mut layout, mut stretches, mut next) = (Layout::default(), Vec::new(), 0);
         for layer in layers {
             for matrix in matrices.iter().filter(|matrix| lora.has(matrix.module())) {
-                let path = peft_path(config, layer, matrix.module());
-                let offset =
-                    |ab: &str| flat.find(&format!("{path}.lora_{ab}.weight")).map_or(0, |entry| entry.offset);
-                let (a, b, rank) = (offset("A"), offset("B"), lora.rank);
+                // The flat layout has the same modules in the same order.
+                let (a, rank) = (next, lora.rank);
+                let (n, k) = config.projection(matrix.module()).unwrap_or_default();
+                let b = a + rank * k;
+                next = b + n * rank;
                 for i in matrix.projections.clone() {
                     let (rows, cols) = (config.rows(i), config.projection(MODULES[i]).unwrap_or_default().1);
                     let device = layout.len();

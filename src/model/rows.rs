@@ -40,8 +40,9 @@ impl Rows {
         match self {
             Rows::Range(range) => Cow::Borrowed(&bytes[range.start * size..range.end * size]),
             Rows::Each(rows) => {
-                let rows = rows.iter().flat_map(|row| &bytes[row * size..(row + 1) * size]);
-                Cow::Owned(rows.copied().collect())
+                let mut all = Vec::with_capacity(rows.len() * size);
+                rows.iter().for_each(|row| all.extend_from_slice(&bytes[row * size..(row + 1) * size]));
+                Cow::Owned(all)
             }
         }
     }

@@ -46,6 +46,7 @@ fn check_ends(path: &Path, files: &ModelFiles, vocab: usize) -> Result<(), Refus
     let none = Value::Null;
     for (name, json) in [
         ("config.json", &files.config),
+        ("config.json", files.config.get("text_config").unwrap_or(&none)),
         ("generation_config.json", files.generation.as_ref().unwrap_or(&none)),
     ] {
         let ends = &json["eos_token_id"];

@@ -10,7 +10,7 @@ use crate::model::layout;
 /// Most workers of a line whose number is not given.
 pub const MOST: usize = 8;
 
-/// The layers and values of each worker of a line; `None` where each worker holds the whole model.
+/// How the model is divided among the workers of a line; `None` where each worker holds the whole model.
 pub fn plan(
     settings: &Settings,
     options: &Options,

@@ -1,7 +1,7 @@
 //! Every family through the whole program, with random weights of its shapes: training, plan, merged directory, GGUF and
 //! quantised bases, each read back; and the same bytes however it is computed.
 
-use crate::cli_fixture::{Bench, classes, stderr};
+use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use crate::random_base;
 use finetune::families::{ALL, Classifier};
 
@@ -56,6 +56,7 @@ fn no_way_of_computing_changes_a_byte_of_any_family() {
         let (b, name) = (Bench::new(), family.name);
         random_base::write(&b, family);
         b.file("classes.jsonl", &classes(24));
+        b.file("pairs.jsonl", &pairs(12));
         let train = "./base --max-steps 3 --batch-size 12 --micro-batch-tokens 64 --rank 4 --dropout 0.1 -q";
         let text = format!("{train} --data rows.jsonl");
         same_bytes(&b, (&format!("{text} --dtype f32"), name), &ways);
@@ -65,6 +66,9 @@ fn no_way_of_computing_changes_a_byte_of_any_family() {
         b.ok(&format!("{text} --gpus cpu --save-steps 2 -o first"));
         b.ok(&format!("{text} --gpus cpu --resume={}/checkpoint-2 -o second", b.path("first").display()));
         b.same_adapter("one", "second");
+        let preferences =
+            "./base --task dpo --data pairs.jsonl --max-steps 2 --batch-size 6 --rank 4 --dropout 0.1 -q";
+        same_bytes(&b, (preferences, &format!("{name}, preferences")), &ways[..2]);
         if family.classifier != Classifier::Missing {
             let classifier = format!("{train} --task classify --data classes.jsonl");
             same_bytes(&b, (&classifier, &format!("{name}, a classifier")), &ways[..2]);

@@ -99,8 +99,9 @@ fn axolotl_configuration_is_converted() {
 
 #[test]
 fn axolotls_class_names_of_every_family_are_known() {
-    for family in crate::families::ALL {
-        let class = format!("{}ForCausalLM", family.name);
+    let of_family = crate::families::ALL.iter().map(|family| format!("{}ForCausalLM", family.name));
+    let with_tower = crate::families::wrapped::ALL.iter().map(|wrapper| wrapper.class.to_owned());
+    for class in of_family.chain(with_tower) {
         let said = explanation("model_type", &class).unwrap_or_default();
         assert_eq!(said, explanation("model_type", "AutoModelForCausalLM").unwrap_or_default(), "{class}");
     }

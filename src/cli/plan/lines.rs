@@ -1,7 +1,7 @@
 //! Lines of workers in a plan (`--stages`): what each seat holds, and what goes over each link. Nothing is known about
 //! workers that have not joined, so each is assumed to have the same device.
 
-use super::memory_words::{gives, kept, sum};
+use super::memory_words::{gives, kept, small, sum};
 use crate::cluster::coordinator::{Division, Formed, Place};
 use crate::config::Settings;
 use crate::config::groups::Options;
@@ -104,13 +104,6 @@ fn too_small(
     ))
 }
 
-/// `seat 1`, `embedding, layers 0 to 14`
-fn said(line: &Line, layers: &Range<usize>) -> String {
-    let embedding = if layers.start == 0 { "embedding, " } else { "" };
-    let head = if layers.end == line.layers { ", head" } else { "" };
-    format!("{embedding}layers {} to {}{head}", layers.start, layers.end - 1)
-}
-
 /// The line as lines of text.
 pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
     let together = match line.seats.len() {
@@ -122,13 +115,14 @@ pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
         if at > 0 {
             lines.push(format!(
                 "  link   {} each way in a microbatch of {}, {} in a step",
-                small(line.token * counts.longest as u64),
+                small((line.token * counts.longest as u64) as f64),
                 count(counts.longest as u64, "token"),
-                small(line.token * tokens(counts))
+                small((line.token * tokens(counts)) as f64)
             ));
         }
         let (takes, of) = (&held.takes, gives(line.limit, options));
-        lines.push(format!("  seat {} {}", at + 1, said(line, &held.layers)));
+        let holds = devices::held(at, &held.layers, line.layers);
+        lines.push(format!("  seat {} {holds}", at + 1));
         lines.push(format!("         memory fits: {} = {}; {of}", size(takes.total()), sum(takes)));
         lines.push(format!("         {}", kept(held.keep, held.layers.len())));
     }
@@ -138,15 +132,6 @@ pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
 /// Mean tokens of a step.
 fn tokens(counts: &Counts) -> u64 {
     counts.tokens / (counts.steps + 1).saturating_sub(counts.first).max(1)
-}
-
-/// `4.6 MB`
-fn small(bytes: u64) -> String {
-    if bytes < 100_000 {
-        format!("{:.1} kB", bytes as f64 / 1e3)
-    } else {
-        format!("{:.1} MB", bytes as f64 / 1e6)
-    }
 }
 
 /// The line as JSON.

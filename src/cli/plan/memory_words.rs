@@ -22,6 +22,11 @@ pub fn sum(e: &Estimate) -> String {
     )
 }
 
+/// `690 kB`
+pub fn small(bytes: f64) -> String {
+    if bytes < 1e6 { format!("{:.1} kB", bytes / 1e3) } else { format!("{:.2} MB", bytes / 1e6) }
+}
+
 pub fn kept(keep: Keep, layers: usize) -> String {
     match keep {
         Keep::Everything => "no activation checkpointing: all activations are kept until backward".into(),

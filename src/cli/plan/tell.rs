@@ -2,7 +2,7 @@
 
 use super::Outlook;
 use super::lines as line;
-use super::memory_words::{gives, kept, sum};
+use super::memory_words::{gives, kept, small, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
@@ -148,11 +148,6 @@ fn how_good(e: &Estimate) -> String {
         ),
         memory::Basis::Counted => "estimated from the shapes of the model: the first run measures it".into(),
     }
-}
-
-/// `690 kB`
-fn small(bytes: f64) -> String {
-    if bytes < 1e6 { format!("{:.1} kB", bytes / 1e3) } else { format!("{:.2} MB", bytes / 1e6) }
 }
 
 fn rate(pace: &Pace, tokens: f64) -> String {

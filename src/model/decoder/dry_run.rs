@@ -77,6 +77,11 @@ impl DryRuns {
         self.stage.layout.len()
     }
 
+    /// Number of values that a device holds of them: more where projections share an A.
+    pub fn placed(&self) -> usize {
+        self.stage.placement.layout.len()
+    }
+
     /// Cost of one microbatch.
     pub fn run(&mut self, keep: Keep, batch: &Microbatch) -> Result<Cost, Fault> {
         self.restart(keep);

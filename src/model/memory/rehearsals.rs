@@ -78,7 +78,8 @@ impl<'a> Rehearsals<'a> {
         let Load { part, home, measured, .. } = self.load;
         let streamed = self.load.streamed();
         let weights = self.load.resident(streamed);
-        let (trained, cost) = (self.runs.trained() as u64, self.cost(tokens, keep)?);
+        let (trained, placed) = (self.runs.trained() as u64, self.runs.placed() as u64);
+        let cost = self.cost(tokens, keep)?;
         let others = self.others((tokens, cost.peak), keep)?;
         let kept = cost.kept * part.depth as u64 + others;
         let counted =
@@ -87,13 +88,15 @@ impl<'a> Rehearsals<'a> {
         let line = measured.filter(|fit| fit.blocks == blocks && fit.reaches(tokens)).map(|fit| fit.line);
         let (kept, scratch, in_use, basis) = line.map_or(counted, |line| {
             let (grows, fixed) = ((line.each * tokens as f64) as u64, line.fixed as u64);
-            let resident = trained * ON_DEVICE;
+            let resident = placed * ON_DEVICE;
             let in_use = grows + fixed.max(resident) + others;
             (grows + others, fixed.saturating_sub(resident), in_use, Basis::Measured(line))
         });
         let recycled = |bytes: u64| bytes + bytes / 4;
         let waiting = if home == Home::Own { 0 } else { part.waiting as u64 };
-        let adapter = trained * (home.adapter() + 4 * waiting);
+        // Where projections share an A, values are copied to their places on the host.
+        let copied = if placed == trained { 0 } else { (placed - trained) * ON_DEVICE + placed * 4 };
+        let adapter = trained * (home.adapter() + 4 * waiting) + copied;
         let (kept, scratch) = (recycled(kept), recycled(scratch));
         Ok(Estimate { weights, adapter, kept, scratch, in_use, streamed, group: part.group, basis })
     }
