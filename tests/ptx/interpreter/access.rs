@@ -30,13 +30,13 @@ impl Warp {
                     x => vec![self.get(x, active, block)?],
                 };
                 for lane in (0..32).filter(|l| active >> l & 1 == 1) {
-                    let all: Vec<u8> = values
-                        .iter()
-                        .flat_map(|v| v[lane as usize].to_le_bytes()[..bytes].to_vec())
-                        .collect();
+                    let (mut all, len) = ([0; 16], bytes * values.len());
+                    for (to, v) in all.chunks_exact_mut(bytes).zip(&values) {
+                        to.copy_from_slice(&v[lane as usize].to_le_bytes()[..bytes]);
+                    }
                     let who = self.who(block, lane);
-                    let (region, at) = pick(memory, space, address[lane as usize], all.len())?;
-                    region.write(at, &all, who).map_err(|e| thread(who, &e))?;
+                    let (region, at) = pick(memory, space, address[lane as usize], len)?;
+                    region.write(at, &all[..len], who).map_err(|e| thread(who, &e))?;
                 }
                 Ok(())
             }

@@ -91,10 +91,10 @@ impl Warp {
             }
             let active = match ins.guard {
                 Some((p, wanted)) => {
-                    let p = self.get(&Arg::Reg(p), lanes, block).map_err(|e| address(ins, &e, self.index))?;
-                    (0..32)
-                        .filter(|&l| lanes >> l & 1 == 1 && (p[l] == 1) == wanted)
-                        .fold(0, |m, l| m | 1 << l)
+                    let mut room = [0; 32];
+                    let p = self.look(&Arg::Reg(p), lanes, block, &mut room);
+                    let p = p.map_err(|e| address(ins, &e, self.index))?;
+                    lanes & (0..32).fold(0, |m, l| m | u32::from((p[l] == 1) == wanted) << l)
                 }
                 None => lanes,
             };
@@ -194,32 +194,40 @@ impl Warp {
     }
 
     fn compute(&mut self, op: &Op, args: &[Arg], active: u32, block: &Block) -> Result<(), String> {
-        let mut x = [[0u64; 32]; 3];
-        if !matches!(op, Op::Pack(_) | Op::Unpack(_)) {
-            for (x, arg) in x.iter_mut().zip(&args[1..]) {
-                *x = self.get(arg, active, block)?;
-            }
-        }
-        let [a, b, c] = &x;
-        let each = |f: &dyn Fn(usize) -> u64| std::array::from_fn(f);
+        let [mut a, mut b, mut c] = [[0; 32]; 3];
+        let look = |i: usize, room| self.look(&args[i], active, block, room);
         let out: Lanes = match op {
-            Op::One(f) => each(&|l| f(a[l])),
-            Op::Two(f) => each(&|l| f(a[l], b[l])),
-            Op::Three(f) => each(&|l| f(a[l], b[l], c[l])),
-            Op::Compare(f) => each(&|l| u64::from(f(a[l], b[l]))),
-            Op::Select => each(&|l| if c[l] == 1 { a[l] } else { b[l] }),
+            Op::One(f) => {
+                let a = look(1, &mut a)?;
+                std::array::from_fn(|l| f(a[l]))
+            }
+            Op::Two(f) => {
+                let (a, b) = (look(1, &mut a)?, look(2, &mut b)?);
+                std::array::from_fn(|l| f(a[l], b[l]))
+            }
+            Op::Three(f) => {
+                let (a, b, c) = (look(1, &mut a)?, look(2, &mut b)?, look(3, &mut c)?);
+                std::array::from_fn(|l| f(a[l], b[l], c[l]))
+            }
+            Op::Compare(f) => {
+                let (a, b) = (look(1, &mut a)?, look(2, &mut b)?);
+                std::array::from_fn(|l| u64::from(f(a[l], b[l])))
+            }
+            Op::Select => {
+                let (a, b, c) = (look(1, &mut a)?, look(2, &mut b)?, look(3, &mut c)?);
+                std::array::from_fn(|l| if c[l] == 1 { a[l] } else { b[l] })
+            }
             Op::Pack(bits) => {
                 let parts = self.vector(&args[1], active, block)?;
                 let mask = u64::MAX >> (64 - bits);
-                let join = |l: usize| parts.iter().rev().fold(0, |v, p| (v << bits) | (p[l] & mask));
-                each(&join)
+                std::array::from_fn(|l| parts.iter().rev().fold(0, |v, p| (v << bits) | (p[l] & mask)))
             }
             Op::Unpack(bits) => {
                 let v = self.get(&args[1], active, block)?;
                 let Arg::Vector(parts) = &args[0] else { return Err("registers are expected".into()) };
                 for (i, part) in parts.iter().enumerate() {
                     let mask = u64::MAX >> (64 - bits);
-                    self.set(part, each(&|l| v[l] >> (i as u32 * bits) & mask), active)?;
+                    self.set(part, std::array::from_fn(|l| v[l] >> (i as u32 * bits) & mask), active)?;
                 }
                 return Ok(());
             }
@@ -309,7 +317,8 @@ impl Warp {
 
     pub fn addresses(&self, arg: &Arg, active: u32, block: &Block) -> Result<Lanes, String> {
         let Arg::Address(base, offset) = arg else { return Err("an address is expected".into()) };
-        let base = self.get(base, active, block)?;
+        let mut room = [0; 32];
+        let base = self.look(base, active, block, &mut room)?;
         Ok(std::array::from_fn(|l| base[l].wrapping_add(*offset as u64)))
     }
 
@@ -319,7 +328,19 @@ impl Warp {
     }
 
     pub fn get(&self, arg: &Arg, active: u32, block: &Block) -> Result<Lanes, String> {
-        Ok(match arg {
+        let mut room = [0; 32];
+        self.look(arg, active, block, &mut room).copied()
+    }
+
+    /// The values of a register, or those of another operand, in `room`: a copy of all lanes takes as long as an addition.
+    fn look<'a>(
+        &'a self,
+        arg: &Arg,
+        active: u32,
+        block: &Block,
+        room: &'a mut Lanes,
+    ) -> Result<&'a Lanes, String> {
+        match arg {
             Arg::Reg(r) => {
                 let missing = active & !self.defined[*r];
                 if missing != 0 {
@@ -328,20 +349,23 @@ impl Warp {
                     return Err(format!("thread {t}: register {name} was never set"));
                 }
                 self.own(*r)?;
-                self.registers[*r]
+                return Ok(&self.registers[*r]);
             }
-            Arg::Imm(v) => [*v; 32],
-            Arg::Special(s) => std::array::from_fn(|l| {
-                u64::from(match *s {
-                    Special::Thread => self.index * 32 + l as u32,
-                    Special::Threads => block.call.shape.threads,
-                    Special::Block(i) => block.place[i],
-                    Special::Blocks(i) => block.call.shape.grid[i],
-                    Special::Lane => l as u32,
-                })
-            }),
+            Arg::Imm(v) => room.fill(*v),
+            Arg::Special(s) => {
+                *room = std::array::from_fn(|l| {
+                    u64::from(match *s {
+                        Special::Thread => self.index * 32 + l as u32,
+                        Special::Threads => block.call.shape.threads,
+                        Special::Block(i) => block.place[i],
+                        Special::Blocks(i) => block.call.shape.grid[i],
+                        Special::Lane => l as u32,
+                    })
+                });
+            }
             _ => return Err("a value is expected".into()),
-        })
+        }
+        Ok(room)
     }
 
     /// Checks that wgmma does not use a register, and records its use.
