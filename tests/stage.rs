@@ -6,6 +6,8 @@
 mod case;
 #[path = "stage/decoding.rs"]
 mod decoding;
+#[path = "stage/experts.rs"]
+mod experts;
 #[path = "stage/in_flight.rs"]
 mod in_flight;
 #[path = "stage/line.rs"]

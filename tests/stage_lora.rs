@@ -41,6 +41,16 @@ fn targets_are_suffixes_lists_or_all() {
     assert_eq!(resolve_for("phi3", &["all-linear"]), Ok(four));
     assert_eq!(resolve_for("glm4", &["gate_up_proj,k_proj"]), Ok(text(&["k_proj", "gate_up_proj"])));
     assert!(resolve_for("glm4", &["up_proj"]).unwrap_err().to_string().contains("gate_up_proj"));
+    let attention = text(&["q_proj", "k_proj", "v_proj", "o_proj"]);
+    assert_eq!(resolve_for("qwen3moe", &["all-linear"]), Ok(attention));
+    for of_experts in ["down_proj", "mlp.experts.0.gate_proj"] {
+        let error = resolve_for("qwen3moe", &["q_proj", of_experts]).unwrap_err();
+        assert!(matches!(&error, LoraError::Experts { name, .. } if name == of_experts));
+        assert!(
+            error.to_string().contains("stays frozen") && error.to_string().contains("o_proj"),
+            "{error}"
+        );
+    }
     let error = resolve(&["q_proj,c_attn"]).unwrap_err();
     assert!(matches!(&error, LoraError::Target { name, .. } if name == "c_attn"));
     assert!(error.to_string().contains("down_proj"), "{error}");

@@ -1,5 +1,5 @@
 // out[n, C] = x[rows[n], C]
-struct Params { out_at: u32, x_at: u32, n: u32, cols: u32 }
+struct Params { out_at: u32, x_at: u32, n: u32, cols: u32, rows_at: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> x: array<f32>;
@@ -9,6 +9,6 @@ struct Params { out_at: u32, x_at: u32, n: u32, cols: u32 }
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let i = flat(group, groups) * 256u + lane;
     if (i < p.n) {
-        out[p.out_at + i] = x[p.x_at + rows[i / p.cols] * p.cols + i % p.cols];
+        out[p.out_at + i] = x[p.x_at + rows[p.rows_at + i / p.cols] * p.cols + i % p.cols];
     }
 }

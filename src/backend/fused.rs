@@ -94,6 +94,17 @@ pub trait Fused: Backend + Sized {
         lora_linear_in_verbs(self, y, x, w, lora);
     }
 
+    /// out[T, C] (=|+=) the sum of `x[rows[j][t], C]` in the order of j: the gradient of a gather whose rows repeat.
+    fn sum_rows(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        write: Write,
+        x: View<Self::Memory>,
+        rows: &[Self::Ids],
+    ) {
+        sum_rows_in_verbs(self, (out, write), x, rows);
+    }
+
     /// [`Backend::rmsnorm`] of what projections read next: who reads their input in another form makes it on the way.
     fn rmsnorm_for_linear(
         &mut self,
@@ -187,6 +198,25 @@ pub(super) fn lora_grad_of_factors<B: Backend>(backend: &mut B, args: LoraGrad<B
     let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
     backend.matmul(da, Write::Set, Product { a: left, b: x, transpose: Transpose::Left, scale: 1.0 });
     dh
+}
+
+/// [`Fused::sum_rows`] spelled in verbs.
+pub(super) fn sum_rows_in_verbs<B: Backend>(
+    backend: &mut B,
+    (mut out, write): (ViewMut<B::Memory>, Write),
+    x: View<B::Memory>,
+    rows: &[B::Ids],
+) {
+    let (t, c) = (out.rows, out.cols);
+    if write == Write::Set {
+        backend.fill(out.again(), 0.0);
+    }
+    let mut some = backend.memory(t * c);
+    for rows in rows {
+        backend.gather_rows(view_mut(&mut some, t, c), x, rows);
+        backend.add(out.again(), view(&some, t, c));
+    }
+    backend.recycle(some);
 }
 
 /// [`Fused::lm_head_loss`] spelled in verbs; the logits of a chunk at a time.

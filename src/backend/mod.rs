@@ -311,10 +311,22 @@ pub trait Backend {
         tokens: &Self::Tokens,
     );
 
-    /// out[n, C] = `x[rows[n], C]`
+    /// out[n, C] = `x[rows[n], C]`; a row may be taken several times.
     fn gather_rows(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>, rows: &Self::Ids);
     /// dx[T, C] = 0 but `dx[rows[n]] = dout[n]`; the rows are distinct.
     fn gather_rows_grad(&mut self, dx: ViewMut<Self::Memory>, dout: View<Self::Memory>, rows: &Self::Ids);
+
+    /// out[N, F] = scales[n] * `x[n]`, with scales [N, 1].
+    fn scale_rows(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>, scales: View<Self::Memory>);
+    /// dscales[N, 1] = sum of `dx[n] * x[n]` and, in place, dx := scales[n] * `dx[n]`, given the gradient of
+    /// [`Backend::scale_rows`] in dx[N, F].
+    fn scale_rows_grad(
+        &mut self,
+        dx: ViewMut<Self::Memory>,
+        dscales: ViewMut<Self::Memory>,
+        x: View<Self::Memory>,
+        scales: View<Self::Memory>,
+    );
 
     /// losses[n, 1] = weight * (logsumexp(logits) - `logits[target]`) and, in place, logits := the gradient of
     /// the *sum* of losses, weight * (softmax - onehot). class_weights [1, V] or none (all one).

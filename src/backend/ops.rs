@@ -97,6 +97,12 @@ impl<B: Backend> Backend for Checked<B> {
         gather_rows_grad(dx: Out<B>, dout: In<B>, rows: &B::Ids) {
             is(&dout, (rows.shape().0, dx.cols));
         } => Work::moved(dx.len() + 2 * dout.len());
+        scale_rows(out: Out<B>, x: In<B>, scales: In<B>) {
+            same(&out, &x); is(&scales, (x.rows, 1));
+        } => Work::moved(2 * x.len());
+        scale_rows_grad(dx: Out<B>, dscales: Out<B>, x: In<B>, scales: In<B>) {
+            same(&dx, &x); is(&dscales, (x.rows, 1)); same(&scales, &dscales);
+        } => Work::moved(3 * x.len());
         cross_entropy(losses: Out<B>, logits: Out<B>, targets: &B::Ids, class_weights: Option<In<B>>) {
             is(&losses, (logits.rows, 1));
             assert_eq!(targets.shape().0, logits.rows, "one target per row of logits");
@@ -218,6 +224,10 @@ impl<B: Fused> Fused for Checked<B> {
             is_product(&lora.h, Transpose::Right, &x, &lora.ab.0);
             is_product(&y.0, Transpose::Right, &lora.h, &lora.ab.1);
         } => Work::frozen(x.rows, w.shape(), lora.h.cols);
+        sum_rows(out: Out<B>, write: Write, x: In<B>, rows: &[B::Ids]) {
+            rows.iter().for_each(|rows| is(rows, (out.rows, 1)));
+            assert_eq!(x.cols, out.cols, "rows of one length");
+        } => Work::moved((rows.len() + 1) * out.len());
         rmsnorm_for_linear(out: Out<B>, inv_rms: Out<B>, x: In<B>, gain: In<B>, eps: f32) {
             same(&out, &x); is_normed(gain, &inv_rms, &x);
         } => Work::moved(2 * x.len());

@@ -18,6 +18,7 @@ pub const LLAMA: Family = Family {
     gain_offset: 0.0,
     head_norms: HeadNorms::None,
     fused: Fused::None,
+    experts: false,
     activation: Activation::SwiGlu,
     activation_key: "hidden_act",
     biases: Biases {

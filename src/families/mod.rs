@@ -14,6 +14,7 @@ mod olmo3;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 pub mod tensors;
 pub mod wrapped;
@@ -29,6 +30,7 @@ pub use olmo3::OLMO3;
 pub use phi3::PHI3;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
+pub use qwen3_moe::QWEN3_MOE;
 pub use smollm3::SMOLLM3;
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
@@ -37,6 +39,7 @@ pub const ALL: &[&Family] = &[
     &MISTRAL,
     &QWEN2,
     &QWEN3,
+    &QWEN3_MOE,
     &GEMMA3,
     &SMOLLM3,
     &GRANITE,
@@ -72,6 +75,8 @@ pub struct Family {
     pub head_norms: HeadNorms,
     /// Projections that share a matrix.
     pub fused: Fused,
+    /// Whether layers have a mixture of experts as their feed-forward: a router (`mlp.gate`) and `mlp.experts.N`.
+    pub experts: bool,
     /// The feed-forward's activation.
     pub activation: Activation,
     /// Key in config.json for the activation.
@@ -358,9 +363,9 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4 or Phi3"
+            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4 or Phi3"
         );
-        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
                    GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4 and Phi-4-mini";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");

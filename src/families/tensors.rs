@@ -22,6 +22,13 @@ const PROJECTIONS: [(&str, &str); 7] = [
 const QKV: (&str, &str) = ("attn_qkv", "self_attn.qkv_proj");
 const GATE_UP: (&str, &str) = ("ffn_up", "mlp.gate_up_proj");
 
+/// The router of a mixture of experts, and the matrices of all experts of a layer. In Hugging Face each expert has its
+/// own, below `mlp.experts.N`.
+pub const ROUTER: (&str, &str) = ("ffn_gate_inp", "mlp.gate");
+/// See [`ROUTER`].
+pub const EXPERTS: [(&str, &str); 3] =
+    [("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")];
+
 /// Norms of the heads of q and k.
 const HEAD_NORMS: [(&str, &str); 2] =
     [("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm")];
@@ -40,6 +47,21 @@ impl Matrix {
     pub fn module(&self) -> &'static str {
         self.names.1.rsplit('.').next().unwrap_or(self.names.1)
     }
+
+    /// Whether it belongs to attention, not to the feed-forward.
+    pub fn is_of_attention(&self) -> bool {
+        self.projections.start < 4
+    }
+}
+
+/// An expert's matrix by its Hugging Face name: its layer, its number, and its name in [`EXPERTS`] as (GGUF, Hugging
+/// Face).
+pub fn of_expert(name: &str) -> Option<(u32, usize, (&'static str, &'static str))> {
+    let path = name.strip_prefix("model.").unwrap_or(name).strip_suffix(".weight")?;
+    let (layer, expert) = path.strip_prefix("layers.")?.split_once(".mlp.experts.")?;
+    let (expert, module) = expert.split_once('.')?;
+    let names = EXPERTS.into_iter().find(|(_, own)| *own == module)?;
+    Some((layer.parse().ok()?, expert.parse().ok()?, names))
 }
 
 /// Whether some family has a matrix of this name, such as `q_proj`.
@@ -69,9 +91,11 @@ impl Family {
         all
     }
 
-    /// The last parts of the names of [`Family::matrices`]: what can have an adapter.
+    /// The last parts of the names of [`Family::matrices`] that can have an adapter. Beside experts it is those of
+    /// attention: recent transformers keep all experts of a layer in two tensors, which PEFT's LoRA does not adapt.
     pub fn modules(&self) -> Vec<&'static str> {
-        self.matrices().iter().map(Matrix::module).collect()
+        let adapted = |matrix: &&Matrix| !self.experts || matrix.is_of_attention();
+        self.matrices().iter().filter(adapted).map(Matrix::module).collect()
     }
 
     /// The tensors that a layer of the family may have.
@@ -81,6 +105,7 @@ impl Family {
         };
         let mut all: Vec<_> = self.matrices().iter().map(|matrix| matrix.names).collect();
         all.extend(HEAD_NORMS);
+        all.extend(self.experts.then_some(ROUTER));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
         all.extend(norms(["ffn_norm", "post_ffw_norm"], self.mlp_norms));
         all

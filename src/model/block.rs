@@ -5,16 +5,19 @@
 
 mod backward;
 mod decode;
+mod experts;
 mod saved;
 
 use super::config::Config;
 use super::linear::{Adapter, Batch, Linear};
 use super::rotation;
+use super::routes::Routes;
 use super::weights::{ModelError, Weights};
-use crate::backend::{Backend, Fused, Heads, Qkv, View, Write, view, view_mut};
+use crate::backend::{Backend, Fault, Fused, Heads, Qkv, View, ViewMut, Write, view, view_mut};
 use crate::families::{Activation, Norms};
 pub use backward::{Below, Streams};
 pub use decode::Cache;
+use experts::Experts;
 pub use saved::{HeadNorms, Hold, Output, Saved};
 
 /// Index of a projection in a block's array of seven.
@@ -51,21 +54,31 @@ pub struct Block<B: Backend> {
     head_gains: Option<[B::Memory; 2]>,
     /// Their sizes.
     head_norms: [usize; 2],
-    /// Seven.
+    /// Seven, beside experts those of attention.
     linears: Vec<Linear<B>>,
+    /// The feed-forward of a sparse layer.
+    experts: Option<Experts<B>>,
     heads: Heads,
     /// Indices of the rotation tables of q and k.
     rotations: [usize; 2],
     activation: Activation,
     hidden: usize,
+    /// Of an expert in a sparse layer.
     feed_forward: usize,
     eps: f32,
     /// Of the norms before each half.
     stream_eps: f32,
 }
 
-/// The residual stream after attention, what the norm of attention's output needs, and gate and up of the feed-forward.
-type Middle<M> = (M, Option<Output<M>>, [M; 2]);
+/// What is not computed again: attention's output and logsumexp, and the experts of each token.
+type Known<M> = (Option<(M, M)>, Option<Routes>);
+
+/// Gate and up of the feed-forward; in a sparse layer of each pair of `Routes`.
+struct Inner<M> {
+    gate: M,
+    up: M,
+    routes: Option<Routes>,
+}
 
 impl<B: Fused> Block<B> {
     /// Reads the weights of layer `layer`.
@@ -93,17 +106,23 @@ impl<B: Fused> Block<B> {
             None => None,
         };
         let linears = Linear::of_layer(backend, weights, config, layer, adapters)?;
+        let experts = match config.experts_of(layer) {
+            Some(of) => Some(Experts::load(backend, weights, (config, of), layer)?),
+            None => None,
+        };
+        let feed_forward = config.experts_of(layer).map_or(config.feed_forward, |of| of.feed_forward);
         Ok(Block {
             attention_gains: gains(backend, config.family.attention_norms)?,
             mlp_gains: gains(backend, config.family.mlp_norms)?,
             head_gains,
             head_norms: config.head_norms().unwrap_or_default(),
             linears,
+            experts,
             heads,
             rotations: rotation::of_layer(config, layer),
             activation: config.family.activation,
             hidden: config.hidden,
-            feed_forward: config.feed_forward,
+            feed_forward,
             eps: config.eps,
             stream_eps: config.stream_eps(),
         })
@@ -119,19 +138,25 @@ impl<B: Fused> Block<B> {
             let bias = linear.unload(backend);
             bias.into_iter().for_each(|m| backend.recycle(m));
         }
+        self.experts.into_iter().for_each(|experts| experts.unload(backend));
     }
 
     /// Returns the block's output [T, C] and the values that its backward pass needs. Consumes `x`.
-    pub fn forward(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> (B::Memory, Saved<B::Memory>) {
+    pub fn forward(
+        &self,
+        backend: &mut B,
+        x: B::Memory,
+        batch: &Batch<B>,
+    ) -> Result<(B::Memory, Saved<B::Memory>), Fault> {
         let (t, c) = (batch.rows, self.hidden);
-        let mut saved = self.attention(backend, x, None, batch);
+        let mut saved = self.attention(backend, x, (None, None), batch)?;
         let mut out = backend.memory(t * c);
         backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
-        let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Projections, batch);
-        let input = (DOWN, view(&act, t, self.feed_forward));
-        (saved.h[DOWN], saved.outputs[1]) = self.add_output(backend, &mut out, input, batch);
+        let act = self.activation(backend, &saved, Reader::Projections, batch);
+        (saved.h[DOWN], saved.outputs[1]) =
+            self.add_output(backend, &mut out, (DOWN, &act), saved.routes.as_ref(), batch);
         backend.recycle(act);
-        (out, saved)
+        Ok((out, saved))
     }
 
     /// Rebuilds the values of [`Block::forward`] from the part that was kept.
@@ -141,56 +166,59 @@ impl<B: Fused> Block<B> {
         mut saved: Saved<B::Memory>,
         hold: Hold,
         batch: &Batch<B>,
-    ) -> Saved<B::Memory> {
+    ) -> Result<Saved<B::Memory>, Fault> {
         match hold {
-            Hold::Everything => saved,
+            Hold::Everything => Ok(saved),
             Hold::NarrowOnes => {
-                let normed = (&saved.mid, &self.mlp_gains);
-                let normed = self.normed(backend, normed, &mut saved.inv_rms[1], Reader::Projections, batch);
-                let x = view(normed.as_ref().unwrap_or(&saved.mid), batch.rows, self.hidden);
-                for (i, place) in [(GATE, &mut saved.gate), (UP, &mut saved.up)] {
-                    let made = self.project(backend, i, x, &mut saved.h, batch);
-                    backend.recycle(std::mem::replace(place, made));
-                }
-                normed.into_iter().for_each(|m| backend.recycle(m));
-                saved
+                let (norm, routes) = ((&mut saved.inv_rms[1], &mut saved.h), saved.routes.take());
+                let Inner { gate, up, routes } = self.inner(backend, &saved.mid, norm, routes, batch)?;
+                let old = [std::mem::replace(&mut saved.gate, gate), std::mem::replace(&mut saved.up, up)];
+                old.into_iter().for_each(|m| backend.recycle(m));
+                Ok(Saved { routes, ..saved })
             }
             Hold::Attended => {
                 let ([.., down], [_, output]) = (saved.h, saved.outputs);
-                let known = Some((saved.attended, saved.logsumexp));
-                let mut again = self.attention(backend, saved.x, known, batch);
+                let known = (Some((saved.attended, saved.logsumexp)), saved.routes);
+                let mut again = self.attention(backend, saved.x, known, batch)?;
                 (again.h[DOWN], again.outputs[1]) = (down, output);
-                again
+                Ok(again)
             }
-            Hold::Input => self.recompute(backend, saved.x, batch),
+            Hold::Input => self.recompute(backend, saved.x, saved.routes, batch),
         }
     }
 
     /// Recomputes everything from the block's input except the last frozen product, which only a norm after it needs.
-    fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
-        let mut saved = self.attention(backend, x, None, batch);
+    fn recompute(
+        &self,
+        backend: &mut B,
+        x: B::Memory,
+        routes: Option<Routes>,
+        batch: &Batch<B>,
+    ) -> Result<Saved<B::Memory>, Fault> {
+        let mut saved = self.attention(backend, x, (None, routes), batch)?;
         if let Some(gain) = &self.mlp_gains.after {
-            let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Projections, batch);
-            let input = (DOWN, view(&act, batch.rows, self.feed_forward));
-            let (normed, h, output) = self.normed_output(backend, gain, input, batch);
+            let act = self.activation(backend, &saved, Reader::Projections, batch);
+            let (normed, h, output) =
+                self.normed_output(backend, gain, (DOWN, &act), saved.routes.as_ref(), batch);
             (saved.h[DOWN], saved.outputs[1]) = (h, Some(output));
             [act, normed].into_iter().for_each(|m| backend.recycle(m));
-        } else if self.linears[DOWN].adapter.is_some() {
-            let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch);
+        } else if self.adapted(&[DOWN]) {
+            let act = self.activation(backend, &saved, Reader::Adapters, batch);
             saved.h[DOWN] = self.linears[DOWN].h(backend, view(&act, batch.rows, self.feed_forward), batch);
             backend.recycle(act);
         }
-        saved
+        Ok(saved)
     }
 
-    /// Computes everything up to gate and up. Attention's output and logsumexp are reused where they are kept.
+    /// Computes everything up to gate and up. Attention's output and logsumexp, and the choice of experts, are reused
+    /// where they are kept.
     fn attention(
         &self,
         backend: &mut B,
         x: B::Memory,
-        known: Option<(B::Memory, B::Memory)>,
+        (known, routes): Known<B::Memory>,
         batch: &Batch<B>,
-    ) -> Saved<B::Memory> {
+    ) -> Result<Saved<B::Memory>, Fault> {
         let (t, c) = (batch.rows, self.hidden);
         let (mut inv_rms, mut h) = ([backend.memory(t), backend.memory(t)], Saved::no_h());
         let normed = (&x, &self.attention_gains);
@@ -206,10 +234,11 @@ impl<B: Fused> Block<B> {
             (backend.settle(attended, t, wide), logsumexp)
         });
         let [q, k, v] = [(q, wide), (k, narrow), (v, narrow)].map(|(x, n)| backend.settle(x, t, n));
-        let (mid, output, [gate, up]) =
-            self.after_attention(backend, (&x, &attended), (&mut inv_rms[1], &mut h), batch);
+        let (mid, output) = self.after_attention(backend, (&x, &attended), &mut h, batch);
+        let norm = (&mut inv_rms[1], &mut h);
+        let Inner { gate, up, routes } = self.inner(backend, &mid, norm, routes, batch)?;
         let outputs = [output, None];
-        Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, outputs, mid, gate, up, h }
+        Ok(Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, outputs, mid, routes, gate, up, h })
     }
 
     /// Returns attention's output and logsumexp.
@@ -233,25 +262,42 @@ impl<B: Fused> Block<B> {
         Heads { window: self.heads.window.filter(|window| *window < keys), ..self.heads }
     }
 
-    /// Computes the output projection of attention and the first half of the feed-forward.
+    /// Returns the residual stream after attention, and what the norm of attention's output needs.
     fn after_attention(
         &self,
         backend: &mut B,
         (x, attended): (&B::Memory, &B::Memory),
-        (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; 7]),
+        h: &mut [Option<B::Memory>; 7],
         batch: &Batch<B>,
-    ) -> Middle<B::Memory> {
+    ) -> (B::Memory, Option<Output<B::Memory>>) {
         let (t, c) = (batch.rows, self.hidden);
         let mut mid = backend.memory(t * c);
         backend.copy(view_mut(&mut mid, t, c), view(x, t, c));
-        let input = (O, view(attended, t, self.linears[O].shape.1));
         let output;
-        (h[O], output) = self.add_output(backend, &mut mid, input, batch);
-        let normed = self.normed(backend, (&mid, &self.mlp_gains), inv_rms, Reader::Projections, batch);
-        let input = view(normed.as_ref().unwrap_or(&mid), t, c);
-        let inner = [GATE, UP].map(|i| self.project(backend, i, input, h, batch));
+        (h[O], output) = self.add_output(backend, &mut mid, (O, attended), None, batch);
+        (mid, output)
+    }
+
+    /// Computes gate and up of the feed-forward; `known` is the choice of experts, if it was made before.
+    fn inner(
+        &self,
+        backend: &mut B,
+        mid: &B::Memory,
+        (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; 7]),
+        known: Option<Routes>,
+        batch: &Batch<B>,
+    ) -> Result<Inner<B::Memory>, Fault> {
+        let normed = self.normed(backend, (mid, &self.mlp_gains), inv_rms, Reader::Projections, batch);
+        let x = view(normed.as_ref().unwrap_or(mid), batch.rows, self.hidden);
+        let inner = match &self.experts {
+            None => {
+                let [gate, up] = [GATE, UP].map(|i| self.project(backend, i, x, h, batch));
+                Ok(Inner { gate, up, routes: None })
+            }
+            Some(experts) => experts.inner(backend, x, known),
+        };
         normed.into_iter().for_each(|m| backend.recycle(m));
-        (mid, output, inner)
+        inner
     }
 
     /// out += a half's output: its last projection (O or DOWN) of x, normed where the family norms it. Returns h of the
@@ -260,15 +306,16 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         out: &mut B::Memory,
-        (i, x): (usize, View<B::Memory>),
+        (i, x): (usize, &B::Memory),
+        routes: Option<&Routes>,
         batch: &Batch<B>,
     ) -> (Option<B::Memory>, Option<Output<B::Memory>>) {
         let gains = if i == O { &self.attention_gains } else { &self.mlp_gains };
         let out = view_mut(out, batch.rows, self.hidden);
         let Some(gain) = &gains.after else {
-            return (self.linears[i].forward(backend, (out, Write::Add), x, batch), None);
+            return (self.last(backend, (out, Write::Add), (i, x), routes, batch), None);
         };
-        let (normed, h, output) = self.normed_output(backend, gain, (i, x), batch);
+        let (normed, h, output) = self.normed_output(backend, gain, (i, x), routes, batch);
         backend.add(out, view(&normed, batch.rows, self.hidden));
         backend.recycle(normed);
         (h, Some(output))
@@ -279,15 +326,37 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         gain: &B::Memory,
-        (i, x): (usize, View<B::Memory>),
+        (i, x): (usize, &B::Memory),
+        routes: Option<&Routes>,
         batch: &Batch<B>,
     ) -> (B::Memory, Option<B::Memory>, Output<B::Memory>) {
         let (t, c) = (batch.rows, self.hidden);
         let [mut y, mut normed, mut inv_rms] = [t * c, t * c, t].map(|len| backend.memory(len));
-        let h = self.linears[i].forward(backend, (view_mut(&mut y, t, c), Write::Set), x, batch);
+        let h = self.last(backend, (view_mut(&mut y, t, c), Write::Set), (i, x), routes, batch);
         let (out, inv) = (view_mut(&mut normed, t, c), view_mut(&mut inv_rms, t, 1));
         backend.rmsnorm(out, inv, view(&y, t, c), view(gain, 1, c), self.eps);
         (normed, h, Output { y, inv_rms })
+    }
+
+    /// out (=|+=) the last product of a half; returns its h.
+    fn last(
+        &self,
+        backend: &mut B,
+        out: (ViewMut<B::Memory>, Write),
+        (i, x): (usize, &B::Memory),
+        routes: Option<&Routes>,
+        batch: &Batch<B>,
+    ) -> Option<B::Memory> {
+        match (&self.experts, routes) {
+            (Some(experts), Some(routes)) => {
+                experts.output(backend, out, x, routes);
+                None
+            }
+            _ => {
+                let linear = &self.linears[i];
+                linear.forward(backend, out, view(x, batch.rows, linear.shape.1), batch)
+            }
+        }
     }
 
     /// Returns q and k as attention reads them: projected, normed per head where the model does so, rotated.
@@ -368,7 +437,9 @@ impl<B: Fused> Block<B> {
     ) -> Option<B::Memory> {
         let gain = gains.before.as_ref()?;
         let (t, c) = (batch.rows, self.hidden);
-        let mut memory = backend.short(t, c);
+        // Rows for experts are gathered.
+        let gathered = self.experts.is_some() && std::ptr::eq(gains, &self.mlp_gains);
+        let mut memory = if gathered { backend.memory(t * c) } else { backend.short(t, c) };
         let (out, inv_rms) = (view_mut(&mut memory, t, c), view_mut(inv_rms, t, 1));
         let (x, gain) = (view(x, t, c), view(gain, 1, c));
         match reader {
@@ -378,24 +449,38 @@ impl<B: Fused> Block<B> {
         Some(memory)
     }
 
+    /// The input of the last projection of the feed-forward; in a sparse layer that of each pair.
     fn activation(
         &self,
         backend: &mut B,
-        (gate, up): (&B::Memory, &B::Memory),
+        Saved { gate, up, routes, .. }: &Saved<B::Memory>,
         reader: Reader,
         batch: &Batch<B>,
     ) -> B::Memory {
-        let (t, f) = (batch.rows, self.feed_forward);
-        let mut act = backend.short(t, f);
+        self.activated(backend, (gate, up, routes.as_ref()), reader, batch)
+    }
+
+    fn activated(
+        &self,
+        backend: &mut B,
+        (gate, up, routes): (&B::Memory, &B::Memory, Option<&Routes>),
+        reader: Reader,
+        batch: &Batch<B>,
+    ) -> B::Memory {
+        let (t, f) = (routes.map_or(batch.rows, Routes::pairs), self.feed_forward);
+        let mut act = if routes.is_some() { backend.memory(t * f) } else { backend.short(t, f) };
         let (out, gate, up) = (view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
         match reader {
-            Reader::Projections => backend.gated_for_linear(out, gate, up, self.activation),
-            Reader::Adapters => backend.gated(out, gate, up, self.activation),
+            Reader::Projections if routes.is_none() => {
+                backend.gated_for_linear(out, gate, up, self.activation);
+            }
+            // Products of experts read a scaled copy.
+            _ => backend.gated(out, gate, up, self.activation),
         }
         act
     }
 
     fn adapted(&self, modules: &[usize]) -> bool {
-        modules.iter().any(|&i| self.linears[i].adapter.is_some())
+        modules.iter().any(|&i| self.linears.get(i).is_some_and(|linear| linear.adapter.is_some()))
     }
 }

@@ -5,6 +5,7 @@
 //! keys that only inform are ignored, unknown values of keys that change results are errors.
 
 mod attention;
+mod experts;
 mod read;
 mod rope;
 mod traits;
@@ -17,6 +18,7 @@ pub use crate::backend::Heads;
 use crate::families::wrapped::{PATH, Wrapper};
 use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, HeadNorms};
 pub use attention::AttentionSpec;
+pub use experts::Experts;
 use read::Fields;
 pub use rope::{Rope, RopeScaling};
 use serde_json::Value;
@@ -34,6 +36,8 @@ pub struct Config {
     pub hidden: usize,
     /// F.
     pub feed_forward: usize,
+    /// The experts of sparse layers.
+    pub experts: Option<Experts>,
     /// Decoder blocks.
     pub layers: usize,
     /// H, G and D.
@@ -158,6 +162,7 @@ impl Config {
             vocab: fields.size("vocab_size", 1..=1 << 24)?,
             hidden,
             feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
+            experts: family.experts.then(|| experts::read(&fields, layers)).transpose()?,
             layers,
             heads,
             max_positions: positions(&fields)?.min(rope.scaling.longest()),
@@ -243,6 +248,11 @@ impl Config {
     /// The shortest window of any layer.
     pub fn window(&self) -> Option<usize> {
         self.windows.iter().flatten().min().copied()
+    }
+
+    /// The experts of a layer; `None` where it has one feed-forward.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| experts.sparse.get(layer) == Some(&true))
     }
 
     /// The attention of a layer.
@@ -366,7 +376,7 @@ fn biased(fields: &Fields, bias: Bias) -> Result<bool, ConfigError> {
 /// Refuses features that only keys other than the architecture's name show.
 fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
     for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
-        if fields.optional_size(key, 0..=1 << 20)?.is_some_and(|n| n > 1) {
+        if !family.experts && fields.optional_size(key, 0..=1 << 20)?.is_some_and(|n| n > 1) {
             return Err(unsupported(format!("mixture of experts (`{key}`)"), supported()));
         }
     }

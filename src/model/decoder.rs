@@ -270,7 +270,10 @@ impl<B: Fused> Decoder<B> {
                 Ok(block) => block,
                 Err(fault) => return (x, Err(fault)),
             };
-            let (out, mut saved) = block.forward(&mut self.backend, x, &batch);
+            let (out, mut saved) = match block.forward(&mut self.backend, x, &batch) {
+                Ok(done) => done,
+                Err(fault) => return (self.backend.memory(0), Err(fault)),
+            };
             if want.ticket().is_some() {
                 let hold = self.keep.of(i, blocks);
                 saved.shed(&mut self.backend, hold);

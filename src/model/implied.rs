@@ -2,7 +2,7 @@
 //! values.
 
 use super::config::Config;
-use super::layout::module_path;
+use super::layout::{LayerMatrix, matrices};
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
@@ -24,10 +24,8 @@ impl Implied {
     pub fn of(folder: &Path, config: &Config, json: &Value) -> Self {
         let mut shapes = BTreeMap::new();
         for layer in 0..config.layers {
-            for module in config.family.modules() {
-                if let Some((rows, cols)) = config.projection(module) {
-                    shapes.insert(format!("model.{}.weight", module_path(layer, module)), vec![rows, cols]);
-                }
+            for LayerMatrix { path, shape: (rows, cols), .. } in matrices(config, layer) {
+                shapes.insert(format!("model.{path}.weight"), vec![rows, cols]);
             }
         }
         let vocabulary = vec![config.vocab, config.hidden];

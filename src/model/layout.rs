@@ -3,6 +3,7 @@
 
 use super::config::Config;
 use super::lora::LoraSpec;
+use crate::families::tensors::{EXPERTS, ROUTER};
 use std::ops::Range;
 
 /// The name of a classifier's head; all of its values are trained.
@@ -111,6 +112,49 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
         layout.push(SCORE, labels.len(), config.hidden);
     }
     layout
+}
+
+/// A matrix of a layer in the files.
+pub struct LayerMatrix {
+    /// Path below `model.`.
+    pub path: String,
+    /// Outputs and inputs.
+    pub shape: (usize, usize),
+    /// Outputs of each projection that it has.
+    pub parts: Vec<usize>,
+}
+
+/// The matrices of a layer.
+pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
+    let experts = config.experts_of(layer);
+    let own = config.family.matrices().into_iter().filter(|m| experts.is_none() || m.is_of_attention());
+    let own = own.map(|matrix| LayerMatrix {
+        path: module_path(layer, matrix.module()),
+        shape: config.projection(matrix.module()).unwrap_or_default(),
+        parts: matrix.projections.map(|i| config.rows(i).len()).collect(),
+    });
+    let (c, whole) =
+        (config.hidden, |path, shape: (usize, usize)| LayerMatrix { path, shape, parts: vec![shape.0] });
+    let sparse = experts.into_iter().flat_map(|of| {
+        let router = whole(router_path(layer), (of.count, c));
+        let each = (0..of.count).flat_map(move |expert| {
+            let shapes = [(of.feed_forward, c), (of.feed_forward, c), (c, of.feed_forward)];
+            let paths = expert_paths(layer, expert).into_iter().zip(shapes);
+            paths.map(move |(path, shape)| whole(path, shape))
+        });
+        [router].into_iter().chain(each)
+    });
+    own.chain(sparse).collect()
+}
+
+/// Path of a layer's router below `model.`.
+pub fn router_path(layer: usize) -> String {
+    format!("layers.{layer}.{}", ROUTER.1)
+}
+
+/// Paths of an expert's gate, up and down below `model.`.
+pub fn expert_paths(layer: usize, expert: usize) -> [String; 3] {
+    EXPERTS.map(|(_, module)| format!("layers.{layer}.mlp.experts.{expert}.{module}"))
 }
 
 /// PEFT's path of a projection, without `.lora_A.weight`.

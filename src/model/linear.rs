@@ -67,7 +67,7 @@ impl Adapter {
 }
 
 impl<B: Fused> Linear<B> {
-    /// Reads the projections of a layer, in model order.
+    /// Reads the projections of a layer, in model order; of a sparse layer those of attention.
     pub fn of_layer(
         backend: &mut B,
         weights: &Weights,
@@ -76,7 +76,8 @@ impl<B: Fused> Linear<B> {
         adapters: [Option<Adapter>; 7],
     ) -> Result<Vec<Self>, ModelError> {
         let mut linears: Vec<Linear<B>> = Vec::with_capacity(7);
-        for matrix in config.family.matrices() {
+        let sparse = config.experts_of(layer).is_some();
+        for matrix in config.family.matrices().into_iter().filter(|m| !sparse || m.is_of_attention()) {
             let shape = config.projection(matrix.module()).unwrap_or_default();
             let path = weights.name(&module_path(layer, matrix.module()));
             let (first, cols) = (matrix.projections.start, shape.1);

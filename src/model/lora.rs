@@ -39,6 +39,17 @@ pub enum LoraError {
         /// Existing modules.
         known: String,
     },
+    /// The module is a part of the experts.
+    #[error(
+        "target module `{name}` is a part of the feed-forward, which stays frozen in a mixture of experts (transformers has \
+         all experts of a layer in one tensor, which PEFT's target_modules do not reach): choose from {known}"
+    )]
+    Experts {
+        /// Requested name.
+        name: String,
+        /// Modules that can be trained.
+        known: String,
+    },
     /// Nothing to train.
     #[error("no target modules: name some of {known}, or all-linear")]
     NoTargets {
@@ -148,7 +159,14 @@ pub fn resolve_targets(asked: &[String], config: &Config) -> Result<Vec<String>,
         let suffix = name.rsplit('.').next().unwrap_or(name);
         match modules.iter().position(|m| *m == suffix) {
             Some(i) => chosen[i] = true,
-            None => return Err(LoraError::Target { name: name.to_owned(), known: modules.join(", ") }),
+            None => {
+                let (name, known) = (name.to_owned(), modules.join(", "));
+                let frozen = config.family.experts && MODULES.contains(&suffix);
+                return Err(match frozen {
+                    true => LoraError::Experts { name, known },
+                    false => LoraError::Target { name, known },
+                });
+            }
         }
     }
     if !chosen.contains(&true) {

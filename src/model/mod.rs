@@ -17,6 +17,7 @@ mod placement;
 pub mod preference;
 pub mod quantised;
 mod rotation;
+mod routes;
 pub mod rows;
 pub mod split;
 pub mod stage;

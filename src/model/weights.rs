@@ -2,13 +2,11 @@
 //! and only one tensor is held unpacked at a time: only the packed form stays in memory.
 
 use super::config::{Config, ConfigError};
-use super::layout::module_path;
+use super::layout::{LayerMatrix, matrices};
 use super::lora::LoraError;
 use super::memory::size;
 use super::rows::Rows;
 use crate::backend::{Backend, Fault, Frozen, view_mut};
-use crate::families::Family;
-use crate::families::tensors::Matrix;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors, Use};
@@ -161,14 +159,14 @@ impl<'a> Weights<'a> {
     }
 
     /// Says when the matrices of a layer will be read.
-    pub fn advise(&self, family: &Family, layer: usize, when: Use) {
-        let names = family.modules().into_iter().map(|module| self.matrix_name(layer, module));
+    pub fn advise(&self, config: &Config, layer: usize, when: Use) {
+        let names = matrices(config, layer).into_iter().map(|matrix| self.matrix_name(&matrix.path));
         names.for_each(|name| self.tensors.advise(&name, when));
     }
 
-    /// The name in the files of the matrix of a module.
-    fn matrix_name(&self, layer: usize, module: &str) -> String {
-        self.name(&format!("{}.weight", module_path(layer, module)))
+    /// The name in the files of the matrix with this path.
+    pub fn matrix_name(&self, path: &str) -> String {
+        self.name(&format!("{path}.weight"))
     }
 
     /// Adds the path of the tensor's file to the error, where there is one.
@@ -206,11 +204,10 @@ impl<'a> Weights<'a> {
         let name = self.name("embed_tokens.weight");
         let embedding = self.packed_matrix(packing, &name, &[config.vocab])?;
         let layers = (0..config.layers).map(|layer| {
-            let of = |matrix: Matrix| {
-                let rows: Vec<usize> = matrix.projections.clone().map(|i| config.rows(i).len()).collect();
-                self.packed_matrix(packing, &self.matrix_name(layer, matrix.module()), &rows)
+            let of = |matrix: LayerMatrix| {
+                self.packed_matrix(packing, &self.matrix_name(&matrix.path), &matrix.parts)
             };
-            config.family.matrices().into_iter().map(of).sum()
+            matrices(config, layer).into_iter().map(of).sum()
         });
         let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;
         // Norms and biases are small and always f32.

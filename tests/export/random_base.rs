@@ -7,7 +7,7 @@ use crate::cli_fixture::Bench;
 use finetune::families::Family;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::config::Config;
-use finetune::model::layout::module_path;
+use finetune::model::layout::{LayerMatrix, matrices};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 use serde_json::{Value, json};
@@ -46,9 +46,8 @@ pub fn write(b: &Bench, family: &Family) {
         shapes.extend(
             ["q_norm", "k_norm"].iter().zip(sizes).map(|(n, d)| (name(&format!("self_attn.{n}")), vec![d])),
         );
-        for module in family.modules() {
-            let (n, k) = config.projection(module).unwrap();
-            shapes.push((format!("model.{}", module_path(layer, module)), vec![n, k]));
+        for LayerMatrix { path, shape: (n, k), .. } in matrices(&config, layer) {
+            shapes.push((format!("model.{path}"), vec![n, k]));
         }
     }
     let mut tensors: Vec<(Spec, Vec<u8>)> = Vec::new();

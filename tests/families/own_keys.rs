@@ -16,6 +16,12 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
     if let Bias::KeyOrTrue(key) = family.biases.qkv {
         config[key] = json!(true);
     }
+    if family.experts {
+        config["num_experts"] = json!(5);
+        config["num_experts_per_tok"] = json!(2);
+        config["moe_intermediate_size"] = json!(config["intermediate_size"].as_u64().unwrap_or(0) / 2);
+        config["norm_topk_prob"] = json!(true);
+    }
     if family.partial_rotary.is_some() {
         config["partial_rotary_factor"] = json!(0.75);
     }

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
                           Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config,
-                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3VLConfig, SmolLM3Config,
+                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
@@ -55,7 +55,12 @@ CONFIGS = {
     'phi3long': lambda: Phi3Config(**SIZES, tie_word_embeddings=True, original_max_position_embeddings=32,
                                    rope_parameters=dict(rope_type='longrope', rope_theta=10000.0,
                                                         short_factor=[1.0, 1.25, 2.5, 3.75],
-                                                        long_factor=[1.5, 4.0, 20.0, 50.0]))}
+                                                        long_factor=[1.5, 4.0, 20.0, 50.0])),
+    'qwen3moe': lambda: Qwen3MoeConfig(**SIZES, head_dim=12, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20,
+                                       norm_topk_prob=True, tie_word_embeddings=False, rope_theta=1000000.0),
+    # a layer with one feed-forward; weights that are not divided by their sum; one expert of three
+    'qwen3moeone': lambda: Qwen3MoeConfig(**SIZES, head_dim=12, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=36,
+                                          norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True)}
 # checkpoints with a vision tower, of which the text model is trained
 TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
 WRAPPED = {
@@ -79,7 +84,9 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'phi3': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj'], False),
     'phi3long': (3, 8, ['qkv_proj', 'down_proj'], True),
     'gemma3vl': (4, 8, 'all', False), 'mistral3vl': (3, 6, 'all', False),
-    'qwen3vl': (4, 8, ['q_proj', 'v_proj', 'down_proj'], False)}
+    'qwen3vl': (4, 8, ['q_proj', 'v_proj', 'down_proj'], False),
+    'qwen3moe': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False),
+    'qwen3moeone': (3, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], True)}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 
 

@@ -1,4 +1,4 @@
-//! Cases of ops over rows: embed, rmsnorm, rope, gather_rows.
+//! Cases of ops over rows: embed, rmsnorm, rope, gather_rows, sum_rows, scale_rows.
 
 use crate::op_cases::*;
 use finetune::backend::{Norm, ViewMut};
@@ -237,5 +237,89 @@ pub fn gather_rows_grad<B: Device>(set: Set) -> Cases<B> {
                 vec![dx]
             })
             .gradient(Gradient { out: 0, from: 0, x, which: 0, dy, formula, bound: 1e-5 })
+    })
+}
+
+/// Rows of the sum, their length, and how many are added to each.
+const SUMS: [(usize, usize, usize); 6] =
+    [(1, 1, 1), (3, 33, 2), (17, 5, 8), (5, 300, 3), (129, 64, 2), (0, 4, 2)];
+
+/// Each row is taken once, in a mixed order.
+fn places(t: usize, k: usize) -> Vec<Vec<u32>> {
+    (0..k).map(|j| (0..t).map(|i| ((i * k + j) * 7919 % (t * k)) as u32).collect()).collect()
+}
+
+pub fn sum_rows<B: Device>(set: Set) -> Cases<B> {
+    let sizes = set.of(&SUMS, &[(1024, 576, 8)]);
+    each(cross(sizes, &[Write::Set, Write::Add]), |((t, c, k), write)| {
+        // 7919 is a prime that divides none of these numbers of rows.
+        let places = places(t, k);
+        let taken = places.clone();
+        let name = format!("{k} for each of {t}x{c} {write:?}");
+        Case::new(name, [Mat::random(t * k, c, 1)], [held(write, t, c)])
+            .verb(move |b: &mut B, g, o| {
+                let rows: Vec<B::Ids> = places.iter().map(|rows| b.ids(rows)).collect();
+                b.sum_rows(o[0].view_mut(), write, g.i[0], &rows);
+            })
+            .want(&[1e-6], move |known| {
+                let mut out = known.old[0].clone();
+                for (t, row) in taken.iter().flat_map(|rows| rows.iter().enumerate()) {
+                    let x = &known.i[0].v[*row as usize * c..][..c];
+                    out.v[t * c..][..c].iter_mut().zip(x).for_each(|(out, x)| *out += x);
+                }
+                vec![out]
+            })
+    })
+}
+
+/// Rows and columns.
+const SCALED: [(usize, usize); 8] =
+    [(0, 5), (1, 1), (3, 33), (17, 64), (5, 300), (129, 10), (6, 257), (2, 1024)];
+
+fn scaled(x: &Mat, scales: &Mat) -> Mat {
+    let mut out = x.clone();
+    for (i, v) in out.v.iter_mut().enumerate() {
+        *v *= scales.v[i / x.cols];
+    }
+    out
+}
+
+pub fn scale_rows<B: Device>(set: Set) -> Cases<B> {
+    each(set.of(&SCALED, &[(8192, 768)]), |(n, c)| {
+        Case::new(format!("{n}x{c}"), [Mat::random(n, c, 1), Mat::random(n, 1, 2)], [Out::Poison(n, c)])
+            .verb(|b: &mut B, g, o| b.scale_rows(o[0].view_mut(), g.i[0], g.i[1]))
+            .want(&[1e-7], |k| vec![scaled(&k.i[0], &k.i[1])])
+    })
+}
+
+pub fn scale_rows_grad<B: Device>(set: Set) -> Cases<B> {
+    each(set.of(&SCALED, &[(8192, 768)]), |(n, c)| {
+        let (x, scales, dy) = (Mat::random(n, c, 1), Mat::random(n, 1, 2), Mat::random(n, c, 3));
+        let gradient = |out, which, bound| Gradient {
+            out,
+            from: 0,
+            x: vec![x.clone(), scales.clone()],
+            which,
+            dy: dy.clone(),
+            formula: Box::new(|x| scaled(&x[0], &x[1])),
+            bound,
+        };
+        let gradients = [gradient(0, 0, 1e-5), gradient(1, 1, 1e-5)];
+        let outs = [Out::Holds(dy.clone()), Out::Poison(n, 1)];
+        let [of_x, of_scales] = gradients;
+        Case::new(format!("{n}x{c}"), [x.clone(), scales.clone()], outs)
+            .verb(|b: &mut B, g, o| {
+                let [dx, dscales] = o else { unreachable!() };
+                b.scale_rows_grad(dx.view_mut(), dscales.view_mut(), g.i[0], g.i[1]);
+            })
+            .want(&[1e-7, 1e-6], move |k| {
+                let (mut dscales, dx) = (Mat::zeros(n, 1), &k.old[0]);
+                for (i, v) in dx.v.iter().enumerate() {
+                    dscales.v[i / c] += v * k.i[0].v[i];
+                }
+                vec![scaled(dx, &k.i[1]), dscales]
+            })
+            .gradient(of_x)
+            .gradient(of_scales)
     })
 }

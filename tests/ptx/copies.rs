@@ -111,6 +111,17 @@ const WRITERS: &[(&str, Writer)] = &[
     ("attention_grad dk", |d, out, g| grads(d, out, g, 1)),
     ("attention_grad dv", |d, out, g| grads(d, out, g, 2)),
     ("attention_cached", |d, out, g| d.attention_cached(out, qkv(g), ONE)),
+    ("scale_rows", |d, out, g| d.scale_rows(out, of(&g.x), view(&g.y, N, 1))),
+    ("scale_rows_grad dx", |d, out, g| {
+        let [dscales, ..] = &mut g.spare;
+        d.scale_rows_grad(out, view_mut(dscales, N, 1), of(&g.x), view(&g.y, N, 1));
+    }),
+    ("scale_rows_grad dscales", |d, out, g| {
+        let [dx, ..] = &mut g.spare;
+        d.fill(view_mut(dx, N, N), 0.5);
+        let dscales = ViewMut { memory: out.memory, offset: 0, rows: N, cols: 1 };
+        d.scale_rows_grad(view_mut(dx, N, N), dscales, of(&g.x), view(&g.y, N, 1));
+    }),
     ("gated", |d, out, g| d.gated(out, of(&g.x), of(&g.y), Activation::SwiGlu)),
     ("gated_grad gate", |d, out, g| {
         let [up, ..] = &mut g.spare;

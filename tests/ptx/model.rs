@@ -93,7 +93,7 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
-    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings.
+    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts.
     for name in [
         "llama",
         "qwen2",
@@ -105,6 +105,8 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "granite",
         "glm4",
         "phi3",
+        "qwen3moe",
+        "qwen3moeone",
     ] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
@@ -124,9 +126,15 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
 fn a_whole_model_on_tensor_cores_is_near() {
     // Heads of 10 use attention in f32, and dropout uses adapters in f32 in the backward pass. Heads of 8 (six query
     // heads, two key heads) without dropout use every kernel for tensor cores, within a window in olmo3.
-    for (name, dropout) in
-        [("qwen3", 0.3), ("llama", 0.3), ("llama", 0.0), ("olmo3", 0.0), ("gemma3", 0.0), ("glm4", 0.3)]
-    {
+    for (name, dropout) in [
+        ("qwen3", 0.3),
+        ("llama", 0.3),
+        ("llama", 0.0),
+        ("olmo3", 0.0),
+        ("gemma3", 0.0),
+        ("glm4", 0.3),
+        ("qwen3moe", 0.0),
+    ] {
         let case = open(name, dropout);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
         let (Some(device), Some(other)) = (bf16(0), bf16(7)) else { return };

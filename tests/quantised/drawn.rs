@@ -48,10 +48,9 @@ impl Drawn {
         for norm in norms.as_flattened().iter().flatten() {
             add(&format!("model.layers.0.{norm}.weight"), &[c]);
         }
-        for module in family.modules() {
-            let (path, (n, k)) = (layout::module_path(0, module), config.projection(module).unwrap());
+        for layout::LayerMatrix { path, shape: (n, k), .. } in layout::matrices(&config, 0) {
             add(&format!("model.{path}.weight"), &[n, k]);
-            if config.qkv_bias && ["q_proj", "k_proj", "v_proj"].contains(&module) {
+            if config.qkv_bias && ["q_proj", "k_proj", "v_proj"].iter().any(|m| path.ends_with(m)) {
                 add(&format!("model.{path}.bias"), &[n]);
             }
         }

@@ -347,6 +347,24 @@ impl<D: Driver> Backend for Cuda<D> {
         self.rows("gather_rows.ptx", "gather_rows_grad", (dout.rows, dout.cols), &args);
     }
 
+    fn scale_rows(&mut self, out: ViewMut<Memory>, x: View<Memory>, scales: View<Memory>) {
+        let args = [at_mut(&out), at(&x), at(&scales), size(x.rows), size(x.cols)];
+        let (file, entry) = ("scale_rows.ptx", "scale_rows");
+        self.launch(Launch { file, entry, grid: [blocks(x.rows, 4), 1, 1], threads: 128, args: &args });
+    }
+
+    fn scale_rows_grad(
+        &mut self,
+        dx: ViewMut<Memory>,
+        dscales: ViewMut<Memory>,
+        x: View<Memory>,
+        scales: View<Memory>,
+    ) {
+        let args = [at_mut(&dx), at_mut(&dscales), at(&x), at(&scales), size(x.rows), size(x.cols)];
+        let (file, entry) = ("scale_rows.ptx", "scale_rows_grad");
+        self.launch(Launch { file, entry, grid: [blocks(x.rows, 4), 1, 1], threads: 128, args: &args });
+    }
+
     fn cross_entropy(
         &mut self,
         losses: ViewMut<Memory>,

@@ -115,6 +115,8 @@ impl Backend for Dry {
         gated_grad(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, Activation);
         gather_rows(ViewMut<Memory>, View<Memory>, &Ids);
         gather_rows_grad(ViewMut<Memory>, View<Memory>, &Ids);
+        scale_rows(ViewMut<Memory>, View<Memory>, View<Memory>);
+        scale_rows_grad(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, View<Memory>);
         cross_entropy(ViewMut<Memory>, ViewMut<Memory>, &Ids, Option<View<Memory>>);
     }
 

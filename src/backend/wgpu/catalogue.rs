@@ -61,7 +61,7 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
             product(&[("ENCODING", &blocks[..]), ("VECTOR", &[0])])
         }
         "matmul" => product(&ACROSS),
-        "rmsnorm" | "rmsnorm_grad" | "cross_entropy" => {
+        "rmsnorm" | "rmsnorm_grad" | "scale_rows_grad" | "cross_entropy" => {
             product(&[("SUBGROUPS", &[0, 1]), ("WIDTH", &[4, 8, 256])])
         }
         name if name.starts_with("attention") || name.starts_with("flash") => {

@@ -1,4 +1,4 @@
-//! Verbs of norms, gathered rows and the loss: a workgroup per row, or per group of a row.
+//! Verbs of norms, gathered and scaled rows and the loss: a workgroup per row, or per group of a row.
 
 use super::device::Call;
 use super::kernel::Access::{Read, Write as Written};
@@ -16,6 +16,9 @@ kernel!(RMSNORM_GRAD_FAST, "rmsnorm_grad", ["rows_subgroup"], [Written, Read, Re
 kernel!(CROSS_ENTROPY_FAST, "cross_entropy", ["rows_subgroup"], [Written, Written, Read, Read]);
 kernel!(GATHER_ROWS, "gather_rows", [], [Written, Read, Read]);
 kernel!(GATHER_ROWS_GRAD, "gather_rows_grad", [], [Written, Read, Read]);
+kernel!(SCALE_ROWS, "scale_rows", [], [Written, Read, Read]);
+kernel!(SCALE_ROWS_GRAD, "scale_rows_grad", ["rows"], [Written, Written, Read, Read]);
+kernel!(SCALE_ROWS_GRAD_FAST, "scale_rows_grad", ["rows_subgroup"], [Written, Written, Read, Read]);
 kernel!(CROSS_ENTROPY, "cross_entropy", ["rows"], [Written, Written, Read, Read]);
 
 /// The kernels of this file.
@@ -24,9 +27,12 @@ pub(super) const KERNELS: &[&Kernel] = &[
     &RMSNORM_GRAD,
     &GATHER_ROWS,
     &GATHER_ROWS_GRAD,
+    &SCALE_ROWS,
+    &SCALE_ROWS_GRAD,
     &CROSS_ENTROPY,
     &RMSNORM_FAST,
     &RMSNORM_GRAD_FAST,
+    &SCALE_ROWS_GRAD_FAST,
     &CROSS_ENTROPY_FAST,
 ];
 
@@ -45,6 +51,7 @@ impl Wgpu {
         let fast = match kernel.name {
             "rmsnorm" => &RMSNORM_FAST,
             "rmsnorm_grad" => &RMSNORM_GRAD_FAST,
+            "scale_rows_grad" => &SCALE_ROWS_GRAD_FAST,
             "cross_entropy" => &CROSS_ENTROPY_FAST,
             _ => kernel,
         };
@@ -94,10 +101,15 @@ impl Wgpu {
         }
     }
 
-    pub(super) fn gather(&mut self, out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
+    pub(super) fn gather(&mut self, mut out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
         let ids = Place { slot: self.integers(&rows.integers), base: 0 };
-        let (o, xs, n) = (self.at_mut(&out), self.at(x), out.len());
-        self.each(&GATHER_ROWS, n, &[o.base, xs.base, n as u32, out.cols as u32], &[&o, &xs, &ids]);
+        let xs = self.at(x);
+        for (from, count) in self.pieces(out.rows, out.cols, ELEMENT * out.cols as f64) {
+            let part = out.again().rows(from, count);
+            let (o, n) = (self.at_mut(&part), part.len());
+            let params = [o.base, xs.base, n as u32, part.cols as u32, from as u32];
+            self.each(&GATHER_ROWS, n, &params, &[&o, &xs, &ids]);
+        }
     }
 
     pub(super) fn scatter(&mut self, mut dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
@@ -105,6 +117,30 @@ impl Wgpu {
         let ids = Place { slot: self.integers(&rows.integers), base: 0 };
         let (o, d, n) = (self.at_mut(&dx), self.at(dout), dout.len());
         self.each(&GATHER_ROWS_GRAD, n, &[o.base, d.base, n as u32, dx.cols as u32], &[&o, &d, &ids]);
+    }
+
+    pub(super) fn scale_by_row(&mut self, mut out: ViewMut<Memory>, x: View<Memory>, scales: View<Memory>) {
+        for (from, rows) in self.pieces(x.rows, x.cols, ELEMENT * x.cols as f64) {
+            let part = out.again().rows(from, rows);
+            let (o, n) = (self.at_mut(&part), part.len());
+            let [xs, s] = [x, scales].map(|v| self.at(v.rows(from, rows)));
+            let params = [o.base, xs.base, s.base, n as u32, part.cols as u32];
+            self.each(&SCALE_ROWS, n, &params, &[&o, &xs, &s]);
+        }
+    }
+
+    pub(super) fn scale_by_row_grad(
+        &mut self,
+        (mut dx, mut dscales): (ViewMut<Memory>, ViewMut<Memory>),
+        x: View<Memory>,
+        scales: View<Memory>,
+    ) {
+        for (from, rows) in self.pieces(x.rows, x.cols, ELEMENT * x.cols as f64) {
+            let [d, ds] = [&mut dx, &mut dscales].map(|m| self.at_mut(&m.again().rows(from, rows)));
+            let [xs, s] = [x, scales].map(|v| self.at(v.rows(from, rows)));
+            let params = [d.base, ds.base, xs.base, s.base, rows as u32, x.cols as u32];
+            self.groups(&SCALE_ROWS_GRAD, (rows, x.cols), &params, &[&d, &ds, &xs, &s]);
+        }
     }
 
     pub(super) fn loss_rows(

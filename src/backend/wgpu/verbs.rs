@@ -246,6 +246,20 @@ impl Backend for Wgpu {
         self.scatter(dx, dout, rows);
     }
 
+    fn scale_rows(&mut self, out: ViewMut<Memory>, x: View<Memory>, scales: View<Memory>) {
+        self.scale_by_row(out, x, scales);
+    }
+
+    fn scale_rows_grad(
+        &mut self,
+        dx: ViewMut<Memory>,
+        dscales: ViewMut<Memory>,
+        x: View<Memory>,
+        scales: View<Memory>,
+    ) {
+        self.scale_by_row_grad((dx, dscales), x, scales);
+    }
+
     fn cross_entropy(
         &mut self,
         losses: ViewMut<Memory>,

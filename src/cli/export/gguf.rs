@@ -6,6 +6,7 @@ mod read_back;
 
 use super::{Exported, Outtype, logits};
 use crate::config::refusal::Refusal;
+use crate::families::tensors::of_expert;
 use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
 };
@@ -39,8 +40,9 @@ struct Plan {
 enum From {
     /// The base's file, unchanged.
     Stored,
-    /// The merged tensor with that name; with a number of heads its rotary rows are permuted, and the offset is added.
-    Merged(String, Option<usize>, f32),
+    /// The merged tensors with these names, one after the other; with a number of heads rotary rows are permuted, and the
+    /// offset is added.
+    Merged(Vec<String>, Option<usize>, f32),
     /// Computed values.
     Values(Vec<f32>),
 }
@@ -101,6 +103,14 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         RopeScaling::Yarn { .. } => return Err(unwritten(base, "rope scaling by YaRN")),
         RopeScaling::Long { .. } => return Err(unwritten(base, "rope scaling by LongRoPE")),
     };
+    if let Some(of) = &c.experts {
+        let unknown = [
+            (!of.normalised, "weights of experts that are not divided by their sum"),
+            (of.sparse.contains(&false), "a layer without experts"),
+        ];
+        // llama.cpp takes both for granted.
+        unknown.iter().find(|(has, _)| *has).map_or(Ok(()), |(_, what)| Err(unwritten(base, what)))?;
+    }
     let id = base.files.base_id.as_deref().and_then(|id| id.rsplit('/').next());
     let folder = || base.path.file_stem().map(|s| s.to_string_lossy().into_owned());
     Ok(Shape {
@@ -110,6 +120,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         context: c.max_positions,
         hidden: c.hidden,
         feed_forward: c.feed_forward,
+        experts: c.experts.as_ref().map(|of| [of.count, of.chosen, of.feed_forward]),
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv, c.heads.size),
         rotary: c.rotary,
@@ -139,6 +150,7 @@ fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
         ((&c.rope, &c.local_rope) != (&again.rope, &again.local_rope), "this rotary embedding"),
         (c.rotary != again.rotary, "this part of each head that is rotated"),
         (c.rotated != again.rotated, "this order of unrotated layers"),
+        (c.experts != again.experts, "this choice of experts"),
         (c.score_scale != again.score_scale, "this scale of the scores"),
         (factors(c) != factors(again), "these factors"),
     ];
@@ -203,18 +215,26 @@ fn metadata(
     Ok(all)
 }
 
+/// The merged tensors of a tensor of the file, by expert where it has all experts of a layer.
+type Parts = BTreeMap<usize, String>;
+
 /// Map from the file's tensor names to the merged tensors' names.
-fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, String>, Refusal> {
-    let (mut names, of_layer) = (BTreeMap::new(), base.config.family.layer_tensors());
+fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, Refusal> {
+    let mut names: BTreeMap<String, Parts> = BTreeMap::new();
+    let of_layer = base.config.family.layer_tensors();
     for name in merged.names() {
         if name.ends_with(".rotary_emb.inv_freq") || (base.config.tied && name == "lm_head.weight") {
+            continue;
+        }
+        if let Some((layer, expert, (stored, _))) = of_expert(&name) {
+            names.entry(format!("blk.{layer}.{stored}.weight")).or_default().insert(expert, name);
             continue;
         }
         let Some(as_stored) = stored_name(&name, &of_layer) else {
             let what = format!("{}: tensor {name} has no name in llama.cpp", base.path.display());
             return Err(Refusal::configuration(format!("{what}: use --to merged")));
         };
-        names.insert(as_stored, name);
+        names.insert(as_stored, Parts::from([(0, name)]));
     }
     Ok(names)
 }
@@ -239,7 +259,9 @@ fn plans(
         let table = Planned { name: name.clone(), shape: info.shape.clone(), kind: info.kind };
         plans.push(Plan { table, from: From::Stored });
     }
-    for (as_stored, name) in names {
+    for (as_stored, parts) in names {
+        let (count, experts) = (parts.len(), parts.values().any(|name| of_expert(name).is_some()));
+        let Some(name) = parts.values().next().cloned() else { continue };
         let Some(about) = merged.base.about(&name).map_err(Refusal::failure)? else { continue };
         let info = stored.and_then(|file| file.tensors().get(&as_stored));
         let own = match (info, about.encoding) {
@@ -249,7 +271,8 @@ fn plans(
             (None, Encoding::Blocks(_)) => F32,
         };
         let row = about.shape.last().copied().unwrap_or(1);
-        let vector = about.shape.len() < 2 || as_stored.ends_with("_norm.weight");
+        let plain = ["_norm.weight", ".ffn_gate_inp.weight"].iter().any(|end| as_stored.ends_with(end));
+        let vector = about.shape.len() < 2 || plain;
         let kind = match outtype {
             Outtype::Base if info.is_some() => own,
             _ if vector => F32,
@@ -261,10 +284,11 @@ fn plans(
             true => From::Stored,
             false => {
                 let (heads, offset) = (heads(&name), base.config.family.offset_in_gguf(&name));
-                From::Merged(name, heads, offset)
+                From::Merged(parts.into_values().collect(), heads, offset)
             }
         };
-        plans.push(Plan { table: Planned { name: as_stored, shape: about.shape, kind }, from });
+        let shape = experts.then_some(count).into_iter().chain(about.shape).collect();
+        plans.push(Plan { table: Planned { name: as_stored, shape, kind }, from });
     }
     if stored.is_none()
         && let Some(factors) = shape(base)?.rope_factors()
@@ -287,10 +311,10 @@ fn main_kind(plans: &[Plan]) -> Encoding {
 /// The types of merged tensors by Hugging Face name.
 fn kinds(plans: &[Plan]) -> BTreeMap<String, Encoding> {
     let kind = |plan: &Plan| match &plan.from {
-        From::Merged(name, ..) => Some((name.clone(), plan.table.kind)),
-        _ => None,
+        From::Merged(names, ..) => names.iter().map(|name| (name.clone(), plan.table.kind)).collect(),
+        _ => Vec::new(),
     };
-    plans.iter().filter_map(kind).collect()
+    plans.iter().flat_map(kind).collect()
 }
 
 fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>, String> {
@@ -302,17 +326,22 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
             Ok(file.bytes(info).to_vec())
         }
         From::Values(values) => encode(table.kind, values),
-        From::Merged(name, heads, offset) => {
-            let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
-            let mut values = checked(tensor.dtype.widen(&tensor.bytes), table.kind)?;
-            if *offset != 0.0 {
-                values.iter_mut().for_each(|x| *x += offset);
-            }
-            match heads {
+        From::Merged(names, heads, offset) => {
+            let mut all = Vec::new();
+            for name in names {
+                let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
+                let mut values = checked(tensor.dtype.widen(&tensor.bytes), table.kind)?;
+                if *offset != 0.0 {
+                    values.iter_mut().for_each(|x| *x += offset);
+                }
                 // A permuted vector has rows of one element.
-                Some(heads) => encode(table.kind, &pair_rows(&values, tensor.shape[0], *heads)),
-                None => encode(table.kind, &values),
+                let values = match heads {
+                    Some(heads) => pair_rows(&values, tensor.shape[0], *heads),
+                    None => values,
+                };
+                all.extend(encode(table.kind, &values)?);
             }
+            Ok(all)
         }
     }
 }

@@ -88,7 +88,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     if let Some(missing) = family.not_in_gguf() {
         return Err(s.refuse(format!("{missing} (architecture '{arch}') is not read from GGUF")));
     }
-    if s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
+    if !family.experts && s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
         return Err(s.refuse("a mixture of experts is not supported".into()));
     }
     let heads = s.size("attention.head_count")?;
@@ -155,6 +155,13 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
 fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     for (stored, key) in family.scales_in_gguf().into_iter().flatten() {
         config[key] = json!(clean(s.number(stored, 1.0)?));
+    }
+    if family.experts {
+        config["num_experts"] = json!(s.size("expert_count")?);
+        config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
+        config["moe_intermediate_size"] = json!(s.size("expert_feed_forward_length")?);
+        // llama.cpp divides the weights of the chosen experts by their sum.
+        config["norm_topk_prob"] = json!(true);
     }
     if let (Some(_), Some(size)) = (family.partial_rotary, config["head_dim"].as_f64()) {
         let rotary = s.maybe("rope.dimension_count")?.map_or(size, |n| n as f64);

@@ -5,7 +5,7 @@
 //! has them half a head apart. Rows are whole blocks in every kind, so they are put back as they are.
 
 use super::reader::{Gguf, Info};
-use crate::families::tensors::TOP;
+use crate::families::tensors::{EXPERTS, TOP};
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::format::map;
@@ -16,6 +16,9 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Most experts of a layer.
+const MOST_EXPERTS: usize = 1 << 16;
 
 /// Order of the rows of a tensor in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +32,8 @@ pub(super) enum Rows {
 #[derive(Debug)]
 pub(super) struct Weights {
     file: Gguf,
-    names: BTreeMap<String, (String, Rows)>,
+    /// Where the tensors are. Experts that are one tensor in the file are parts of it.
+    names: BTreeMap<String, (Info, Rows)>,
     family: &'static Family,
 }
 
@@ -43,6 +47,18 @@ impl Weights {
         let (mut names, of_layer) = (BTreeMap::new(), family.layer_tensors());
         for (stored, info) in file.tensors() {
             if is_not_a_weight(stored) {
+                continue;
+            }
+            if let Some((layer, module)) = experts(stored).filter(|_| family.experts) {
+                let of_expert = |(expert, part)| {
+                    let path = format!("model.layers.{layer}.mlp.experts.{expert}");
+                    (format!("{path}.{module}.weight"), (part, Rows::AsTheyAre))
+                };
+                let parts = parts(info).ok_or_else(|| {
+                    let what = format!("has shape {:?}, not [experts, outputs, inputs]", info.shape);
+                    FormatError::tensor(file.path(), stored, what)
+                })?;
+                names.extend(parts.into_iter().enumerate().map(of_expert));
                 continue;
             }
             let Some(name) = hugging_face_name(stored, &of_layer) else {
@@ -62,7 +78,7 @@ impl Weights {
                     return Err(FormatError::tensor(file.path(), stored, what));
                 }
             }
-            names.insert(name, (stored.clone(), rows));
+            names.insert(name, (info.clone(), rows));
         }
         Ok(Weights { file, names, family })
     }
@@ -93,6 +109,23 @@ pub(super) fn hugging_face_name(stored: &str, of_layer: &[(&str, &str)]) -> Opti
     Some(format!("model.layers.{layer}.{name}.{suffix}"))
 }
 
+/// The layer of a tensor of all its experts, and their module.
+fn experts(stored: &str) -> Option<(u32, &'static str)> {
+    let (layer, what) = stored.strip_suffix(".weight")?.strip_prefix("blk.")?.split_once('.')?;
+    let (_, module) = EXPERTS.into_iter().find(|(own, _)| *own == what)?;
+    Some((layer.parse().ok()?, module))
+}
+
+/// The matrices of a tensor [experts, outputs, inputs]; `None` for another shape.
+fn parts(info: &Info) -> Option<Vec<Info>> {
+    let &[count @ 1..=MOST_EXPERTS, rows, cols] = &info.shape[..] else { return None };
+    // Rows are whole blocks, so each matrix has as many bytes.
+    let size = info.range.len() / count;
+    let begins = (0..count).map(|expert| info.range.start + expert * size);
+    let matrix = |begin| Info { shape: vec![rows, cols], kind: info.kind, range: begin..begin + size };
+    Some(begins.map(matrix).collect())
+}
+
 /// The row of the file that holds row `r` of the Hugging Face tensor of `n` rows.
 pub(super) fn source_row(r: usize, n: usize, rows: Rows) -> usize {
     match rows {
@@ -107,8 +140,7 @@ pub(super) fn source_row(r: usize, n: usize, rows: Rows) -> usize {
 
 impl Tensors for Weights {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some((stored, rows)) = self.names.get(name) else { return Ok(None) };
-        let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
+        let Some((info, rows)) = self.names.get(name) else { return Ok(None) };
         let shape = info.shape.clone();
         let offset = self.family.offset_in_gguf(name);
         if offset != 0.0 {
@@ -133,8 +165,7 @@ impl Tensors for Weights {
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        let Some((stored, order)) = self.names.get(name) else { return Ok(None) };
-        let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
+        let Some((info, order)) = self.names.get(name) else { return Ok(None) };
         let (Encoding::Blocks(block), &[rows, cols]) = (info.kind, &info.shape[..]) else { return Ok(None) };
         let bytes = match order {
             Rows::AsTheyAre => self.file.shared(info),
@@ -144,9 +175,8 @@ impl Tensors for Weights {
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let Some((stored, _)) = self.names.get(name) else { return Ok(None) };
-        let about = |info: &Info| About { shape: info.shape.clone(), encoding: info.kind };
-        Ok(self.file.tensors().get(stored).map(about))
+        let about = |(info, _): &(Info, Rows)| About { shape: info.shape.clone(), encoding: info.kind };
+        Ok(self.names.get(name).map(about))
     }
 
     fn names(&self) -> Vec<String> {
@@ -154,8 +184,8 @@ impl Tensors for Weights {
     }
 
     fn advise(&self, name: &str, when: Use) {
-        let stored = self.names.get(name).and_then(|(stored, _)| self.file.tensors().get(stored));
-        stored.into_iter().for_each(|info| map::advise(self.file.bytes(info), when));
+        let info = self.names.get(name).map(|(info, _)| info);
+        info.into_iter().for_each(|info| map::advise(self.file.bytes(info), when));
     }
 
     fn file_of(&self, _: &str) -> Option<&Path> {

@@ -25,6 +25,8 @@ pub struct Shape {
     pub hidden: usize,
     /// Inner size of the MLP.
     pub feed_forward: usize,
+    /// Experts of a layer, those that compute a token, and their inner size.
+    pub experts: Option<[usize; 3]>,
     /// Number of decoder blocks.
     pub layers: usize,
     /// Query heads, key/value heads, size of a head.
@@ -84,6 +86,10 @@ impl Shape {
         set("attention.layer_norm_rms_epsilon", Meta::F32(self.eps));
         set("attention.key_length", number(size));
         set("attention.value_length", number(size));
+        let keys = ["expert_count", "expert_used_count", "expert_feed_forward_length"];
+        for (key, size) in keys.into_iter().zip(self.experts.into_iter().flatten()) {
+            set(key, number(size));
+        }
         if gguf.all_sizes {
             set("vocab_size", number(self.vocab));
         }

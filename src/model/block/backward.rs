@@ -3,9 +3,10 @@
 //! below the lowest trained adapter are not computed.
 
 use super::super::linear::{Batch, LinearGrad};
+use super::super::routes::Routes;
 use super::saved::{HeadNorms, Output, Saved};
-use super::{Block, DOWN, GATE, Gains, K, O, Q, Reader, UP, V};
-use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
+use super::{Block, DOWN, Experts, GATE, Gains, K, O, Q, Reader, UP, V};
+use crate::backend::{AttentionSaved, Fault, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
 
 /// Whether layers below a block need its input gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,14 +50,48 @@ impl<B: Fused> Block<B> {
         mut saved: Saved<B::Memory>,
         below: Below,
         batch: &Batch<B>,
-    ) {
+    ) -> Result<(), Fault> {
         let deeper = below == Below::Wanted || self.adapted(&[Q, K, V, O]);
         let half = if deeper { Below::Wanted } else { Below::Nothing };
-        self.feed_forward_backward(backend, &mut streams, &mut saved, half, batch);
+        if let (Some(experts), Some(routes)) = (&self.experts, saved.routes.take()) {
+            if deeper {
+                self.experts_backward(backend, &mut streams, (&mut saved, experts, &routes), batch)?;
+            }
+        } else {
+            self.feed_forward_backward(backend, &mut streams, &mut saved, half, batch);
+        }
         if deeper {
             self.attention_backward(backend, &mut streams, &saved, below, batch);
         }
         saved.recycle(backend);
+        Ok(())
+    }
+
+    /// Adds the gradient of the input of a sparse feed-forward to the residual gradient.
+    fn experts_backward(
+        &self,
+        backend: &mut B,
+        streams: &mut Streams<B::Memory>,
+        (saved, experts, routes): (&mut Saved<B::Memory>, &Experts<B>, &Routes),
+        batch: &Batch<B>,
+    ) -> Result<(), Fault> {
+        let (t, c) = (batch.rows, self.hidden);
+        let act = self.activated(backend, (&saved.gate, &saved.up, Some(routes)), Reader::Adapters, batch);
+        let normed = (&self.mlp_gains, &saved.outputs[1]);
+        let doutput = self.output_backward(backend, streams.residual, normed, batch);
+        let mut dread = backend.memory(t * c);
+        let inner = (&act, [&mut saved.gate, &mut saved.up], self.activation);
+        let dy = view(doutput.as_ref().unwrap_or(streams.residual), t, c);
+        experts.backward(backend, view_mut(&mut dread, t, c), dy, inner, routes)?;
+        self.add_through_norm(
+            backend,
+            streams,
+            (&saved.mid, &self.mlp_gains, &saved.inv_rms[1]),
+            &dread,
+            batch,
+        );
+        doutput.into_iter().chain([act, dread]).for_each(|m| backend.recycle(m));
+        Ok(())
     }
 
     fn feed_forward_backward(
@@ -70,8 +105,8 @@ impl<B: Fused> Block<B> {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let on = below == Below::Wanted;
         let act = self.adapted(&[DOWN]);
-        let act = act.then(|| self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch));
-        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| self.inner(backend, batch));
+        let act = act.then(|| self.activation(backend, saved, Reader::Adapters, batch));
+        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| self.dact(backend, batch));
         let normed = (&self.mlp_gains, &saved.outputs[1]);
         let doutput = self.output_backward(backend, streams.residual, normed, batch);
         let args = LinearGrad {
@@ -94,7 +129,7 @@ impl<B: Fused> Block<B> {
     }
 
     /// Allocates the gradient of the gated product; with dropout the adapter's part is added to it.
-    fn inner(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
+    fn dact(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         if batch.dropout.is_some() { backend.memory(t * f) } else { backend.short(t, f) }
     }
@@ -150,16 +185,29 @@ impl<B: Fused> Block<B> {
             self.linears[i].backward(backend, out, args, batch);
         }
         if let Some(dread) = &dread {
-            let (dx, dread) = (view_mut(&mut *streams.residual, t, c), view(dread, t, c));
-            match &gains.before {
-                Some(gain) => {
-                    let norm = Norm { gain: view(gain, 1, c), inv_rms: view(inv_rms, t, 1) };
-                    backend.rmsnorm_grad(dx, Write::Add, dread, view(stream, t, c), norm);
-                }
-                None => backend.add(dx, dread),
-            }
+            self.add_through_norm(backend, streams, (stream, gains, inv_rms), dread, batch);
         }
         normed.flatten().into_iter().chain(dread).for_each(|m| backend.recycle(m));
+    }
+
+    /// Adds the gradient of the residual stream to the residual gradient, given that of a half's normed input.
+    fn add_through_norm(
+        &self,
+        backend: &mut B,
+        streams: &mut Streams<B::Memory>,
+        (stream, gains, inv_rms): (&B::Memory, &Gains<B::Memory>, &B::Memory),
+        dread: &B::Memory,
+        batch: &Batch<B>,
+    ) {
+        let (t, c) = (batch.rows, self.hidden);
+        let (dx, dread) = (view_mut(&mut *streams.residual, t, c), view(dread, t, c));
+        match &gains.before {
+            Some(gain) => {
+                let norm = Norm { gain: view(gain, 1, c), inv_rms: view(inv_rms, t, 1) };
+                backend.rmsnorm_grad(dx, Write::Add, dread, view(stream, t, c), norm);
+            }
+            None => backend.add(dx, dread),
+        }
     }
 
     fn attention_backward(

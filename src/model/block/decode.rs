@@ -2,8 +2,8 @@
 //! pass; only attention over cached keys has a verb of its own.
 
 use super::saved::Saved;
-use super::{Block, DOWN, K, Q, Reader, V};
-use crate::backend::{Backend, Fused, Qkv, View, ViewMut, view, view_mut};
+use super::{Block, DOWN, Inner, K, Q, Reader, V};
+use crate::backend::{Backend, Fault, Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::model::linear::Batch;
 use std::ops::Range;
 
@@ -45,8 +45,8 @@ impl<B: Fused> Block<B> {
         x: B::Memory,
         texts: &mut [Growing<B>],
         batch: &Batch<B>,
-    ) -> B::Memory {
-        let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
+    ) -> Result<B::Memory, Fault> {
+        let (t, c) = (batch.rows, self.hidden);
         let (mut inv_rms, mut h) = (backend.memory(t), Saved::no_h());
         let normed = (&x, &self.attention_gains);
         let normed = self.normed(backend, normed, &mut inv_rms, Reader::Projections, batch);
@@ -64,17 +64,18 @@ impl<B: Fused> Block<B> {
             self.attend_cached(backend, (&mut attended, [&q, &k, &v]), (cache, tokens), from..from + *rows);
             from += *rows;
         }
-        let (mut mid, output, [gate, up]) =
-            self.after_attention(backend, (&x, &attended), (&mut inv_rms, &mut h), batch);
-        let act = self.activation(backend, (&gate, &up), Reader::Projections, batch);
+        let (mut mid, output) = self.after_attention(backend, (&x, &attended), &mut h, batch);
+        let Inner { gate, up, routes } = self.inner(backend, &mid, (&mut inv_rms, &mut h), None, batch)?;
+        let routes = routes.as_ref();
+        let act = self.activated(backend, (&gate, &up, routes), Reader::Projections, batch);
         let last;
-        (h[DOWN], last) = self.add_output(backend, &mut mid, (DOWN, view(&act, t, f)), batch);
+        (h[DOWN], last) = self.add_output(backend, &mut mid, (DOWN, &act), routes, batch);
         let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
         let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
         let done = [x, inv_rms, q, k, v, attended, gate, up, act].into_iter().chain(normed);
         let done = done.chain(h.into_iter().flatten()).chain(norms).chain(outputs);
         done.for_each(|m| backend.recycle(m));
-        mid
+        Ok(mid)
     }
 
     /// Attends as in training in the first pass of a text, and to all its cached tokens in later passes.

@@ -4,6 +4,7 @@
 
 use super::{DOWN, GATE, K, O, Q, UP, V};
 use crate::backend::Backend;
+use crate::model::routes::Routes;
 
 /// How much a block keeps, most first; the rest is computed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +41,8 @@ pub struct Saved<M> {
     pub outputs: [Option<Output<M>>; 2],
     /// The residual stream between attention and feed-forward `[C]`.
     pub mid: M,
+    /// The experts of each token, where the layer is sparse; gate and up are then of the pairs. Kept by every [`Hold`].
+    pub routes: Option<Routes>,
     /// `[F]`
     pub gate: M,
     /// `[F]`

@@ -115,11 +115,35 @@ fn windows_are_those_of_transformers() {
     }
 }
 
+/// The keys of a mixture of experts, with changes.
+fn experts(changes: Value) -> Value {
+    let own = json!({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96});
+    with(own, changes)
+}
+
+#[test]
+fn experts_and_sparse_layers_are_read() {
+    let of = |changes| read(experts(changes)).unwrap().experts.unwrap();
+    let plain = of(json!({}));
+    assert_eq!((plain.count, plain.chosen, plain.feed_forward, plain.normalised), (8, 2, 96, false));
+    assert!(plain.sparse.iter().all(|sparse| *sparse));
+    assert!(of(json!({"norm_topk_prob": true, "num_experts": 8})).normalised);
+    // transformers 5 writes the number under another key.
+    assert_eq!(of(json!({"num_experts": "-", "num_local_experts": 4})).count, 4);
+    let some = of(json!({"decoder_sparse_step": 2, "mlp_only_layers": [3]})).sparse;
+    assert_eq!(some[..6], [false, true, false, false, false, true]);
+}
+
 #[test]
 fn unsupported_features_are_refused_by_name() {
     let cases = [
         (json!({"architectures": ["MixtralForCausalLM"]}), "mixture of experts"),
-        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "mixture of experts"),
+        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`num_local_experts` is missing"),
+        (experts(json!({"num_experts_per_tok": 9})), "num_experts_per_tok"),
+        (experts(json!({"mlp_only_layers": ["a"]})), "mlp_only_layers"),
+        (experts(json!({"use_sliding_window": true})), "use_sliding_window"),
+        (experts(json!({"output_router_logits": true})), "output_router_logits"),
         (json!({"num_local_experts": 8}), "num_local_experts"),
         (json!({"num_experts": 64}), "num_experts"),
         (json!({"architectures": ["Gemma2ForCausalLM"]}), "Gemma2ForCausalLM"),

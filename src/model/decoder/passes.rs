@@ -185,10 +185,10 @@ impl<B: Fused> Decoder<B> {
             let i = tape.kept.len() - 1;
             let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i))?;
             let Some((hold, saved)) = tape.kept.pop() else { return Ok(()) };
-            let saved = block.restore(&mut self.backend, saved, hold, &batch);
+            let saved = block.restore(&mut self.backend, saved, hold, &batch)?;
             let below = if i == 0 { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut *residual, grads: &mut self.grads };
-            block.backward(&mut self.backend, streams, saved, below, &batch);
+            block.backward(&mut self.backend, streams, saved, below, &batch)?;
             self.backend.border();
         }
         Ok(())

@@ -44,7 +44,7 @@ impl<B: Fused> Shelf<B> {
             let block = Block::load(backend, weights, config, *layer, *adapters)?;
             if i < streamed {
                 block.unload(backend);
-                weights.advise(config.family, *layer, Use::Later);
+                weights.advise(config, *layer, Use::Later);
             } else {
                 resident.push(block);
             }
@@ -87,7 +87,7 @@ impl<B: Fused> Stream<B> {
             let weights = Weights::new(&**source).map_err(|e| failed(backend, e))?.checked_before();
             let before = slot.take().map(|(held, block)| {
                 block.unload(backend);
-                weights.advise(config.family, layers[held].0, Use::Later);
+                weights.advise(config, layers[held].0, Use::Later);
                 held
             });
             let (layer, adapters) = layers[i];
@@ -96,7 +96,7 @@ impl<B: Fused> Stream<B> {
             // A pass goes on in the direction in which it came.
             let next = if before.is_some_and(|before| before > i) { i.checked_sub(1) } else { Some(i + 1) };
             if let Some((layer, _)) = next.and_then(|next| layers.get(next)) {
-                weights.advise(config.family, *layer, Use::Soon);
+                weights.advise(config, *layer, Use::Soon);
             }
         }
         match slot {

@@ -92,7 +92,7 @@ impl<B: Fused> Decoder<B> {
             };
             let caches = texts.iter_mut().zip(ids).zip(&own);
             let grow = caches.map(|((text, ids), tokens)| (&mut text.caches[i], ids.len(), tokens));
-            x = block.decode(&mut self.backend, x, &mut grow.collect::<Vec<_>>(), &batch);
+            x = block.decode(&mut self.backend, x, &mut grow.collect::<Vec<_>>(), &batch)?;
         }
         texts.iter_mut().zip(ids).for_each(|(text, ids)| text.len += ids.len());
         let output = match &self.head {

@@ -1,9 +1,10 @@
 //! What the CPU does faster than its spelling in verbs: a projection and its adapter in one pass over the
 //! output, while the tile is in registers. `Cpu::reference` runs the spelling.
 
-use super::super::device::Cpu;
+use super::super::device::{Cpu, Ids};
 use super::super::gemm::added::{Added, RANK};
 use super::super::operands::{Left, Products, Strided};
+use super::super::runtime::math;
 use super::super::runtime::memory::Memory;
 use super::super::weights::weight::Weight;
 use super::adapter::Layout;
@@ -125,6 +126,16 @@ impl Fused for Cpu {
         self.done(low);
         self.done(factor);
         self.recycle(dh);
+    }
+
+    fn sum_rows(&mut self, mut out: ViewMut<Memory>, write: Write, x: View<Memory>, rows: &[Ids]) {
+        let (cols, isa, x) = (x.cols, self.isa, x.values());
+        self.threads.chunks(out.values_mut(), cols, |t, out| {
+            if write == Write::Set {
+                out.fill(0.0);
+            }
+            rows.iter().for_each(|rows| math::add_row(isa, out, &x[rows.0[t] as usize * cols..][..cols]));
+        });
     }
 
     fn lm_head_loss(

@@ -327,6 +327,28 @@ impl Backend for Cpu {
         }
     }
 
+    fn scale_rows(&mut self, mut out: ViewMut<Memory>, x: View<Memory>, scales: View<Memory>) {
+        let (cols, isa, x, scales) = (x.cols, self.isa, x.values(), scales.values());
+        self.threads.chunks(out.values_mut(), cols, |n, out| {
+            out.copy_from_slice(&x[n * cols..][..cols]);
+            math::scale_row(isa, out, scales[n]);
+        });
+    }
+
+    fn scale_rows_grad(
+        &mut self,
+        mut dx: ViewMut<Memory>,
+        mut dscales: ViewMut<Memory>,
+        x: View<Memory>,
+        scales: View<Memory>,
+    ) {
+        let (cols, isa, x, scales) = (x.cols, self.isa, x.values(), scales.values());
+        self.threads.chunks2((dx.values_mut(), dscales.values_mut()), (cols, 1), |n, dx, dscale| {
+            dscale.fill(math::dot_rows(isa, dx, &x[n * cols..][..cols]));
+            math::scale_row(isa, dx, scales[n]);
+        });
+    }
+
     fn cross_entropy(
         &mut self,
         mut losses: ViewMut<Memory>,

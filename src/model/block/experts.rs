@@ -1,0 +1,198 @@
+//! The feed-forward of a sparse layer: a router chooses experts for each token, and the frozen products of an expert are
+//! computed for its tokens together. A token's outputs are added in the order of its choice, so that the order of the
+//! experts changes no bit. A weight is applied to the input of an expert's last product, which is the same function as
+//! that on the output, and its gradient is then a product of short rows.
+//!
+//! The rows of an expert's products are consecutive pairs of [`Routes`]. Memory is that of all pairs, whatever the choice.
+
+use super::Inner;
+use crate::backend::{Activation, Backend, Fault, Fused, View, ViewMut, Write, view, view_mut};
+use crate::model::config::{self, Config};
+use crate::model::layout::{expert_paths, router_path};
+use crate::model::routes::Routes;
+use crate::model::weights::{ModelError, Weights};
+
+/// The frozen weights of a layer's experts and of its router.
+pub struct Experts<B: Backend> {
+    router: B::Weight,
+    /// Gate, up and down of each.
+    experts: Vec<[B::Weight; 3]>,
+    config: config::Experts,
+    hidden: usize,
+}
+
+impl<B: Fused> Experts<B> {
+    /// Reads the weights of layer `layer`.
+    pub fn load(
+        backend: &mut B,
+        weights: &Weights,
+        (config, of): (&Config, &config::Experts),
+        layer: usize,
+    ) -> Result<Self, ModelError> {
+        let (c, f) = (config.hidden, of.feed_forward);
+        let mut matrix = |path: &str, shape| weights.matrix(backend, &weights.matrix_name(path), shape);
+        let router = matrix(&router_path(layer), (of.count, c))?;
+        let experts = (0..of.count).map(|expert| {
+            let [gate, up, down] = expert_paths(layer, expert);
+            Ok([matrix(&gate, (f, c))?, matrix(&up, (f, c))?, matrix(&down, (c, f))?])
+        });
+        let experts = experts.collect::<Result<_, ModelError>>()?;
+        Ok(Experts { router, experts, config: of.clone(), hidden: c })
+    }
+
+    /// Frees the weights.
+    pub fn unload(self, backend: &mut B) {
+        let all = self.experts.into_iter().flatten().chain([self.router]);
+        all.for_each(|weight| backend.release(weight));
+    }
+
+    /// Gate and up of the pairs, for the rows of x [T, C].
+    pub fn inner(
+        &self,
+        backend: &mut B,
+        x: View<B::Memory>,
+        known: Option<Routes>,
+    ) -> Result<Inner<B::Memory>, Fault> {
+        let routes = match known {
+            Some(routes) => routes,
+            None => self.route(backend, x)?,
+        };
+        let (pairs, f) = (routes.pairs(), self.config.feed_forward);
+        let rows = self.gathered(backend, x, &routes);
+        let mut inner = [backend.memory(pairs * f), backend.memory(pairs * f)];
+        for (expert, some) in routes.of_experts() {
+            let x = view(&rows, pairs, x.cols).rows(some.start, some.len());
+            for (out, weight) in inner.iter_mut().zip(&self.experts[expert]) {
+                let out = view_mut(out, pairs, f).rows(some.start, some.len());
+                backend.linear(out, Write::Set, x, weight);
+            }
+        }
+        backend.recycle(rows);
+        let [gate, up] = inner;
+        Ok(Inner { gate, up, routes: Some(routes) })
+    }
+
+    /// Chooses the experts of the rows of x.
+    fn route(&self, backend: &mut B, x: View<B::Memory>) -> Result<Routes, Fault> {
+        let (t, count) = (x.rows, self.config.count);
+        let mut logits = backend.memory(t * count);
+        backend.linear(view_mut(&mut logits, t, count), Write::Set, x, &self.router);
+        let mut values = vec![0.0; t * count];
+        let read = backend.read(view(&logits, t, count), &mut values);
+        backend.recycle(logits);
+        read?;
+        match backend.has_data() {
+            true => Ok(Routes::of(&values, &self.config)),
+            false => Ok(Routes::even(t, &self.config)),
+        }
+    }
+
+    /// The row of x of each pair.
+    fn gathered(&self, backend: &mut B, x: View<B::Memory>, routes: &Routes) -> B::Memory {
+        let mut rows = backend.memory(routes.pairs() * x.cols);
+        let ids = backend.ids(&routes.tokens);
+        backend.gather_rows(view_mut(&mut rows, routes.pairs(), x.cols), x, &ids);
+        rows
+    }
+
+    /// out[T, C] (=|+=) the sum of the rows of each token's pairs.
+    fn add_up(
+        &self,
+        backend: &mut B,
+        (out, write): (ViewMut<B::Memory>, Write),
+        rows: &B::Memory,
+        routes: &Routes,
+    ) {
+        let x = view(rows, routes.pairs(), out.cols);
+        let places: Vec<B::Ids> = routes.places.iter().map(|places| backend.ids(places)).collect();
+        backend.sum_rows(out, write, x, &places);
+    }
+
+    /// The weights of the pairs [P, 1].
+    fn weights(&self, backend: &mut B, routes: &Routes) -> B::Memory {
+        let mut weights = backend.memory(routes.pairs());
+        backend.upload(view_mut(&mut weights, routes.pairs(), 1), &routes.weights);
+        weights
+    }
+
+    /// out[T, C] (=|+=) the experts' output, given the activations of the pairs.
+    pub fn output(
+        &self,
+        backend: &mut B,
+        out: (ViewMut<B::Memory>, Write),
+        act: &B::Memory,
+        routes: &Routes,
+    ) {
+        let (pairs, c, f) = (routes.pairs(), self.hidden, self.config.feed_forward);
+        let weights = self.weights(backend, routes);
+        let [mut scaled, mut rows] = [f, c].map(|cols| backend.memory(pairs * cols));
+        backend.scale_rows(view_mut(&mut scaled, pairs, f), view(act, pairs, f), view(&weights, pairs, 1));
+        for (expert, some) in routes.of_experts() {
+            let [.., down] = &self.experts[expert];
+            let x = view(&scaled, pairs, f).rows(some.start, some.len());
+            backend.linear(view_mut(&mut rows, pairs, c).rows(some.start, some.len()), Write::Set, x, down);
+        }
+        self.add_up(backend, out, &rows, routes);
+        [weights, scaled, rows].into_iter().for_each(|m| backend.recycle(m));
+    }
+
+    /// dx[T, C] = the gradient of the input, given that of the output. Gate and up of the pairs are overwritten.
+    pub fn backward(
+        &self,
+        backend: &mut B,
+        mut dx: ViewMut<B::Memory>,
+        dout: View<B::Memory>,
+        (act, [gate, up], activation): (&B::Memory, [&mut B::Memory; 2], Activation),
+        routes: &Routes,
+    ) -> Result<(), Fault> {
+        let (pairs, c, f) = (routes.pairs(), self.hidden, self.config.feed_forward);
+        let weights = self.weights(backend, routes);
+        let [mut dact, mut dweights] = [pairs * f, pairs].map(|len| backend.memory(len));
+        let mut rows = self.gathered(backend, dout, routes);
+        for (expert, some) in routes.of_experts() {
+            let [.., down] = &self.experts[expert];
+            let dy = view(&rows, pairs, c).rows(some.start, some.len());
+            backend.linear_grad(
+                view_mut(&mut dact, pairs, f).rows(some.start, some.len()),
+                Write::Set,
+                dy,
+                down,
+            );
+        }
+        let (d, dw) = (view_mut(&mut dact, pairs, f), view_mut(&mut dweights, pairs, 1));
+        backend.scale_rows_grad(d, dw, view(act, pairs, f), view(&weights, pairs, 1));
+        let (dgate, dup) = (view_mut(gate, pairs, f), view_mut(up, pairs, f));
+        backend.gated_grad(dgate, dup, view(&dact, pairs, f), activation);
+        for (expert, some) in routes.of_experts() {
+            let [of_gate, of_up, _] = &self.experts[expert];
+            for (dy, weight, write) in [(&*gate, of_gate, Write::Set), (&*up, of_up, Write::Add)] {
+                let dy = view(dy, pairs, f).rows(some.start, some.len());
+                let out = view_mut(&mut rows, pairs, c).rows(some.start, some.len());
+                backend.linear_grad(out, write, dy, weight);
+            }
+        }
+        self.add_up(backend, (dx.again(), Write::Set), &rows, routes);
+        [rows, dact, weights].into_iter().for_each(|m| backend.recycle(m));
+        self.router_backward(backend, dx, dweights, routes)
+    }
+
+    /// dx[T, C] += the gradient through the router.
+    fn router_backward(
+        &self,
+        backend: &mut B,
+        dx: ViewMut<B::Memory>,
+        dweights: B::Memory,
+        routes: &Routes,
+    ) -> Result<(), Fault> {
+        let (t, count) = (dx.rows, self.config.count);
+        let mut values = vec![0.0; routes.pairs()];
+        let read = backend.read(view(&dweights, routes.pairs(), 1), &mut values);
+        backend.recycle(dweights);
+        read?;
+        let mut dlogits = backend.memory(t * count);
+        backend.upload(view_mut(&mut dlogits, t, count), &routes.gradient(&values, &self.config));
+        backend.linear_grad(dx, Write::Add, view(&dlogits, t, count), &self.router);
+        backend.recycle(dlogits);
+        Ok(())
+    }
+}

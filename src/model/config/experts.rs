@@ -1,0 +1,41 @@
+//! Mixtures of experts: which layers are sparse, and how a router chooses.
+
+use super::read::Fields;
+use super::{ConfigError, key};
+
+/// The experts of the sparse layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Experts {
+    /// E, experts of a layer.
+    pub count: usize,
+    /// Experts that compute a token.
+    pub chosen: usize,
+    /// Inner size of an expert.
+    pub feed_forward: usize,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub normalised: bool,
+    /// Whether each layer is sparse; the others have one feed-forward.
+    pub sparse: Vec<bool>,
+}
+
+/// Reads the keys of Qwen3-MoE. transformers 5 writes `num_local_experts` for `num_experts`.
+pub(super) fn read(fields: &Fields, layers: usize) -> Result<Experts, ConfigError> {
+    let name = if fields.mentions("num_experts") { "num_experts" } else { "num_local_experts" };
+    let count = fields.size(name, 1..=1 << 16)?;
+    let every = fields.optional_size("decoder_sparse_step", 1..=1 << 16)?.unwrap_or(1);
+    let dense = |layer: &usize| -> Result<bool, ConfigError> {
+        let list = fields.list("mlp_only_layers")?;
+        let listed = list.is_some_and(|list| list.iter().any(|v| v.as_u64() == Some(*layer as u64)));
+        Ok(listed || !(layer + 1).is_multiple_of(every))
+    };
+    if let Some(other) = fields.list("mlp_only_layers")?.into_iter().flatten().find(|v| !v.is_u64()) {
+        return Err(key("mlp_only_layers", format!("has {other}, which is no layer")));
+    }
+    Ok(Experts {
+        count,
+        chosen: fields.size("num_experts_per_tok", 1..=count)?,
+        feed_forward: fields.size("moe_intermediate_size", 1..=1 << 22)?,
+        normalised: fields.flag("norm_topk_prob")?.unwrap_or(false),
+        sparse: (0..layers).map(|layer| dense(&layer).map(|dense| !dense)).collect::<Result<_, _>>()?,
+    })
+}

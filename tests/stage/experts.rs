@@ -1,0 +1,61 @@
+//! Mixtures of experts.
+
+use super::*;
+use finetune::numeric::tensor::{About, Tensor, Tensors};
+
+/// The experts of every layer under other numbers.
+struct Renumbered<'a> {
+    case: &'a Case,
+    count: usize,
+}
+
+impl Renumbered<'_> {
+    fn of(&self, expert: usize) -> usize {
+        (expert * 3 + 1) % self.count
+    }
+}
+
+impl Tensors for Renumbered<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        if let Some((before, rest)) = name.split_once(".experts.") {
+            let (expert, after) = rest.split_once('.').unwrap();
+            let expert = self.of(expert.parse().unwrap());
+            return self.case.tensors.tensor(&format!("{before}.experts.{expert}.{after}"));
+        }
+        let Some(tensor) = self.case.tensors.tensor(name)? else { return Ok(None) };
+        if !name.ends_with("mlp.gate.weight") {
+            return Ok(Some(tensor));
+        }
+        let size = tensor.bytes.len() / self.count;
+        let rows = (0..self.count).map(|expert| &tensor.bytes[self.of(expert) * size..][..size]);
+        let bytes = rows.collect::<Vec<_>>().concat().into();
+        Ok(Some(Tensor { bytes, ..tensor }))
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        self.case.tensors.about(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.case.tensors.names()
+    }
+}
+
+#[test]
+fn the_order_of_the_experts_changes_no_bit() {
+    let tried = std::cell::Cell::new(0);
+    each_case(|case| {
+        // 3 divides no other number of experts.
+        let Some(count) = case.config.experts.as_ref().map(|of| of.count).filter(|n| n % 3 != 0) else {
+            return;
+        };
+        tried.set(tried.get() + 1);
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 4));
+        let want = Try::new(case).run(&parameters, &batch);
+        let others = Renumbered { case, count };
+        let build = Build::whole(&case.config);
+        let mut stage = Decoder::load(Cpu::new(2), &case.config, &others, &case.lora, build).unwrap();
+        assert!(gradient(&mut stage, &parameters, &batch) == want, "{:?}", case.dir);
+    });
+    assert!(tried.get() > 0);
+}
