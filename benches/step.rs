@@ -4,7 +4,8 @@
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024] [--dtype f32|bf16]
 //! [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536] [--layers 30]
-//! [--heads 9] [--kv-heads 3] [--vocab 49152]`. With --hidden alone, heads have 64 numbers, and there are a third as
+//! [--heads 9] [--kv-heads 3] [--vocab 49152] [--experts 0 --chosen 8]`. With --experts the model is a Qwen3-MoE with experts of
+//! the inner size --feed-forward, and adapters on attention. With --hidden alone, heads have 64 numbers, and there are a third as
 //! many key heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that
 //! type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
@@ -56,6 +57,16 @@ fn random_blocks(block: Block, (rows, cols): (usize, usize), size: f32) -> Block
     Blocks::new((rows, cols), block, bytes.into()).unwrap_or_else(|| panic!("{cols} are not whole blocks"))
 }
 
+impl Random {
+    /// The shape of a matrix of a layer.
+    fn matrix(&self, name: &str) -> Option<(usize, usize)> {
+        let path = name.strip_prefix("model.")?.strip_suffix(".weight")?;
+        let layer = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
+        let found = layout::matrices(&self.0, layer).into_iter().find(|matrix| matrix.path == path);
+        found.map(|matrix| matrix.shape)
+    }
+}
+
 impl Tensors for Random {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         let c = &self.0;
@@ -63,8 +74,9 @@ impl Tensors for Random {
         let shape = match module {
             "embed_tokens" => vec![c.vocab, c.hidden],
             "norm" | "input_layernorm" | "post_attention_layernorm" => vec![c.hidden],
+            "q_norm" | "k_norm" => vec![c.heads.size],
             "lm_head" => return Ok(None),
-            _ => match c.projection(module) {
+            _ => match self.matrix(name) {
                 Some((n, k)) => vec![n, k],
                 None => return Ok(None),
             },
@@ -81,7 +93,7 @@ impl Tensors for Random {
         let Some(block) = self.1 else { return Ok(None) };
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         let embedding = (module == "embed_tokens").then_some((self.0.vocab, self.0.hidden));
-        let shape = embedding.or_else(|| self.0.projection(module));
+        let shape = embedding.or_else(|| self.matrix(name));
         Ok(shape.map(|shape| random_blocks(block, shape, 1.0 / (shape.1 as f32).sqrt())))
     }
 
@@ -167,21 +179,25 @@ fn main() {
     let blocks = arguments.get("--blocks", "none");
     let block =
         (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
+    let experts = arguments.number("--experts", "0");
+    let class = if experts > 0 { "Qwen3MoeForCausalLM" } else { "LlamaForCausalLM" };
     let config = Config::from_json(&json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": arguments.number("--vocab", "49152"),
+        "architectures": [class], "num_experts": experts, "num_experts_per_tok": arguments.number("--chosen", "8"),
+        "moe_intermediate_size": arguments.number("--feed-forward", "1536"), "norm_topk_prob": true,
+        "hidden_act": "silu", "vocab_size": arguments.number("--vocab", "49152"),
         "hidden_size": hidden, "intermediate_size": arguments.number("--feed-forward", "1536"),
         "num_hidden_layers": arguments.number("--layers", "30"), "num_attention_heads": heads,
         "num_key_value_heads": arguments.number("--kv-heads", &shared.to_string()), "head_dim": size, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
         "tie_word_embeddings": true, "max_position_embeddings": 8192
     }))
     .unwrap_or_else(|e| panic!("{e}"));
-    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let targets = config.family.modules();
     let lora = LoraSpec {
         rank: 16,
         alpha: 32.0,
         rslora: false,
         dropout: 0.0,
-        targets: targets.map(String::from).to_vec(),
+        targets: targets.into_iter().map(String::from).collect(),
         seed: 1,
     };
     let tensors = Random(config.clone(), block);

@@ -89,6 +89,12 @@ fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
         ("layers", json!(c.layers)),
         ("hidden", json!(c.hidden)),
         ("feed_forward", json!(c.feed_forward)),
+        (
+            "experts",
+            c.experts.as_ref().map_or(Value::Null, |of| {
+                json!(format!("{} of {} for each token, inner size {}", of.chosen, of.count, of.feed_forward))
+            }),
+        ),
         ("heads", json!(format!("{} query, {} key/value, size {}", c.heads.query, c.heads.kv, c.heads.size))),
         ("vocabulary", json!(c.vocab)),
         ("positions", json!(c.max_positions)),

@@ -46,12 +46,15 @@ impl ModelShape {
             Some(labels) => format!("{} labels", labels.len()),
             None => format!("{} tokens", config.vocab),
         };
+        let inner = match &config.experts {
+            Some(of) => format!("{} of {} experts of {}", of.chosen, of.count, of.feed_forward),
+            None => format!("feed forward {}", config.feed_forward),
+        };
         let key = format!(
-            "{} of {} layers, hidden {}, feed forward {}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}",
+            "{} of {} layers, hidden {}, {inner}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}",
             config.architecture(),
             config.layers,
             config.hidden,
-            config.feed_forward,
             h.query,
             h.kv,
             h.size,

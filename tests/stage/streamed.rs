@@ -38,10 +38,10 @@ impl Counted {
         })
     }
 
-    /// Reads of layer i's last projection since the last call.
+    /// Reads of layer i's attention output since the last call.
     fn reads(&self, layers: usize) -> Vec<usize> {
         let read = std::mem::take(&mut *self.read.lock().unwrap());
-        let of = |i| format!("layers.{i}.mlp.down_proj.weight");
+        let of = |i| format!("layers.{i}.self_attn.o_proj.weight");
         let count = |i| read.iter().filter(|(name, _)| name.ends_with(&of(i))).map(|(_, n)| n).sum();
         (0..layers).map(count).collect()
     }

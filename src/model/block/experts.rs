@@ -1,7 +1,7 @@
 //! The feed-forward of a sparse layer: a router chooses experts for each token, and the frozen products of an expert are
-//! computed for its tokens together. A token's outputs are added in the order of its choice, so that the order of the
-//! experts changes no bit. A weight is applied to the input of an expert's last product, which is the same function as
-//! that on the output, and its gradient is then a product of short rows.
+//! computed for its tokens together. A token's outputs are added in the order of its choice, so that neither the order in
+//! which experts are computed nor their numbers change a bit of the output. A weight is applied to the input of an
+//! expert's last product: the function is the same, and the weight's gradient is a product of short rows.
 //!
 //! The rows of an expert's products are consecutive pairs of [`Routes`]. Memory is that of all pairs, whatever the choice.
 
