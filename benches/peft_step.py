@@ -9,7 +9,7 @@ import argparse, json, resource, sys, time
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 p = argparse.ArgumentParser()
 p.add_argument("--threads", type=int, default=2)
@@ -19,16 +19,24 @@ p.add_argument("--seq", type=int, default=256)
 p.add_argument("--mode", default="f32", choices=["f32", "bf16", "autocast", "bf16-autocast"])
 p.add_argument("--compile", action="store_true")
 p.add_argument("--warm", type=int, default=2)
+p.add_argument("--experts", type=int, default=0, help="a Qwen3-MoE with that many experts, 8 for each token, and adapters on attention")
+p.add_argument("--hidden", type=int, default=576)
+p.add_argument("--feed-forward", type=int, default=1536)
+p.add_argument("--layers", type=int, default=30)
 a = p.parse_args()
 torch.set_num_threads(a.threads)
 torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-    num_key_value_heads=3, head_dim=64, rms_norm_eps=1e-5, tie_word_embeddings=True,
-    max_position_embeddings=8192, attn_implementation="sdpa",
+sizes = dict(
+    vocab_size=49152, hidden_size=a.hidden, intermediate_size=a.feed_forward, num_hidden_layers=a.layers,
+    num_attention_heads=max(a.hidden // 64, 1), num_key_value_heads=3, head_dim=64, rms_norm_eps=1e-5,
+    tie_word_embeddings=True, max_position_embeddings=8192, attn_implementation="sdpa",
 )
-model = LlamaForCausalLM(config).to(torch.bfloat16 if a.mode.startswith("bf16") else torch.float32)
-targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+if a.experts:
+    config = Qwen3MoeConfig(**sizes, num_experts=a.experts, num_experts_per_tok=8, moe_intermediate_size=a.feed_forward, norm_topk_prob=True)
+else:
+    config = LlamaConfig(**sizes)
+model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16 if a.mode.startswith("bf16") else torch.float32)
+targets = ["q_proj", "k_proj", "v_proj", "o_proj"] + ([] if a.experts else ["gate_proj", "up_proj", "down_proj"])
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
 if a.mode.startswith("bf16"):  # as PEFT does it: adapters stay in f32 on a bf16 base
     for q in model.parameters():
