@@ -17,8 +17,8 @@ pub enum Carry {
         /// The sender's place.
         place: u16,
     },
-    /// A part of the hidden states of a microbatch (upwards) or of their gradient (downwards). The parts of one
-    /// arrive in order.
+    /// A part of the hidden states of a microbatch or of new tokens (upwards), or of the gradient of a microbatch's
+    /// (downwards). The parts of one arrive in order.
     Values {
         /// The lease of the microbatch.
         lease: LeaseId,
@@ -28,9 +28,9 @@ pub enum Carry {
         #[serde(with = "in_place")]
         bytes: Bytes,
     },
-    /// No gradient of this microbatch will come: the seat below frees what it keeps for it.
+    /// Nothing more of this lease will come: the seat below frees what it keeps for it.
     Drop {
-        /// The lease of the microbatch.
+        /// The lease of the microbatch or prompt.
         lease: LeaseId,
     },
     /// Asks whether the other side is alive.
@@ -42,6 +42,13 @@ pub enum Carry {
     Pong {
         /// Number of the ping.
         number: u64,
+    },
+    /// The next token of a prompt, on its way down to the first seat.
+    Token {
+        /// The lease of the prompt.
+        lease: LeaseId,
+        /// The token.
+        id: u32,
     },
 }
 

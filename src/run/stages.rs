@@ -18,11 +18,6 @@ pub fn plan(
 ) -> Result<Option<LinePlan>, Refusal> {
     let Some(stages) = &options.cluster.stages else { return Ok(None) };
     let (config, _, lora) = prepared.model();
-    let output = &options.output;
-    if !output.sample_prompts.is_empty() || output.sample_rows > 0 {
-        let why = "workers that hold the model together answer no prompts: leave --sample-prompt and --sample-rows out";
-        return Err(settings.refuse("stages", why));
-    }
     let all = config.layers;
     let division = match stages {
         Stages::Count(count) if *count > all => {

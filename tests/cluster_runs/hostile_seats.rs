@@ -199,6 +199,14 @@ fn hostile_seats_change_no_byte() {
             }),
         ),
         (false, Box::new(move |enemy, lease| enemy.peer.blocking_send(values(lease, 1 << 60, 8)).unwrap())),
+        // A token of a microbatch.
+        (
+            false,
+            Box::new(|enemy, lease| {
+                enemy.hidden();
+                enemy.peer.blocking_send(Carry::Token { lease, id: 1 }).unwrap();
+            }),
+        ),
         (
             false,
             Box::new(|enemy, _| enemy.peer.blocking_send(Carry::Hello { key: [0; 16], place: 1 }).unwrap()),

@@ -4,6 +4,7 @@
 
 mod chain;
 mod seat;
+mod speak;
 mod together;
 use super::blueprint::{Blueprint, Candidate};
 use super::device_queue::{DeviceQueue, QueuedLease};

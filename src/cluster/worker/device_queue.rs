@@ -3,7 +3,7 @@
 //! so the device's thread records its state here, where every conversation reads it.
 
 use super::device::Report;
-use super::inbox::{Heard, Inbox, Neighbours};
+use super::inbox::{Back, Heard, Inbox, Neighbours};
 use super::parameters::Parameters;
 use crate::cluster::message::{Device, Lease, LeaseId};
 use crate::model::stage::Cancel;
@@ -57,8 +57,10 @@ pub(super) enum Order {
 pub(super) enum Act {
     /// Runs the forward pass of this lease, with hidden states unless the seat is the first.
     Begin(Box<QueuedLease>, Option<Vec<f32>>),
-    /// Runs the backward pass of this lease, or frees its values.
-    Back(LeaseId, Option<Vec<f32>>),
+    /// Continues the text of this lease by hidden states of the next token.
+    Continue(LeaseId, Vec<f32>),
+    /// Takes what the seat above has sent for this lease.
+    Back(LeaseId, Back),
     /// Hidden states of a lease that was called back have come.
     Stray(LeaseId),
     /// Another conversation begins: nothing of the last one goes on.
@@ -75,6 +77,9 @@ impl State {
             None => return None,
             Some((lease, _)) => match self.queue.iter().position(|job| job.lease.lease == *lease) {
                 Some(at) => at,
+                None if self.running.contains(lease) => {
+                    return self.inbox.hidden.pop_front().map(|(lease, values)| Act::Continue(lease, values));
+                }
                 // Leases come in order: this one was called back.
                 None if *lease <= self.inbox.newest => {
                     return self.inbox.hidden.pop_front().map(|(lease, _)| Act::Stray(lease));
@@ -164,7 +169,9 @@ impl DeviceQueue {
 
     /// Clears one of several running leases, before its report.
     pub fn finished_one(&self, lease: LeaseId) {
-        self.state().running.retain(|running| *running != lease);
+        let mut state = self.state();
+        state.running.retain(|running| *running != lease);
+        state.called_back.retain(|called_back| *called_back != lease);
     }
 
     /// Queues a job. Returns false if no thread would take it.
@@ -194,7 +201,7 @@ impl DeviceQueue {
         waiting
     }
 
-    /// Waits for what a seat does next: a backward pass that is ready, else a forward pass that may begin. The seat has
+    /// Waits for what a seat does next: what came from the seat above, else a forward pass that may begin. The seat has
     /// begun the conversation number `seen`.
     pub fn act(&self, seen: &mut u64, order: Order, may_begin: impl Fn(&QueuedLease) -> bool) -> Act {
         let mut state = self.state();
@@ -208,8 +215,8 @@ impl DeviceQueue {
                 state.called_back.clear();
                 return Act::Reset(state.inbox.neighbours.clone());
             }
-            if let Some((lease, values)) = state.inbox.back.pop_front() {
-                return Act::Back(lease, values);
+            if let Some((lease, back)) = state.inbox.back.pop_front() {
+                return Act::Back(lease, back);
             }
             if let Some(act) = state.begin(order, &may_begin) {
                 return act;
@@ -269,6 +276,11 @@ impl DeviceQueue {
         let before = state.queue.len();
         state.queue.retain(|job| job.lease.lease != lease);
         state.queue.len() < before
+    }
+
+    /// Whether a running lease was called back.
+    pub fn is_called_back(&self, lease: LeaseId) -> bool {
+        self.state().called_back.contains(&lease)
     }
 
     /// Removes and returns all queued jobs.

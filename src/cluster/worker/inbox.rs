@@ -26,7 +26,12 @@ impl Neighbours {
         send(self.below.as_ref(), Carry::parts(lease, &little_endian(values)));
     }
 
-    /// Tells the seat below that no gradient of this microbatch will come.
+    /// Tells the seat below the next token of a prompt.
+    pub fn token(&self, lease: LeaseId, id: u32) {
+        send(self.below.as_ref(), [Carry::Token { lease, id }]);
+    }
+
+    /// Tells the seat below that nothing more of this lease will come.
     pub fn dropped(&self, lease: LeaseId) {
         send(self.below.as_ref(), [Carry::Drop { lease }]);
     }
@@ -46,8 +51,19 @@ fn send(to: Option<&Sender<Carry>>, messages: impl IntoIterator<Item = Carry>) {
 pub(super) enum Heard {
     /// Hidden states from the seat below.
     Hidden(LeaseId, Vec<f32>),
-    /// The gradient of hidden states from the seat above; `None` if there will be none.
-    Back(LeaseId, Option<Vec<f32>>),
+    /// From the seat above.
+    Back(LeaseId, Back),
+}
+
+/// What a lease gets from the seat above.
+#[derive(Debug)]
+pub(super) enum Back {
+    /// The gradient of its hidden states.
+    Gradient(Vec<f32>),
+    /// The next token of its text.
+    Token(u32),
+    /// Nothing more.
+    Nothing,
 }
 
 /// The values that wait for a seat.
@@ -55,8 +71,8 @@ pub(super) enum Heard {
 pub(super) struct Inbox {
     /// Hidden states, in the order of the seat below.
     pub hidden: VecDeque<(LeaseId, Vec<f32>)>,
-    /// Gradients, and words that there will be none.
-    pub back: VecDeque<(LeaseId, Option<Vec<f32>>)>,
+    /// From the seat above, in its order.
+    pub back: VecDeque<(LeaseId, Back)>,
     /// The newest lease of this conversation.
     pub newest: LeaseId,
     /// Number of the conversation: what an earlier one sends is dropped.
@@ -76,7 +92,7 @@ impl Inbox {
         match heard {
             _ if round != self.round => {}
             Heard::Hidden(lease, values) => self.hidden.push_back((lease, values)),
-            Heard::Back(lease, values) => self.back.push_back((lease, values)),
+            Heard::Back(lease, back) => self.back.push_back((lease, back)),
         }
         self.hidden.len() + self.back.len()
     }

@@ -2,7 +2,7 @@
 //! that they belong to the same line.
 
 use super::device_queue::DeviceQueue;
-use super::inbox::{Heard, Neighbours};
+use super::inbox::{Back, Heard, Neighbours};
 use crate::cluster::carry::{Assembly, Carry, CarryLink};
 use crate::cluster::link::{End, connected};
 use crate::cluster::message::SeatPlan;
@@ -183,11 +183,12 @@ async fn read(
         let heard = match message {
             Carry::Values { lease, rest, bytes: part } => match assembly.add(lease, (rest, &part), bytes) {
                 Ok(Some(values)) if below => Heard::Hidden(lease, values),
-                Ok(Some(values)) => Heard::Back(lease, Some(values)),
+                Ok(Some(values)) => Heard::Back(lease, Back::Gradient(values)),
                 Ok(None) => continue,
                 Err(reason) => return reason,
             },
-            Carry::Drop { lease } if !below => Heard::Back(lease, None),
+            Carry::Drop { lease } if !below => Heard::Back(lease, Back::Nothing),
+            Carry::Token { lease, id } if !below => Heard::Back(lease, Back::Token(id)),
             _ => return "it sent a message that does not belong there".into(),
         };
         if queue.hears(round, heard) > waiting {

@@ -209,6 +209,15 @@ impl Translation {
                     _ => Ok(Heard::default()),
                 }
             }
+            ToCoordinator::Answer { lease, ids, parameters } if seat == last => {
+                match self.open.remove(&lease) {
+                    Some(Open { ended: false, after, .. }) => {
+                        let parameters = self.whole(seat, after, parameters)?;
+                        said(ToCoordinator::Answer { lease, ids, parameters })
+                    }
+                    _ => Ok(Heard::default()),
+                }
+            }
             ToCoordinator::Stopped { lease, .. } => Ok(self.ended(lease, message)),
             ToCoordinator::Fault { lease, fault: Trouble::Value { .. } } => Ok(self.ended(lease, message)),
             ToCoordinator::Fault { fault: Trouble::Device { reason }, .. } => Err(Fall::Lost(reason)),

@@ -6,10 +6,10 @@ use super::{DeviceWorker, Failed, Report, bad_value, micros, say};
 use crate::cluster::message::{LeaseId, Trouble, Work};
 use crate::cluster::worker::blueprint::Portion;
 use crate::cluster::worker::device_queue::{Act, Order, QueuedLease};
-use crate::cluster::worker::inbox::Neighbours;
+use crate::cluster::worker::inbox::{Back, Neighbours};
 use crate::cluster::worker::parameters::Parameters;
 use crate::cluster::worker::sum::Finished;
-use crate::model::stage::{LossSums, Microbatch, Output, Ticket, Traffic, Want};
+use crate::model::stage::{LossSums, Microbatch, Model, Output, Session, Ticket, Traffic, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Refused, Scalars, check};
@@ -17,27 +17,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A microbatch between its passes.
-struct Open {
-    job: QueuedLease,
-    began: Instant,
+/// A microbatch between its passes, or a text that grows.
+pub(super) struct Open {
+    pub job: QueuedLease,
+    pub began: Instant,
+    /// The tokens after a prompt.
+    pub new: Vec<u32>,
 }
 
 /// The device failed in this lease.
-struct Lost {
+pub(super) struct Lost {
     job: Box<QueuedLease>,
     reason: String,
 }
 
-fn lost(job: QueuedLease, reason: String) -> Lost {
+pub(super) fn lost(job: QueuedLease, reason: String) -> Lost {
     Lost { job: Box::new(job), reason }
 }
 
 /// The leases of a seat in one conversation.
-struct Sitting {
+pub(super) struct Sitting {
     portion: Portion,
-    neighbours: Neighbours,
-    open: BTreeMap<LeaseId, Open>,
+    pub neighbours: Neighbours,
+    pub open: BTreeMap<LeaseId, Open>,
     /// The end of the last lease, from which the time of the next one counts if it was waiting.
     ended: Option<Instant>,
     traffic: Traffic,
@@ -47,7 +49,10 @@ impl Sitting {
     /// Whether a forward pass may begin: there is room, and no pass with other parameters is open.
     fn may_begin(&self, job: &QueuedLease) -> bool {
         let same = |parameters: &Arc<Parameters>| Arc::ptr_eq(parameters, &job.parameters);
-        let fits = self.open.len() < self.portion.depth || !trains(job);
+        let alike = |open: &&Open| trains(&open.job) == trains(job);
+        // The first seat limits the number of texts for all: a text that waits above would keep others from their end.
+        let limited = trains(job) || is_prompt(job) && self.portion.layers.start == 0;
+        let fits = !limited || self.open.values().filter(alike).count() < self.portion.depth;
         fits && self.open.values().next().is_none_or(|open| same(&open.job.parameters))
     }
 
@@ -57,6 +62,10 @@ impl Sitting {
         self.ended = Some(Instant::now());
         micros(since)
     }
+}
+
+pub(super) fn is_prompt(job: &QueuedLease) -> bool {
+    matches!(job.lease.work, Work::Prompt { .. })
 }
 
 /// Whether the lease has a backward pass.
@@ -73,6 +82,11 @@ fn batch(job: &QueuedLease) -> Option<&Microbatch> {
         Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => Some(batch),
         Work::Prompt { .. } => None,
     }
+}
+
+fn forget(model: &mut Box<dyn Model>, lease: LeaseId) {
+    model.forget(Ticket(lease));
+    model.end(Session(lease));
 }
 
 impl DeviceWorker {
@@ -99,7 +113,8 @@ impl DeviceWorker {
                     Ok(())
                 }
                 Act::Begin(job, hidden) => self.begin(&mut sitting, *job, hidden),
-                Act::Back(lease, values) => self.back(&mut sitting, lease, values),
+                Act::Continue(lease, hidden) => self.speak(&mut sitting, lease, Some(hidden)),
+                Act::Back(lease, back) => self.back(&mut sitting, lease, back),
             };
             // The line falls; what is open is computed elsewhere.
             if let Err(Lost { job, reason }) = end {
@@ -116,7 +131,7 @@ impl DeviceWorker {
         sitting.ended = None;
         if let Some(model) = &mut self.model {
             // A lost device may panic.
-            let _ = caught(|| open.keys().for_each(|lease| model.forget(Ticket(*lease))));
+            let _ = caught(|| open.keys().for_each(|lease| forget(model, *lease)));
         }
     }
 
@@ -131,6 +146,11 @@ impl DeviceWorker {
             self.introduce(&job, "it fell back while the coordinator was away".into());
             return Ok(());
         }
+        if is_prompt(&job) {
+            let lease = job.lease.lease;
+            sitting.open.insert(lease, Open { job, began: Instant::now(), new: Vec::new() });
+            return self.speak(sitting, lease, hidden);
+        }
         if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
             return self.misfit(&job, hidden.len());
         }
@@ -140,7 +160,7 @@ impl DeviceWorker {
         match caught(|| self.forward(&job, hidden.as_deref())).unwrap_or_else(internal) {
             Ok(Output::Hidden(values)) => {
                 if trains {
-                    sitting.open.insert(lease, Open { job, began });
+                    sitting.open.insert(lease, Open { job, began, new: Vec::new() });
                 } else {
                     self.queue.finished_one(lease);
                 }
@@ -148,7 +168,7 @@ impl DeviceWorker {
                 Ok(())
             }
             Ok(Output::Loss(sums)) if trains => {
-                sitting.open.insert(lease, Open { job, began });
+                sitting.open.insert(lease, Open { job, began, new: Vec::new() });
                 self.backward(sitting, lease, (None, sums))
             }
             Ok(Output::Loss(sums)) => {
@@ -169,7 +189,11 @@ impl DeviceWorker {
 
     /// A neighbour has sent another number of values than the microbatch has: the line falls, and the device stays.
     fn misfit(&self, job: &QueuedLease, got: usize) -> Result<(), Lost> {
-        let reason = format!("its neighbour sent {got} values where {} are due", self.due(job));
+        self.mislead(job, format!("its neighbour sent {got} values where {} are due", self.due(job)))
+    }
+
+    /// A neighbour breaks the protocol: the line falls, and the device stays.
+    pub(super) fn mislead(&self, job: &QueuedLease, reason: String) -> Result<(), Lost> {
         self.hand_back(job, reason);
         self.queue.finished();
         Ok(())
@@ -177,7 +201,7 @@ impl DeviceWorker {
 
     fn forward(&mut self, job: &QueuedLease, hidden: Option<&[f32]>) -> Result<Output, Failed> {
         let Some(batch) = batch(job) else {
-            return Err(Failed::Device("a line answers no prompts".into()));
+            return Err(Failed::Device("a prompt is no microbatch".into()));
         };
         self.take_parameters(&job.parameters)?;
         let trains = trains(job);
@@ -188,15 +212,19 @@ impl DeviceWorker {
         Ok(self.model()?.forward(batch, hidden, want)?)
     }
 
-    /// A gradient of hidden states, or the word that none will come.
-    fn back(&mut self, sitting: &mut Sitting, lease: LeaseId, values: Option<Vec<f32>>) -> Result<(), Lost> {
-        match values {
-            Some(values) => self.backward(sitting, lease, (Some(values), LossSums::default())),
-            None => {
-                if let Some(Open { job, began }) = sitting.open.remove(&lease) {
+    /// Takes what the seat above has sent.
+    fn back(&mut self, sitting: &mut Sitting, lease: LeaseId, back: Back) -> Result<(), Lost> {
+        match back {
+            Back::Gradient(values) => self.backward(sitting, lease, (Some(values), LossSums::default())),
+            Back::Token(id) => self.token(sitting, lease, id),
+            Back::Nothing => {
+                if let Some(Open { job, began, .. }) = sitting.open.remove(&lease) {
                     self.forget(lease);
                     self.queue.finished_one(lease);
-                    say(&job, Report::Stopped { lease, micros: micros(began) });
+                    // The last seat says the end of a text.
+                    if !is_prompt(&job) {
+                        say(&job, Report::Stopped { lease, micros: micros(began) });
+                    }
                 }
                 sitting.neighbours.dropped(lease);
                 Ok(())
@@ -212,7 +240,7 @@ impl DeviceWorker {
         (grad, loss): (Option<Vec<f32>>, LossSums),
     ) -> Result<(), Lost> {
         // A lease that is not open was given up with its conversation.
-        let Some(Open { job, began }) = sitting.open.remove(&lease) else { return Ok(()) };
+        let Some(Open { job, began, .. }) = sitting.open.remove(&lease) else { return Ok(()) };
         if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
             self.forget(lease);
             return self.misfit(&job, grad.len());
@@ -292,12 +320,17 @@ impl DeviceWorker {
     }
 
     /// Frees what the model keeps for a lease. A lost card may panic.
-    fn forget(&mut self, lease: LeaseId) {
-        let _ = caught(|| self.model.iter_mut().for_each(|model| model.forget(Ticket(lease))));
+    pub(super) fn forget(&mut self, lease: LeaseId) {
+        let _ = caught(|| self.model.iter_mut().for_each(|model| forget(model, lease)));
     }
 
     /// Ends a lease without a result: the seats below free what they keep for it. The error is that of the device.
-    fn failed(&mut self, sitting: &mut Sitting, job: QueuedLease, failed: Failed) -> Result<(), Lost> {
+    pub(super) fn failed(
+        &mut self,
+        sitting: &mut Sitting,
+        job: QueuedLease,
+        failed: Failed,
+    ) -> Result<(), Lost> {
         let lease = job.lease.lease;
         let report = match failed {
             Failed::Device(reason) => return Err(lost(job, reason)),
