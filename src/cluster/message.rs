@@ -187,6 +187,18 @@ pub enum ToCoordinator {
         /// Peak device memory in bytes, without the frozen weights; 0 if the device does not count memory.
         memory: u64,
     },
+    /// When a seat of a line computed a training microbatch: sent before its [`ToCoordinator::Announce`], and backwards
+    /// from then on, in microseconds.
+    Passes {
+        /// The lease of this microbatch.
+        lease: LeaseId,
+        /// Time of the forward pass.
+        forward: u64,
+        /// Time between the passes.
+        between: u64,
+        /// Time of the backward pass.
+        backward: u64,
+    },
 }
 
 /// Messages from the coordinator.
@@ -450,7 +462,8 @@ pub enum Trouble {
     },
     /// A value is not finite, or too large for exact sums: the run halts.
     Value {
-        /// Name of the tensor in the flat layout, or `the loss`.
+        /// Name of the tensor in the flat layout, or another value by a name that begins with `the`: `the loss`, `the
+        /// hidden states after layer 19`.
         tensor: String,
         /// The value.
         value: f64,

@@ -3,7 +3,7 @@
 
 use super::progress::Progress;
 use crate::train::event::{
-    Change, Done, Eval, Event, Halt, LineFormed, Part, Rewards, RunStart, Sample, Step,
+    Change, Done, Eval, Event, Halt, LineFormed, Part, Rewards, RunStart, Sample, SeatPart, Shared, Step,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -173,7 +173,7 @@ impl History {
     fn step(&mut self, step: &Step) {
         let began = self.steps.last().map_or(0.0, |p| p.began + p.seconds);
         let shared = step.shared.as_ref();
-        let parts = shared.map_or_else(|| self.alone(step), |s| s.devices.clone());
+        let parts = shared.map_or_else(|| self.alone(step), |s| self.lanes(s));
         let parts = parts.into_iter().map(|part| (self.place(&part), part)).collect();
         self.steps.push(Point {
             step: step.step,
@@ -192,6 +192,36 @@ impl History {
         if let Some(old) = self.steps.len().checked_sub(LANE_STEPS + 1) {
             self.steps[old].parts = Vec::new();
         }
+    }
+
+    /// The work of each device; of workers that hold the model together, that of each worker.
+    fn lanes(&self, shared: &Shared) -> Vec<Part> {
+        let seats = |part: &Part| -> Vec<Part> {
+            let line = shared.lines.iter().find(|line| line.worker == part.worker);
+            let seats = line.iter().flat_map(|line| line.seats.iter().enumerate());
+            let of = |(place, seat): (usize, &SeatPart)| Part {
+                device: self.seat(&part.worker, place).unwrap_or_else(|| seat.worker.clone()),
+                microbatches: seat.microbatches,
+                busy: seat.busy,
+                spans: seat.spans.clone(),
+                ..part.clone()
+            };
+            let seats: Vec<Part> = seats.map(of).collect();
+            if seats.is_empty() { vec![part.clone()] } else { seats }
+        };
+        shared.devices.iter().flat_map(seats).collect()
+    }
+
+    /// The name of the lane of a seat: its worker and layers.
+    fn seat(&self, line: &str, place: usize) -> Option<String> {
+        let seat = self.lines.get(line)?.seats.get(place)?;
+        Some(format!("{}, {}", seat.worker, seat.range()))
+    }
+
+    /// Whether a lane is that of a seat of this line.
+    pub fn is_seat(&self, line: &str, lane: &str) -> bool {
+        let seats = self.lines.get(line).map_or(0, |line| line.seats.len());
+        (0..seats).any(|place| self.seat(line, place).is_some_and(|name| name == lane))
     }
 
     /// The work of a single device in one process, which has no worker name.

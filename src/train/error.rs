@@ -1,7 +1,6 @@
 //! Reasons why a run did not continue, as facts. Each prints as one line with what, where and what to do.
 
 use super::checkpoint::OTHER_STEPS;
-use super::sum::THE_LOSS;
 use crate::model::stage::Fault;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +24,7 @@ pub enum TrainError {
         microbatch: usize,
         /// Row numbers of the microbatch.
         rows: Vec<u64>,
-        /// The tensor whose gradient has the value, or [`THE_LOSS`].
+        /// The tensor whose gradient has the value, or another value by its name, which begins with `the`.
         tensor: String,
         /// The bad value.
         value: f64,
@@ -46,9 +45,10 @@ pub enum TrainError {
         /// The bad value.
         value: f64,
     },
-    /// The loss of an evaluation is not finite.
+    /// The loss of an evaluation, or a value on the way to it, is not finite.
     #[error(
-        "evaluation after step {step}: the loss became {} (rows {}){}",
+        "evaluation after step {step}: {} became {} (rows {}){}",
+        shown(.tensor),
         short(*.value),
         list(.rows),
         .finding.as_ref().map_or(": look at these rows".into(), |f| format!(" on {f}: {}", f.advice()))
@@ -58,6 +58,8 @@ pub enum TrainError {
         step: u64,
         /// Row numbers of the microbatch.
         rows: Vec<u64>,
+        /// What has the value, as in [`TrainError::NonFinite`].
+        tensor: String,
         /// The bad value.
         value: f64,
         /// The device, if known.
@@ -233,7 +235,7 @@ impl TrainError {
 }
 
 fn shown(tensor: &str) -> String {
-    if tensor == THE_LOSS { tensor.into() } else { format!("the gradient of {tensor}") }
+    if tensor.starts_with("the ") { tensor.into() } else { format!("the gradient of {tensor}") }
 }
 
 /// A value in a few digits, because 1e300 has 300 digits without an exponent.
@@ -270,6 +272,7 @@ fn standing(kept: &Option<PathBuf>) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Again, Finding, TrainError, short};
+    use crate::train::sum::THE_LOSS;
 
     #[test]
     fn advice_for_f16_classes_begins_with_f32() {
@@ -290,7 +293,8 @@ mod tests {
     #[test]
     fn large_values_have_few_digits() {
         let value = -1e300;
-        let line = TrainError::Evaluation { step: 1, rows: vec![], value, finding: None }.to_string();
+        let (tensor, rows) = (THE_LOSS.into(), vec![]);
+        let line = TrainError::Evaluation { step: 1, rows, tensor, value, finding: None }.to_string();
         assert!(line.contains("became -1e300 (rows"), "{line}");
         assert_eq!([short(12.5), short(f64::NAN), short(3e38)], ["12.5", "NaN", "3e38"]);
     }

@@ -3,7 +3,7 @@
 use super::compute::{Compute, Say, Scoring};
 use super::error::TrainError;
 use super::event;
-use super::sum::Sums;
+use super::sum::{Sums, THE_LOSS};
 use super::work::Work;
 use crate::model::stage::{LossSums, Microbatch, Targets};
 use crate::numeric::fixed::BadValue;
@@ -23,7 +23,13 @@ pub fn evaluate(
     let (mut sums, mut confusion) = (Sums::new(0), Confusion::default());
     let mut each = |_, batch: &Microbatch, out: &LossSums| {
         let (rows, finding) = (|| batch.rows.clone(), None);
-        let bad = |bad: BadValue| TrainError::Evaluation { step, rows: rows(), value: bad.value, finding };
+        let bad = |bad: BadValue| TrainError::Evaluation {
+            step,
+            rows: rows(),
+            tensor: THE_LOSS.into(),
+            value: bad.value,
+            finding,
+        };
         sums.add_loss(out).map_err(bad)?;
         confusion.add(batch, out);
         Ok(())

@@ -149,6 +149,9 @@ pub struct Shared {
     pub classes: BTreeMap<String, u64>,
     /// Work of each device.
     pub devices: Vec<Part>,
+    /// The workers of those devices that are several workers together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<LinePart>,
     /// Microbatches that were given to a second device because the first one was late.
     pub repeats: u64,
     /// Microbatches that a device was asked to stop computing.
@@ -187,6 +190,30 @@ pub struct Part {
     pub busy: f64,
     /// Start and end of each microbatch, in seconds since the start of the step's work, rounded to milliseconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<(f64, f64)>,
+}
+
+/// The work of workers that hold the model together, in a step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinePart {
+    /// Their name as one worker.
+    pub worker: String,
+    /// The workers, in the order of their layers.
+    pub seats: Vec<SeatPart>,
+}
+
+/// The work of one of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SeatPart {
+    /// Name of the worker.
+    pub worker: String,
+    /// Name of its device.
+    pub device: String,
+    /// Microbatches of which it computed its layers.
+    pub microbatches: u64,
+    /// Seconds of computation.
+    pub busy: f64,
+    /// Start and end of each forward and backward pass, as in [`Part::spans`].
     pub spans: Vec<(f64, f64)>,
 }
 

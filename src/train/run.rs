@@ -11,7 +11,7 @@ use super::event::{self, Event, Speed};
 use super::optimizer_step::{self, Means};
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
-use super::sum::Sums;
+use super::sum::{Sums, THE_LOSS};
 use super::work::Work;
 use crate::model::stage::{LossSums, Microbatch, Sampling};
 use std::time::Instant;
@@ -124,9 +124,13 @@ pub fn refer(
         work.scored(index, &sums.rows);
         match sums.rows.iter().find(|row| !row.is_finite()) {
             None => Ok(()),
-            Some(&value) => {
-                Err(TrainError::Evaluation { step, rows: batch.rows.clone(), value, finding: None })
-            }
+            Some(&value) => Err(TrainError::Evaluation {
+                step,
+                rows: batch.rows.clone(),
+                tensor: THE_LOSS.into(),
+                value,
+                finding: None,
+            }),
         }
     };
     let scoring = Scoring { count, batch: &|index| work.unscored_at(index, step), each: &mut each };

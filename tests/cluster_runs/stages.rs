@@ -29,7 +29,22 @@ fn a_line_of_workers_gives_the_bytes_of_one_process() {
         let fleet = line(&run, (stages, workers), "");
         assert!(fleet.adapter("out") == alone, "--stages {stages}\n{}", fleet.all());
         assert!(fleet.said("seat-0").contains("holds    layers "), "{}", fleet.all());
+        // Each microbatch has two passes in every seat.
+        for step in events(&fleet, "out").iter().filter(|event| event["event"] == "step") {
+            let count = step["shared"]["devices"][0]["microbatches"].as_u64().unwrap();
+            let seats = step["shared"]["lines"][0]["seats"].as_array().unwrap();
+            let passes = seats.iter().map(|seat| seat["spans"].as_array().unwrap().len() as u64);
+            assert!(count > 0 && passes.eq(vec![2 * count; workers]), "{step}");
+            assert!(
+                seats.iter().all(|seat| seat["microbatches"] == count && seat["busy"].as_f64() > Some(0.0))
+            );
+        }
     }
+}
+
+fn events(fleet: &Fleet, out: &str) -> Vec<serde_json::Value> {
+    let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[test]
@@ -67,9 +82,8 @@ fn a_line_of_workers_gives_the_texts_of_one_process() {
     let alone = Fleet::new();
     let bytes = alone.alone(&run);
     let texts = |fleet: &Fleet, out: &str| {
-        let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
-        let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let samples = events.filter(|event| event["event"] == "sample");
+        let all = events(fleet, out);
+        let samples = all.iter().filter(|event| event["event"] == "sample");
         samples
             .map(|event| (event["step"].clone(), event["prompt"].clone(), event["text"].clone()))
             .collect::<Vec<_>>()
@@ -95,9 +109,12 @@ fn wide() -> String {
 
 /// Layers that a worker has said that it holds.
 fn layers(fleet: &Fleet, name: &str) -> Option<usize> {
-    let said = fleet.said(name);
-    let line = said.lines().find_map(|line| line.strip_prefix("holds    layers "))?;
-    let (from, rest) = line.split_once(" to ")?;
+    fleet.said(name).lines().find_map(count)
+}
+
+/// Layers that a line of a worker's output says that it holds.
+fn count(line: &str) -> Option<usize> {
+    let (from, rest) = line.strip_prefix("holds    layers ")?.split_once(" to ")?;
     let to = rest.split_once(" of ")?.0;
     Some(to.parse::<usize>().ok()? + 1 - from.parse::<usize>().ok()?)
 }
@@ -332,10 +349,75 @@ fn a_bad_value_of_a_seat_ends_the_run_with_its_address() {
     fleet.faulty("bad", "--threads 1", "nan@4");
     fleet.all_end(&["coordinator", "good", "bad"], 3);
     let line = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
-    for part in ["error:", "step 4", "lora_", "NaN", "row"] {
+    let seat = format!(" on {} became NaN", name_in_run(&fleet, "bad"));
+    for part in ["error:", "step 4", "lora_", &seat, "row"] {
         assert!(line.contains(part), "{part:?} in {line:?}\n{}", fleet.all());
     }
     assert_eq!(fleet.steps(), 3);
+}
+
+/// Makes all values of a weight of `base` so large that their products have no bound.
+fn spoil(fleet: &Fleet, name: &str) {
+    let mut bytes = fleet.bench.read("base/model.safetensors");
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let at = |end: usize| start + header[name]["data_offsets"][end].as_u64().unwrap() as usize;
+    bytes[at(0)..at(1)].fill(0x7f);
+    std::fs::write(fleet.bench.path("base/model.safetensors"), bytes).unwrap();
+}
+
+#[test]
+fn bad_hidden_states_are_reported_with_layer_and_seat() {
+    let mut fleet = Fleet::new();
+    random_base::write(&fleet.bench, &GRANITE);
+    spoil(&fleet, "model.layers.1.mlp.down_proj.weight");
+    fleet.coordinator(&format!("{} --max-steps 2 --stages 1+2+3", RUN.replace("demo", "./base")));
+    for name in ["first", "spoilt", "last"] {
+        fleet.worker(name, "--threads 1");
+        fleet.wait_for(name, "waits for its place");
+    }
+    fleet.all_end(&["coordinator"], 3);
+    let line = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
+    let what = format!("step 1: the hidden states after layer 2 on {} became", name_in_run(&fleet, "spoilt"));
+    assert!(line.contains(&what), "{what:?} in {line:?}\n{}", fleet.all());
+}
+
+/// The name that the coordinator gave a worker.
+fn name_in_run(fleet: &Fleet, name: &str) -> String {
+    let said = fleet.said(name);
+    let line =
+        said.lines().find(|line| line.contains("in run ")).unwrap_or_else(|| panic!("{}", fleet.all()));
+    line.split_once(" as ").unwrap().1.split_once(':').unwrap().0.to_string()
+}
+
+/// A seat that runs out of memory gets fewer layers; with typed numbers of layers it is refused.
+#[test]
+fn a_seat_without_memory_gets_fewer_layers() {
+    let run = format!("{} --max-steps 5", wide());
+    let alone = Fleet::new().alone(&run);
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{run} --stages 2"));
+    fleet.faulty("little", "--threads 1", "memory@3");
+    fleet.wait_for("little", "waits for its place");
+    // The slower one has one layer of four at first.
+    fleet.faulty("large", "--threads 1", "slow=50");
+    fleet.all_end(&["coordinator", "large", "little"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let said = fleet.said("little");
+    assert!(said.contains("are too large for its memory"), "{}", fleet.all());
+    let held: Vec<usize> = said.lines().filter_map(count).collect();
+    assert!(held.len() == 2 && held[1] < held[0], "{held:?}\n{}", fleet.all());
+
+    let mut typed = Fleet::new();
+    typed.coordinator(&format!("{run} --stages 2+2"));
+    typed.worker("large", "--threads 1");
+    typed.wait_for("large", "waits for its place");
+    typed.faulty("little", "--threads 1", "memory@3");
+    typed.all_end(&["little"], 78);
+    assert!(typed.said("little").contains("give it fewer layers"), "{}", typed.all());
+    typed.worker("other", "--threads 1");
+    typed.all_end(&["coordinator", "large", "other"], 0);
+    assert!(typed.adapter("out") == alone, "{}", typed.all());
 }
 
 #[test]
@@ -351,6 +433,28 @@ fn a_seat_with_damaged_parameters_changes_no_byte() {
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     assert!(fleet.said("coordinator").contains("other parameters"), "{}", fleet.all());
     assert!(fleet.said("damaged").contains("removed by the coordinator"), "{}", fleet.all());
+}
+
+/// The first seat has other parameters in an evaluation, of which only the last seat has a result.
+#[test]
+fn a_first_seat_with_damaged_parameters_changes_no_score() {
+    let run = format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2");
+    let alone = Fleet::new();
+    let bytes = alone.alone(&run);
+    let scores = |fleet: &Fleet, out: &str| -> Vec<serde_json::Value> {
+        let all = events(fleet, out);
+        all.iter().filter(|event| event["event"] == "eval").map(|event| event["eval_loss"].clone()).collect()
+    };
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{run} --stages 2"));
+    fleet.faulty("damaged", "--threads 1", "hash@3");
+    fleet.wait_for("damaged", "waits for its place");
+    fleet.worker("good", "--threads 1");
+    fleet.worker("spare", "--threads 1");
+    fleet.all_end(&["coordinator", "good", "spare"], 0);
+    assert!(fleet.said("damaged").contains("removed by the coordinator"), "{}", fleet.all());
+    assert_eq!(scores(&fleet, "out"), scores(&alone, "alone"), "{}", fleet.all());
+    assert!(fleet.adapter("out") == bytes, "{}", fleet.all());
 }
 
 #[test]

@@ -42,7 +42,8 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Seated { .. }
         | Linked
         | Capacity(_)
-        | Verified { .. } => 19,
+        | Verified { .. }
+        | Passes { .. } => 20,
     }
 }
 
@@ -134,6 +135,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             needs: vec![(Needs { one: u64::MAX, more: 1 }, Needs { one: 0, more: u64::MAX })],
         }),
         ToCoordinator::Verified { lease: LEASE, digest: [2; 32], parameters: [1; 32], micros: 1, memory: 1 },
+        ToCoordinator::Passes { lease: LEASE, forward: u64::MAX, between: u64::MAX, backward: 1 },
     ];
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all

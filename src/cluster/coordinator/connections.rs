@@ -8,6 +8,9 @@ mod line;
 mod lines;
 mod translation;
 
+#[cfg(test)]
+pub(in crate::cluster) use translation::{Fall, Heard, Translation};
+
 pub use division::{Division, Formed, Place};
 pub use lines::LinePlan;
 

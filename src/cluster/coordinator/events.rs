@@ -2,10 +2,10 @@
 
 use super::super::machine::{self, Bad, DeviceReport, Kind, Note, Place, Tally};
 use super::super::message::{Device, Packed, Work};
-use super::Counts;
 use super::round::Task;
+use super::{Counts, Passes};
 use crate::support::plural::count;
-use crate::train::event::{Change, Part, Shared, Speed, What};
+use crate::train::event::{Change, LinePart, Part, SeatPart, Shared, Speed, What};
 use crate::train::{Again, Finding, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -176,9 +176,13 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
             value,
             finding,
         },
-        Kind::Eval | Kind::Prompt => {
-            TrainError::Evaluation { step: after, rows, value, finding: Some(finding) }
-        }
+        Kind::Eval | Kind::Prompt => TrainError::Evaluation {
+            step: after,
+            rows,
+            tensor: tensor.clone(),
+            value,
+            finding: Some(finding),
+        },
     }
 }
 
@@ -203,6 +207,10 @@ pub(super) struct Accounts {
     /// Transfer time of the parameters; `None` until measured, because waiting for workers to join is no transfer.
     transfer: Option<Duration>,
     before: BTreeMap<Place, DeviceReport>,
+    /// When the step began.
+    began: Option<Instant>,
+    /// The work of each seat of each line in the step.
+    lines: BTreeMap<String, BTreeMap<usize, SeatPart>>,
 }
 
 impl Accounts {
@@ -233,8 +241,21 @@ impl Accounts {
 
     /// Starts a step; `devices` holds the work done before it.
     pub fn begin(&mut self, devices: Vec<DeviceReport>) {
-        self.bytes_in = 0;
+        (self.bytes_in, self.began) = (0, Some(Instant::now()));
+        self.lines.clear();
         self.before = devices.into_iter().map(|d| (d.place.clone(), d)).collect();
+    }
+
+    /// A seat of a line has computed its layers of a microbatch.
+    pub fn passed(&mut self, Passes { line, seat: (place, worker, device), spans }: Passes) {
+        let Some(began) = self.began else { return };
+        let part = self.lines.entry(line).or_default().entry(place).or_default();
+        (part.worker, part.device, part.microbatches) = (worker, device, part.microbatches + 1);
+        for (from, to) in spans {
+            part.busy += to.saturating_duration_since(from).as_secs_f64();
+            let milli = |at: Instant| at.saturating_duration_since(began).as_millis() as f64 / 1e3;
+            part.spans.push((milli(from), milli(to)));
+        }
     }
 
     /// The costs of the step.
@@ -261,10 +282,17 @@ impl Accounts {
             (here || part.microbatches > 0).then_some(part)
         };
         let devices = devices.into_iter().filter_map(part).collect();
+        let lines = std::mem::take(&mut self.lines).into_iter().map(|(worker, seats)| {
+            let mut seats: Vec<SeatPart> = seats.into_values().collect();
+            seats.iter_mut().for_each(|seat| seat.spans.sort_by(|a, b| a.0.total_cmp(&b.0)));
+            LinePart { worker, seats }
+        });
+        let lines = lines.collect();
         let sync = tally.hidden + tally.exposed + self.transfer.unwrap_or_default();
         Shared {
             classes: tally.classes,
             devices,
+            lines,
             repeats: tally.repeats,
             cancels: tally.cancels,
             wasted_tokens: tally.wasted_tokens,

@@ -22,6 +22,8 @@ mod waiting;
 
 use connections::{Absent, UNKNOWN};
 pub use connections::{Division, Formed, LinePlan, Place, Reception};
+#[cfg(test)]
+pub(super) use connections::{Fall, Heard, Translation};
 pub use events::Hint;
 pub use files::{FilesError, ModelFiles};
 pub use frame_limits::{Longest, Misfit, prompt_fits};
@@ -60,12 +62,25 @@ enum Incoming {
     Lost { member: MemberId, reason: String },
     /// Workers hold the model together, and join as one member.
     Line(LineFormed),
+    /// One of them has computed its layers of a training microbatch.
+    Passes(Passes),
     /// A peer was rejected before it became a member.
     Refused { name: String, who: Rejected, reason: String },
     /// The reducer has added a sum, or refuses it.
     Added(Report),
     /// The hash of a sum; `None` if the sum is gone.
     Hashed { member: MemberId, sum: u64, digest: Option<Hash> },
+}
+
+/// When a seat of a line computed its layers.
+#[derive(Debug, Clone)]
+struct Passes {
+    /// The name of the line.
+    line: String,
+    /// Its place, worker and device.
+    seat: (usize, String, String),
+    /// Start and end of the forward and of the backward pass.
+    spans: [(Instant, Instant); 2],
 }
 
 /// The kind of a rejected peer.

@@ -141,6 +141,7 @@ impl Coordinator<'_> {
             Incoming::Line(formed) => {
                 (task.say)(crate::train::event::Event::Line(LineFormed { step: task.after, ..formed }));
             }
+            Incoming::Passes(passes) => self.accounts.passed(passes),
             Incoming::Refused { name, who, reason } => {
                 self.counts.refused += u64::from(who == Rejected::Worker);
                 let (step, what, devices) = (task.after, What::Refused, vec![]);

@@ -59,18 +59,21 @@ enum What {
     Panic,
     /// The device is lost, as after a driver reset. Only a device apart from the CPU can be.
     Lost,
+    /// The device of a seat runs out of memory.
+    Memory,
     /// The parameters are damaged before they are used.
     Hash,
     /// The process aborts.
     Die,
 }
 
-const STEPS: [(&str, What); 7] = [
+const STEPS: [(&str, What); 8] = [
     ("nan", What::Nan),
     ("huge", What::Huge),
     ("error", What::Error),
     ("panic", What::Panic),
     ("lost", What::Lost),
+    ("memory", What::Memory),
     ("hash", What::Hash),
     ("die", What::Die),
 ];
@@ -103,6 +106,11 @@ impl Inject {
     /// Whether the device is lost before this step.
     pub fn loses_device(&self, step: u64) -> bool {
         self.strikes(What::Lost, step)
+    }
+
+    /// Whether the device of a seat runs out of memory in this step.
+    pub fn exhausts_memory(&self, step: u64) -> bool {
+        self.strikes(What::Memory, step)
     }
 
     /// Called before a microbatch of this step is computed: ends the process, panics, or fails.
@@ -212,7 +220,7 @@ impl std::str::FromStr for Inject {
                 _ => {
                     return Err(format!(
                         "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, panic@STEP, lost@STEP, \
-                         hash@STEP, die@STEP, selftest, slow=FACTOR, forge=scaled (stale, random, flipped, bit), cards=N, pretend=wgpu and pretend=cuda"
+                         memory@STEP, hash@STEP, die@STEP, selftest, slow=FACTOR, forge=scaled (stale, random, flipped, bit), cards=N, pretend=wgpu and pretend=cuda"
                     ));
                 }
             }

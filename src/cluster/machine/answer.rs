@@ -42,6 +42,7 @@ impl Machine {
             | ToCoordinator::Pong { .. }
             | ToCoordinator::Seated { .. }
             | ToCoordinator::Linked
+            | ToCoordinator::Passes { .. }
             | ToCoordinator::Capacity(_) => {}
             ToCoordinator::Ready { devices, refused } => self.ready(member, devices, refused),
             ToCoordinator::Leave { reason } => {

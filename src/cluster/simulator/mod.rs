@@ -6,6 +6,7 @@
 
 mod driver;
 mod fate;
+mod lines;
 mod network;
 mod quality;
 mod seeds;

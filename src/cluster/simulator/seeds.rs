@@ -2,15 +2,14 @@
 
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
-use super::truth::{self, Values};
+use super::truth::{self, Plan, Values};
 use super::worker::{Cheats, Forgery, Ill};
 use super::world::{Report, Voice, World};
 use crate::cluster::machine::{Again, Verify};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The parameters that a single worker computes for the plan.
-fn alone(fate: &Fate) -> Values {
-    let plan = fate.plan();
+pub fn alone(plan: &Plan) -> Values {
     (1..=plan.steps).fold(truth::initial(), |p, step| truth::stepped(&p, &plan.whole(&p, step).0))
 }
 
@@ -21,7 +20,7 @@ fn judge(fate: &Fate, report: &Report) -> Result<(), String> {
     let ill = fate.blows.iter().any(|(_, b)| matches!(b, Blow::Ill { ill: Ill::Bad, .. }));
     match &report.outcome {
         Outcome::Done(_) if fate.bad.is_some() => Err("a bad value went unnoticed".into()),
-        Outcome::Done(parameters) if *parameters != alone(fate) && !fate.tolerates() => {
+        Outcome::Done(parameters) if *parameters != alone(&fate.plan()) && !fate.tolerates() => {
             Err("other parameters than one worker's".into())
         }
         Outcome::Done(_) => Ok(()),
@@ -42,28 +41,31 @@ fn live(fate: &Fate, voice: Voice) -> Result<Report, String> {
     if voice == Voice::Aloud {
         println!("{fate:#?}");
     }
-    let run = AssertUnwindSafe(|| World::new(fate, voice).run(fate.bound()));
-    let report = catch_unwind(run).map_err(|p| {
-        let text = p.downcast_ref::<String>().cloned();
-        text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
-    })?;
+    let report = lived(|| Ok(World::new(fate, voice).run(fate.bound())))?;
     judge(fate, &report).map(|()| report)
 }
 
-fn number(name: &str) -> Option<u64> {
+/// What a run returns; a panic is an error.
+pub fn lived<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let run = catch_unwind(AssertUnwindSafe(run)).map_err(|p| {
+        let text = p.downcast_ref::<String>().cloned();
+        text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
+    });
+    run.flatten()
+}
+
+pub fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().expect("a number"))
 }
 
 /// Runs seeds on a few threads. The first failing seed is named with the command that runs it again.
-fn check(seeds: std::ops::Range<u64>, fate: impl Fn(u64) -> Fate + Sync) {
+pub fn check(seeds: std::ops::Range<u64>, live: impl Fn(u64) -> Result<(), String> + Sync) {
     let threads = 2;
     let part = |t: u64| seeds.clone().filter(move |s| s % threads == t);
     let failures: Vec<(u64, String)> = std::thread::scope(|scope| {
         let find = |t| {
-            let fate = &fate;
-            scope.spawn(move || {
-                part(t).filter_map(|s| Some((s, live(&fate(s), Voice::Silent).err()?))).collect::<Vec<_>>()
-            })
+            let live = &live;
+            scope.spawn(move || part(t).filter_map(|s| Some((s, live(s).err()?))).collect::<Vec<_>>())
         };
         let parts: Vec<_> = (0..threads).map(find).collect();
         parts.into_iter().flat_map(|p| p.join().unwrap()).collect()
@@ -80,6 +82,11 @@ fn check(seeds: std::ops::Range<u64>, fate: impl Fn(u64) -> Fate + Sync) {
     }
 }
 
+/// Lives a seed without its events.
+fn silent(fate: impl Fn(u64) -> Fate) -> impl Fn(u64) -> Result<(), String> {
+    move |seed| live(&fate(seed), Voice::Silent).map(drop)
+}
+
 #[test]
 fn thousands_of_runs_end_with_the_bits_of_one_worker() {
     if let Some(seed) = number("FINETUNE_SEED") {
@@ -89,7 +96,7 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
             report.outcome, report.time, report.happened
         );
     }
-    check(0..number("FINETUNE_SEEDS").unwrap_or(2000), Fate::of);
+    check(0..number("FINETUNE_SEEDS").unwrap_or(2000), silent(Fate::of));
 }
 
 /// Every microbatch is computed again: a forged result of any worker changes no bit, and no honest one is taken out.
@@ -100,13 +107,13 @@ fn liars_change_no_bit_where_all_is_checked() {
             live(&Fate::checked(seed, 1.0), Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         return println!("seed {seed}: {:?} after {} us", report.outcome, report.time);
     }
-    check(0..number("FINETUNE_SEEDS").unwrap_or(1000), |seed| Fate::checked(seed, 1.0));
+    check(0..number("FINETUNE_SEEDS").unwrap_or(1000), silent(|seed| Fate::checked(seed, 1.0)));
 }
 
 /// A part is computed again: honest workers stay, and a run without a liar ends with the bits of one worker.
 #[test]
 fn honest_workers_stay_where_a_part_is_checked() {
-    check(0..number("FINETUNE_SEEDS").unwrap_or(600), |seed| Fate::checked(seed, 0.3));
+    check(0..number("FINETUNE_SEEDS").unwrap_or(600), silent(|seed| Fate::checked(seed, 0.3)));
 }
 
 /// A worker that forges every result is found after as many as the run says at its start.

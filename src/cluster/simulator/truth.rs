@@ -15,26 +15,57 @@ fn stir(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The hidden states of a microbatch below the first layer.
+pub fn begun(batch: &Microbatch) -> u64 {
+    batch.rows.iter().fold(stir(batch.step), |h, &r| stir(h ^ r))
+}
+
+/// Hidden states above layers with these parameters.
+pub fn above(hidden: u64, parameters: &[i64]) -> u64 {
+    parameters.iter().fold(hidden, |h, &p| stir(h ^ p as u64))
+}
+
 fn key(parameters: &Values, batch: &Microbatch) -> u64 {
-    let rows = batch.rows.iter().fold(stir(batch.step), |h, &r| stir(h ^ r));
-    parameters.iter().fold(rows, |h, &p| stir(h ^ p as u64))
+    above(begun(batch), parameters)
 }
 
 pub fn gradient(parameters: &Values, batch: &Microbatch) -> Values {
-    let key = key(parameters, batch);
-    std::array::from_fn(|i| stir(key ^ i as u64) as i64 >> 16)
+    gradient_of(key(parameters, batch))
+}
+
+/// The gradient of a microbatch with these hidden states above the last layer.
+pub fn gradient_of(hidden: u64) -> Values {
+    std::array::from_fn(|i| stir(hidden ^ i as u64) as i64 >> 16)
 }
 
 pub fn loss(parameters: &Values, batch: &Microbatch) -> i128 {
-    i128::from(stir(key(parameters, batch) ^ 99) >> 32)
+    loss_of(key(parameters, batch))
+}
+
+pub fn loss_of(hidden: u64) -> i128 {
+    i128::from(stir(hidden ^ 99) >> 32)
 }
 
 pub fn score(parameters: &Values, batch: &Microbatch) -> LossSums {
-    LossSums { loss: loss(parameters, batch) as f64, weight: 1.0, targets: 1, ..LossSums::default() }
+    score_of(key(parameters, batch))
 }
 
+pub fn score_of(hidden: u64) -> LossSums {
+    LossSums { loss: loss_of(hidden) as f64, weight: 1.0, targets: 1, ..LossSums::default() }
+}
+
+/// Tokens of an answer.
+pub const TEXT: usize = 3;
+
 pub fn answer(parameters: &Values, prompt: &[u32]) -> Vec<u32> {
-    vec![prompt.iter().fold(parameters[0] as u32, |h, &id| stir(u64::from(h ^ id)) as u32)]
+    let mut new = vec![];
+    (0..TEXT).for_each(|_| new.push(token(above(0, parameters), prompt, &new)));
+    new
+}
+
+/// The token after `ids` and `new`, where hidden states are those above the last layer.
+pub fn token(hidden: u64, ids: &[u32], new: &[u32]) -> u32 {
+    ids.iter().chain(new).fold(hidden, |h, &id| stir(h ^ u64::from(id))) as u32
 }
 
 pub fn hash(parameters: &Values) -> Hash {

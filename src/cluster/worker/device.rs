@@ -21,6 +21,7 @@ use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Refused, Scalars, check};
 use crate::train::trial::{Passed, Trials, at_rest, trials};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,11 @@ pub(super) enum Report {
         lease: LeaseId,
         micros: u64,
     },
+    /// When a seat of a line computed a training microbatch, in microseconds: forward, between, backward.
+    Passes {
+        lease: LeaseId,
+        micros: [u64; 3],
+    },
     Trouble {
         lease: LeaseId,
         trouble: Trouble,
@@ -90,6 +96,8 @@ enum Failed {
     Cancelled,
     Value(Trouble),
     Device(String),
+    /// The device's memory is too small.
+    Memory(String),
 }
 
 impl From<Fault> for Failed {
@@ -99,6 +107,7 @@ impl From<Fault> for Failed {
             Fault::NonFinite { what, value, .. } => {
                 Failed::Value(Trouble::Value { tensor: what, value: value.parse().unwrap_or(f64::NAN) })
             }
+            Fault::OutOfMemory { .. } => Failed::Memory(fault.to_string()),
             fault => Failed::Device(fault.to_string()),
         }
     }
@@ -127,6 +136,8 @@ pub(super) struct Shared {
     pub reference: Arc<Reference>,
     pub inject: Inject,
     pub buffers: Buffers,
+    /// Whether a seat of a line ran out of memory: its layers are too many for its device.
+    pub too_large: Arc<AtomicBool>,
 }
 
 pub(super) struct DeviceWorker {
@@ -187,7 +198,7 @@ impl DeviceWorker {
                 Ok(report) => report,
                 Err(Failed::Cancelled) => Report::Stopped { lease, micros: micros(began) },
                 Err(Failed::Value(trouble)) => Report::Trouble { lease, trouble },
-                Err(Failed::Device(reason)) => {
+                Err(Failed::Device(reason) | Failed::Memory(reason)) => {
                     if !self.fall_back(&job, reason) {
                         return;
                     }

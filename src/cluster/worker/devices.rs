@@ -10,6 +10,7 @@ use super::sum::Devices;
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Capacity, Device, LeaseId, Trials};
 use crate::support::panics::caught;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 /// The devices and settings of a worker process.
@@ -59,6 +60,7 @@ pub(super) struct DeviceThreads {
     measured: Vec<Trials>,
     /// Most bytes of the hidden states of a microbatch.
     hidden_bytes: usize,
+    too_large: Arc<AtomicBool>,
 }
 
 /// A ready device with the messages from opening it, or why it cannot be used.
@@ -72,7 +74,7 @@ impl DeviceThreads {
         let hidden_bytes = of.1.tokens.saturating_mul(4 * blueprint.config.hidden);
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
         let (mut devices, mut queues, mut lines) = (Vec::new(), Vec::new(), Vec::new());
-        let mut measured = Vec::new();
+        let (mut measured, too_large) = (Vec::new(), Arc::default());
         match Reference::new(&*equipment.reference) {
             Err(e) => refused.push(format!("the self-test's reference cannot be computed: {e}")),
             Ok(reference) => {
@@ -82,6 +84,7 @@ impl DeviceThreads {
                     reference: Arc::new(reference),
                     inject: equipment.inject.clone(),
                     buffers: buffers.clone(),
+                    too_large: Arc::clone(&too_large),
                 };
                 for opened in start(&equipment.candidates, &shared) {
                     match opened {
@@ -96,7 +99,23 @@ impl DeviceThreads {
                 }
             }
         }
-        DeviceThreads { of, devices, refused, lines, buffers, limits, queues, measured, hidden_bytes }
+        DeviceThreads {
+            of,
+            devices,
+            refused,
+            lines,
+            buffers,
+            limits,
+            queues,
+            measured,
+            hidden_bytes,
+            too_large,
+        }
+    }
+
+    /// Whether the device ran out of memory as a seat of a line.
+    pub fn too_large(&self) -> bool {
+        self.too_large.load(Ordering::Acquire)
     }
 
     /// Updates the devices for a new conversation: a device that fell back since the last one is listed as it is

@@ -20,7 +20,10 @@ impl Worker<'_> {
                 let (inject, say, see) = (&self.equipment.inject, self.aside(), self.see);
                 let with = Holding { threads: &threads, inject, say, see, share: &self.share };
                 let outcome = Session::hold(outbox, with, len, line).await;
-                self.threads = Some(threads);
+                match threads.too_large() {
+                    true => self.gives_up_layers(),
+                    false => self.threads = Some(threads),
+                }
                 outcome
             }
         }
@@ -43,6 +46,7 @@ impl Worker<'_> {
             Some(most) => self.await_seat(outbox, (&manifest, most), &mut blueprint).await?,
             None => None,
         };
+        self.seat = plan.clone();
         let shape = Shape { portion: plan.as_ref().map(Portion::of), ..Shape::of(&manifest) };
         let key = (manifest.model_hash.clone(), shape);
         let threads = match self.threads.take().filter(|threads| threads.of == key) {
@@ -64,7 +68,7 @@ impl Worker<'_> {
         let none = refused.join("; ");
         outbox.say(ToCoordinator::Ready { devices, refused });
         if threads.devices.is_empty() {
-            return Err(Outcome::Refused { reason: format!("no device here can take part: {none}") });
+            return Err(self.without_devices(&threads, none));
         }
         outbox.say(ToCoordinator::Measured { devices: threads.measured(), link });
         let classes: Vec<String> =
@@ -112,6 +116,25 @@ impl Worker<'_> {
                 return Ok(plan);
             }
         }
+    }
+
+    /// Why this worker takes no part now, or never.
+    fn without_devices(&mut self, threads: &DeviceThreads, none: String) -> Outcome {
+        if threads.too_large() {
+            self.gives_up_layers();
+            return Outcome::Lost { reason: none };
+        }
+        Outcome::Refused { reason: format!("no device here can take part: {none}") }
+    }
+
+    /// The device ran out of memory with the layers of its seat: from now on it reports that it has no room for them.
+    fn gives_up_layers(&mut self) {
+        let (Some(plan), Some((_, capacity))) = (&self.seat, &mut self.capacity) else { return };
+        let layers = plan.layers.0 as usize..plan.layers.1 as usize;
+        let held = capacity.needs(usize::from(plan.of - 1 - plan.place), &layers);
+        capacity.limit = capacity.limit.min(held.saturating_sub(1));
+        let (first, last) = (layers.start, layers.end - 1);
+        (self.say)(&format!("layers {first} to {last} are too large for its memory: it asks for fewer"));
     }
 
     /// What the device can hold, found on a separate thread.

@@ -27,7 +27,7 @@ pub use selftest::{Deviation, Reference};
 pub use visit::{Visit, visit};
 
 use super::link::WorkerLink;
-use super::message::{Capacity, Hello};
+use super::message::{Capacity, Hello, SeatPlan};
 use crate::train::event::Share;
 use crate::train::stop::Stop;
 use devices::DeviceThreads;
@@ -105,6 +105,8 @@ pub struct Worker<'a> {
     threads: Option<DeviceThreads>,
     /// What its device can hold of the model of this hash and shape, in lines of that many seats.
     capacity: Option<((String, Shape, u16), Capacity)>,
+    /// Its last seat in a line.
+    seat: Option<SeatPlan>,
     before: Option<(String, u64)>,
     /// Whether the last conversation was welcomed by a coordinator that this worker follows.
     welcomed: bool,
@@ -124,6 +126,7 @@ impl<'a> Worker<'a> {
             share,
             threads: None,
             capacity: None,
+            seat: None,
             before: None,
             welcomed: false,
             peers: None,

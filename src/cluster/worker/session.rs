@@ -296,6 +296,9 @@ impl<'a, 'w> Session<'a, 'w> {
                 ToCoordinator::Score { lease, sums, parameters, micros }
             }
             Report::Answered { lease, ids, parameters } => ToCoordinator::Answer { lease, ids, parameters },
+            Report::Passes { lease, micros: [forward, between, backward] } => {
+                ToCoordinator::Passes { lease, forward, between, backward }
+            }
             Report::Stopped { lease, micros } => ToCoordinator::Stopped { lease, micros },
             Report::Trouble { lease, trouble } => {
                 let name = self.name(device);

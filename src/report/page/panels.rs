@@ -142,10 +142,11 @@ pub fn both(wide: Svg, narrow: Svg) -> String {
 /// step is one block with the compute time of the device.
 pub fn lanes(history: &History) -> Lanes {
     let steps = &history.steps[history.steps.len().saturating_sub(LANE_STEPS)..];
-    let name = |(worker, device): &(String, String)| match worker.is_empty() {
-        true => device.clone(),
-        false => format!("{worker}, {device}"),
-    };
+    let name =
+        |(worker, device): &(String, String)| match worker.is_empty() || history.is_seat(worker, device) {
+            true => device.clone(),
+            false => format!("{worker}, {device}"),
+        };
     let mut lanes: Vec<Lane> = history
         .devices
         .iter()

@@ -1,7 +1,9 @@
 //! Contents of the page: names, measured times, and the content security policy.
 
 use super::*;
-use crate::train::event::{Change, Eval, Event, HERE, Part, RunStart, Shared, Step, What};
+use crate::train::event::{
+    Change, Eval, Event, HERE, LineFormed, LinePart, Part, RunStart, Seat, SeatPart, Shared, Step, What,
+};
 
 fn step(step: u64, workers: &[&str], hidden_seconds: f64) -> Event {
     let part = |worker: &&str| Part {
@@ -77,6 +79,44 @@ fn single_device_has_a_lane_and_no_topology() {
     assert!(lanes.lanes[0].blocks[0].tip.contains("2 microbatches, 100 tokens, 0.65 s of 1.00 s"));
     let html = body(&history, &Surroundings::default());
     assert!(html.contains("cpu-avx2-f32") && !html.contains("coordinator"), "{html}");
+}
+
+/// The gaps in the lanes of its seats are the bubble of a line.
+#[test]
+fn each_seat_of_a_line_has_a_lane() {
+    let seat = |worker: &str, first_layer| Seat {
+        worker: worker.into(),
+        device: "cpu 0".into(),
+        first_layer,
+        layers: 2,
+        memory: 1,
+        limit: None,
+    };
+    let seats = vec![seat("a", 0), seat("b", 2)];
+    let formed = LineFormed { step: 0, worker: "a + b".into(), seats, token_bytes: 8 };
+    let mut event = step(1, &[HERE, "a + b"], 0.4);
+    if let Event::Step(Step { shared: Some(shared), .. }) = &mut event {
+        let part = |worker: &str, spans: &[(f64, f64)]| SeatPart {
+            worker: worker.into(),
+            device: "cpu 0".into(),
+            microbatches: 1,
+            busy: 0.4,
+            spans: spans.to_vec(),
+        };
+        let seats = vec![part("a", &[(0.0, 0.1), (0.5, 0.8)]), part("b", &[(0.1, 0.2), (0.2, 0.5)])];
+        shared.lines = vec![LinePart { worker: "a + b".into(), seats }];
+    }
+    let lanes = lanes(&History::of(&[Event::Line(formed), event])).lanes;
+    let drawn: Vec<(&str, Vec<(f64, f64)>)> = lanes
+        .iter()
+        .map(|lane| (&lane.name[..], lane.blocks.iter().map(|block| (block.from, block.to)).collect()))
+        .collect();
+    let want = [
+        ("here, cpu 0", vec![(0.0, 0.5)]),
+        ("a, layers 0 to 1", vec![(0.0, 0.1), (0.5, 0.8)]),
+        ("b, layers 2 to 3", vec![(0.1, 0.2), (0.2, 0.5)]),
+    ];
+    assert_eq!(drawn, want);
 }
 
 #[test]

@@ -70,6 +70,19 @@ impl Division {
     }
 }
 
+impl Formed {
+    /// The same, unless a worker has too little memory for the number of layers that was typed for it.
+    pub fn within(self, workers: &[&Capacity]) -> Formed {
+        let small = |place: &&Place| place.needs > workers[place.worker].limit;
+        match &self {
+            Formed::Line(places) => {
+                places.iter().find(small).map_or(self.clone(), |place| Formed::TooSmall(place.worker))
+            }
+            _ => self,
+        }
+    }
+}
+
 fn typed(counts: &[usize], workers: &[&Capacity]) -> Vec<Place> {
     let starts = counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count)));
     let place = |(at, (start, count)): (usize, (usize, &usize))| {
@@ -162,6 +175,9 @@ mod tests {
         assert_eq!(two.form(&[&little[0]]), Formed::No);
         let typed = Division::Layers(vec![2, 10]);
         assert_eq!(line(&typed, &[device(1.0, 12), device(2.0, 12)]), [(0, 0..2), (1, 2..12)]);
+        let small = [device(1.0, 12), device(2.0, 9)];
+        let small: Vec<&Capacity> = small.iter().collect();
+        assert_eq!(typed.form(&small).within(&small), Formed::TooSmall(1));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use super::lines::{FromSeat, Waiter};
 use super::translation::{Fall, Heard, Translation};
 use super::{Desk, Reception, host};
 use crate::cluster::coordinator::outbox::Outbox;
-use crate::cluster::coordinator::{Incoming, Rejected};
+use crate::cluster::coordinator::{Incoming, Passes, Rejected};
 use crate::cluster::link::{ROOM, WorkerLink, pair};
-use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials};
+use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials, Trouble};
 use crate::cluster::plain::plain;
 use crate::model::line;
 use crate::model::memory::Limit;
@@ -163,6 +163,8 @@ impl Ended {
 /// A line whose seats compute.
 struct Standing {
     reception: Arc<Reception>,
+    /// Its name as a member.
+    name: String,
     events: UnboundedReceiver<FromSeat>,
     chairs: Vec<Chair>,
     translation: Translation,
@@ -174,7 +176,7 @@ impl Standing {
         let at = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let values = chairs.iter().map(|Chair { plan, .. }| at(plan.values.0)..at(plan.values.1));
         let translation = Translation::new(&values.collect::<Vec<_>>());
-        Standing { reception, events, chairs, translation }
+        Standing { reception, name: String::new(), events, chairs, translation }
     }
 
     /// The line as a device.
@@ -211,6 +213,7 @@ impl Standing {
             &ours.end,
             self.chairs[0].plan.key,
         );
+        self.name = seat.name.clone();
         let formed = self.formed(seat.name.clone());
         let _ = self.reception.events.send(Incoming::Line(formed));
         let reception = self.reception.clone();
@@ -257,7 +260,15 @@ impl Standing {
                     }
                 },
                 event = self.events.recv() => match event {
-                    Some(FromSeat::Said { place, message, .. }) => {
+                    Some(FromSeat::Said { place, message, .. })
+                        if matches!(*message, ToCoordinator::Passes { .. }) =>
+                    {
+                        self.passed(place, &message);
+                    }
+                    Some(FromSeat::Said { place, mut message, .. }) => {
+                        if let ToCoordinator::Fault { fault: Trouble::Value { tensor, .. }, .. } = &mut *message {
+                            *tensor += &format!(" on {}", self.chairs[place].name);
+                        }
                         let heard = self.translation.up(place, *message);
                         let Heard { driver: up, seats } = heard.map_err(|fall| match fall {
                             Fall::Lost(reason) => (None, self.fall(place, &reason)),
@@ -274,6 +285,28 @@ impl Standing {
                     None => return Err((None, "its connections are lost".into())),
                 },
             }
+        }
+    }
+
+    /// Tells the driver when a seat computed a microbatch, if its times are possible.
+    fn passed(&mut self, place: usize, message: &ToCoordinator) {
+        let ToCoordinator::Passes { lease, forward, between, backward } = *message else { return };
+        let now = std::time::Instant::now();
+        let before = |micros: [u64; 3]| {
+            let sum = micros.iter().fold(0, |sum: u64, part| sum.saturating_add(*part));
+            now.checked_sub(Duration::from_micros(sum))
+        };
+        let (Some(from), Some(end), Some(again)) =
+            (before([forward, between, backward]), before([0, between, backward]), before([0, 0, backward]))
+        else {
+            return;
+        };
+        if self.translation.is_timed(place, lease) {
+            let chair = &self.chairs[place];
+            let device = chair.device.as_ref().map_or_else(String::new, |device| plain(&device.name));
+            let (line, seat) = (self.name.clone(), (place, plain(&chair.name), device));
+            let spans = [(from, end), (again, now)];
+            let _ = self.reception.events.send(Incoming::Passes(Passes { line, seat, spans }));
         }
     }
 

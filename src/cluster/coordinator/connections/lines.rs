@@ -151,7 +151,7 @@ impl Lines {
         let ready = in_places(ready, |at| last.get(&workers[*at].identity).copied());
         let capacities: Vec<&Capacity> =
             ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
-        match self.plan.division.form(&capacities) {
+        match self.plan.division.form(&capacities).within(&capacities) {
             Formed::No => Ok(Seated::No),
             Formed::Whole(one) => {
                 let waiter = workers.remove(ready[one]);
@@ -159,7 +159,7 @@ impl Lines {
                 Ok(Seated::Whole(Box::new(waiter)))
             }
             Formed::TooSmall(one) => {
-                let reason = self.too_small(&capacities);
+                let reason = self.too_small(&capacities, one);
                 Ok(Seated::Refused(Box::new(workers.remove(ready[one])), reason))
             }
             Formed::Line(places) => {
@@ -183,7 +183,20 @@ impl Lines {
         }
     }
 
-    fn too_small(&self, capacities: &[&Capacity]) -> String {
+    /// Why these workers are too small together, for the one of this index.
+    fn too_small(&self, capacities: &[&Capacity], one: usize) -> String {
+        if let Division::Layers(counts) = &self.plan.division {
+            let start = counts[..one].iter().sum::<usize>();
+            let layers = start..start + counts[one];
+            return format!(
+                "layers {} to {} need {}, its device has {}: use a larger --memory-limit, give it fewer layers (--stages), or \
+                 smaller --micro-batch-tokens",
+                layers.start,
+                layers.end - 1,
+                size(capacities[one].needs(counts.len() - 1 - one, &layers)),
+                size(capacities[one].limit)
+            );
+        }
         let has: Vec<String> = capacities.iter().map(|capacity| size(capacity.limit)).collect();
         let all = self.plan.layers();
         let whole = capacities.iter().map(|capacity| capacity.needs(0, &(0..all))).min().unwrap_or(0);

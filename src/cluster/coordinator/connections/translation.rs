@@ -2,9 +2,9 @@
 //! of the parameters, and a result is one once every seat has its part.
 
 use super::cells::{Cell, Cells, Wrong};
-use crate::cluster::message::{Hash, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
+use crate::cluster::message::{Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
 use crate::model::stage::Traffic;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// Parameters whose hashes are known: those of the current step, and of results that come late.
@@ -14,7 +14,7 @@ const MOST_SUMS: usize = 4;
 
 /// What follows from a message of a seat.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Heard {
+pub(in crate::cluster) struct Heard {
     /// Messages to the driver.
     pub driver: Vec<ToCoordinator>,
     /// Messages to seats.
@@ -23,7 +23,7 @@ pub(super) struct Heard {
 
 /// Why a line falls because of a seat.
 #[derive(Debug, PartialEq)]
-pub(super) enum Fall {
+pub(in crate::cluster) enum Fall {
     /// The seat's device failed, or it leaves: its worker may connect again.
     Lost(String),
     /// The seat broke the protocol, or computes with other parameters.
@@ -34,12 +34,14 @@ pub(super) enum Fall {
 struct Open {
     /// Steps behind its parameters.
     after: u64,
-    /// Whether the last seat alone has the result.
-    last_alone: bool,
     /// What each seat has announced: time and memory.
     announced: Vec<Option<(u64, u64)>>,
+    /// What the last seat has beside a gradient.
+    result: Option<ToCoordinator>,
     /// Whether it ended without a result.
     ended: bool,
+    /// The seats that have said when they computed it.
+    timed: BTreeSet<usize>,
 }
 
 /// A sum of which some parts have come.
@@ -58,7 +60,7 @@ struct Known {
 }
 
 /// The state between a driver and the seats of a line.
-pub(super) struct Translation {
+pub(in crate::cluster) struct Translation {
     values: Vec<Range<usize>>,
     hashers: Vec<blake3::Hasher>,
     /// Parameters, newest first.
@@ -100,13 +102,9 @@ impl Translation {
             ToWorker::ParametersPiece { step, offset, bytes } => self.piece(*step, *offset, bytes),
             ToWorker::Parameters { step, hash } => self.parameters(*step, *hash),
             ToWorker::Lease(lease) => {
-                let last_alone = match &lease.work {
-                    Work::Train(_) | Work::Verify(_) => false,
-                    Work::Recheck(batch) => batch.step == lease.after,
-                    Work::Eval(_) | Work::Prompt { .. } => true,
-                };
                 let announced = vec![None; self.seats()];
-                let open = Open { after: lease.after, last_alone, announced, ended: false };
+                let (result, ended, timed) = (None, false, BTreeSet::new());
+                let open = Open { after: lease.after, announced, result, ended, timed };
                 self.open.insert(lease.lease, open);
                 self.to_all(&message)
             }
@@ -177,11 +175,10 @@ impl Translation {
     /// What follows from a message of a seat. The error is why the line falls.
     pub fn up(&mut self, seat: usize, message: ToCoordinator) -> Result<Heard, Fall> {
         let last = self.seats() - 1;
-        let said = |message| Ok(Heard { driver: vec![message], seats: vec![] });
         match message {
             ToCoordinator::Ask { room, together, .. } => Ok(self.asked(seat, (room, together))),
             ToCoordinator::Announce { lease, parameters, micros, memory } => {
-                self.announced(seat, lease, (parameters, micros, memory))
+                self.announced(seat, lease, (parameters, micros, memory), None)
             }
             ToCoordinator::SumPiece { sum, offset, len, packed } => {
                 if !self.sums.contains_key(&sum) && self.sums.len() >= MOST_SUMS {
@@ -200,23 +197,11 @@ impl Translation {
                 Ok(Heard { driver: cells.into_iter().map(piece).collect(), seats: vec![] })
             }
             ToCoordinator::Sum { sum, .. } => self.summed(seat, sum, message),
-            ToCoordinator::Score { lease, sums, parameters, micros } if seat == last => {
-                match self.open.remove(&lease) {
-                    Some(Open { ended: false, after, .. }) => {
-                        let parameters = self.whole(seat, after, parameters)?;
-                        said(ToCoordinator::Score { lease, sums, parameters, micros })
-                    }
-                    _ => Ok(Heard::default()),
-                }
+            ToCoordinator::Score { lease, parameters, micros, .. } if seat == last => {
+                self.announced(seat, lease, (parameters, micros, 0), Some(message))
             }
-            ToCoordinator::Answer { lease, ids, parameters } if seat == last => {
-                match self.open.remove(&lease) {
-                    Some(Open { ended: false, after, .. }) => {
-                        let parameters = self.whole(seat, after, parameters)?;
-                        said(ToCoordinator::Answer { lease, ids, parameters })
-                    }
-                    _ => Ok(Heard::default()),
-                }
+            ToCoordinator::Answer { lease, parameters, .. } if seat == last => {
+                self.announced(seat, lease, (parameters, 0, 0), Some(message))
             }
             ToCoordinator::Stopped { lease, .. } => Ok(self.ended(lease, message)),
             ToCoordinator::Fault { lease, fault: Trouble::Value { .. } } => Ok(self.ended(lease, message)),
@@ -226,6 +211,11 @@ impl Translation {
             ToCoordinator::Pong { .. } => Ok(Heard::default()),
             _ => Err(Fall::Broke("it sent a message that does not belong there".into())),
         }
+    }
+
+    /// Whether the seat says for the first time when it computed this lease.
+    pub fn is_timed(&mut self, seat: usize, lease: LeaseId) -> bool {
+        self.open.get_mut(&lease).is_some_and(|open| open.timed.insert(seat))
     }
 
     /// The line takes leases once all of its seats do.
@@ -238,8 +228,13 @@ impl Translation {
         Heard { driver: vec![ToCoordinator::Ask { device: 0, room, together }], seats: vec![] }
     }
 
-    fn announced(&mut self, seat: usize, lease: LeaseId, said: (Hash, u64, u64)) -> Result<Heard, Fall> {
-        let (last, (part, micros, memory)) = (self.seats() - 1, said);
+    fn announced(
+        &mut self,
+        seat: usize,
+        lease: LeaseId,
+        (part, micros, memory): (Hash, u64, u64),
+        result: Option<ToCoordinator>,
+    ) -> Result<Heard, Fall> {
         let Some(Open { after, ended, .. }) = self.open.get(&lease) else { return Ok(Heard::default()) };
         if *ended {
             return Ok(Heard { driver: vec![], seats: vec![(seat, ToWorker::Deny { lease })] });
@@ -247,13 +242,23 @@ impl Translation {
         let parameters = self.whole(seat, *after, part)?;
         let Some(open) = self.open.get_mut(&lease) else { return Ok(Heard::default()) };
         open.announced[seat] = Some((micros, memory));
-        let needed = if open.last_alone { &open.announced[last..] } else { &open.announced[..] };
+        open.result = result.or(open.result.take());
         // The first seat is the last to finish: the time between its results is that of the line.
-        let Some((micros, memory)) = needed[0].filter(|_| needed.iter().all(Option::is_some)) else {
+        let all = open.announced.iter().all(Option::is_some);
+        let Some((micros, memory)) = open.announced[0].filter(|_| all) else {
             return Ok(Heard::default());
         };
-        let announce = ToCoordinator::Announce { lease, parameters, micros, memory };
-        Ok(Heard { driver: vec![announce], seats: vec![] })
+        let whole = match open.result.take() {
+            Some(ToCoordinator::Score { sums, micros, .. }) => {
+                ToCoordinator::Score { lease, sums, parameters, micros }
+            }
+            Some(ToCoordinator::Answer { ids, .. }) => ToCoordinator::Answer { lease, ids, parameters },
+            _ => ToCoordinator::Announce { lease, parameters, micros, memory },
+        };
+        if !matches!(whole, ToCoordinator::Announce { .. }) {
+            self.open.remove(&lease);
+        }
+        Ok(Heard { driver: vec![whole], seats: vec![] })
     }
 
     /// A lease ended in one seat without a result: it ends in all.
@@ -315,7 +320,7 @@ impl Translation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::message::{Lease, Packed};
+    use crate::cluster::message::{Lease, Packed, Work};
     use crate::cluster::sum_chunk::little_endian;
     use crate::model::stage::{LossSums, Microbatch, Targets};
     use crate::train::sum::RewardSums;
@@ -392,13 +397,22 @@ mod tests {
     }
 
     #[test]
-    fn scores_come_from_the_last_seat() {
+    fn scores_come_from_the_last_seat_with_the_parameters_of_all() {
         let (mut line, hashes, hash) = standing();
-        line.down(lease(1, Work::Eval));
         let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, ..LossSums::default() };
-        let score = |parameters| ToCoordinator::Score { lease: 1, sums: sums.clone(), parameters, micros: 3 };
-        assert!(line.up(0, score(hashes[0])).is_err());
-        assert_eq!(line.up(1, score(hashes[1])).unwrap().driver, [score(hash)]);
+        let score =
+            |lease, parameters| ToCoordinator::Score { lease, sums: sums.clone(), parameters, micros: 3 };
+        let answer = |parameters| ToCoordinator::Answer { lease: 2, ids: vec![5], parameters };
+        line.down(lease(1, Work::Eval));
+        assert!(line.up(0, score(1, hashes[0])).is_err());
+        assert_eq!(line.up(1, score(1, hashes[1])), Ok(Heard::default()));
+        assert_eq!(line.up(0, announce(1, hashes[0], 5)).unwrap().driver, [score(1, hash)]);
+        line.down(lease(2, Work::Eval));
+        assert_eq!(line.up(0, announce(2, hashes[0], 5)), Ok(Heard::default()));
+        assert_eq!(line.up(1, answer(hashes[1])).unwrap().driver, [answer(hash)]);
+        line.down(lease(3, Work::Eval));
+        line.up(1, score(3, hashes[1])).unwrap();
+        assert!(matches!(line.up(0, announce(3, [9; 32], 5)), Err(Fall::Broke(_))), "damaged parameters");
     }
 
     fn part(offset: u64, len: u32) -> ToCoordinator {

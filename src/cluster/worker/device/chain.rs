@@ -4,9 +4,10 @@
 use super::DeviceWorker;
 use crate::cluster::worker::blueprint::Begin;
 use crate::model::memory::size;
-use crate::model::stage::Model;
+use crate::model::stage::{Fault, Model};
 use crate::model::weights::ModelError;
 use crate::support::panics::caught;
+use std::sync::atomic::Ordering;
 
 impl DeviceWorker {
     /// Opens the next backend from `from` on. A backend that computes wrong numbers ends the chain: such a device is
@@ -40,6 +41,13 @@ impl DeviceWorker {
                 Err(ModelError::Memory { needed, limit, way_out }) if from == 0 => {
                     self.at = at;
                     return Err(self.too_small(needed, limit, &way_out));
+                }
+                // A seat comes back for fewer layers.
+                Err(ModelError::Fault(fault @ Fault::OutOfMemory { .. }))
+                    if from == 0 && self.shared.blueprint.shape.portion.is_some() =>
+                {
+                    self.shared.too_large.store(true, Ordering::Release);
+                    return Err(format!("{name}: {}: {fault}", opener.backend()));
                 }
                 Err(e) if at == 0 && self.candidate.begin == Begin::Named => {
                     return Err(format!("{name}: {}: {e} (it was asked for by name)", opener.backend()));

@@ -9,18 +9,23 @@ use crate::cluster::worker::device_queue::{Act, Order, QueuedLease};
 use crate::cluster::worker::inbox::{Back, Neighbours};
 use crate::cluster::worker::parameters::Parameters;
 use crate::cluster::worker::sum::Finished;
+#[cfg(feature = "faults")]
+use crate::model::stage::Fault;
 use crate::model::stage::{LossSums, Microbatch, Model, Output, Session, Ticket, Traffic, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Refused, Scalars, check};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A microbatch between its passes, or a text that grows.
 pub(super) struct Open {
     pub job: QueuedLease,
     pub began: Instant,
+    /// Time of its forward pass.
+    pub forward: Duration,
     /// The tokens after a prompt.
     pub new: Vec<u32>,
 }
@@ -29,10 +34,23 @@ pub(super) struct Open {
 pub(super) struct Lost {
     job: Box<QueuedLease>,
     reason: String,
+    /// Whether its memory was too small.
+    memory: bool,
 }
 
 pub(super) fn lost(job: QueuedLease, reason: String) -> Lost {
-    Lost { job: Box::new(job), reason }
+    Lost { job: Box::new(job), reason, memory: false }
+}
+
+/// The values between two seats, the upper one of which begins with this layer.
+fn after(layer: usize) -> String {
+    format!("hidden states after layer {}", layer - 1)
+}
+
+/// The first value that is not finite, as a fault of `what`.
+fn not_finite(values: &[f32], what: &dyn Fn() -> String) -> Option<Failed> {
+    let value = f64::from(*values.iter().find(|value| !value.is_finite())?);
+    Some(Failed::Value(Trouble::Value { tensor: what(), value }))
 }
 
 /// The leases of a seat in one conversation.
@@ -56,6 +74,17 @@ impl Sitting {
         fits && self.open.values().next().is_none_or(|open| same(&open.job.parameters))
     }
 
+    /// The output, unless the seat above would get values that are not finite.
+    pub fn sound(&self, output: Output) -> Result<Output, Failed> {
+        let bad = match &output {
+            Output::Hidden(values) => {
+                not_finite(values, &|| format!("the {}", after(self.portion.layers.end)))
+            }
+            _ => None,
+        };
+        bad.map_or(Ok(output), Err)
+    }
+
     /// Time that a lease took: since it began, or since the lease before it ended.
     fn micros(&mut self, began: Instant) -> u64 {
         let since = self.ended.map_or(began, |ended| ended.max(began));
@@ -66,6 +95,11 @@ impl Sitting {
 
 pub(super) fn is_prompt(job: &QueuedLease) -> bool {
     matches!(job.lease.work, Work::Prompt { .. })
+}
+
+/// This seat has its part of a result that the last seat reports.
+fn fine(job: &QueuedLease, began: Instant) -> Report {
+    Report::Fine { lease: job.lease.lease, parameters: job.parameters.hash, micros: micros(began) }
 }
 
 /// Whether the lease has a backward pass.
@@ -117,10 +151,20 @@ impl DeviceWorker {
                 Act::Back(lease, back) => self.back(&mut sitting, lease, back),
             };
             // The line falls; what is open is computed elsewhere.
-            if let Err(Lost { job, reason }) = end {
-                self.forget_all(&mut sitting);
-                if !self.fall_back(&job, reason) {
-                    return;
+            match end {
+                Ok(()) => {}
+                // The worker comes back for fewer layers.
+                Err(Lost { job, reason, memory: true }) => {
+                    self.forget_all(&mut sitting);
+                    self.shared.too_large.store(true, Ordering::Release);
+                    self.hand_back(&job, reason);
+                    self.queue.finished();
+                }
+                Err(Lost { job, reason, .. }) => {
+                    self.forget_all(&mut sitting);
+                    if !self.fall_back(&job, reason) {
+                        return;
+                    }
                 }
             }
         }
@@ -148,7 +192,9 @@ impl DeviceWorker {
         }
         if is_prompt(&job) {
             let lease = job.lease.lease;
-            sitting.open.insert(lease, Open { job, began: Instant::now(), new: Vec::new() });
+            sitting
+                .open
+                .insert(lease, Open { job, began: Instant::now(), forward: Duration::ZERO, new: Vec::new() });
             return self.speak(sitting, lease, hidden);
         }
         if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
@@ -157,18 +203,22 @@ impl DeviceWorker {
         let began = Instant::now();
         let (lease, trains) = (job.lease.lease, trains(&job));
         let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
-        match caught(|| self.forward(&job, hidden.as_deref())).unwrap_or_else(internal) {
+        let output = caught(|| self.forward(&job, hidden.as_deref())).unwrap_or_else(internal);
+        match output.and_then(|output| sitting.sound(output)) {
             Ok(Output::Hidden(values)) => {
                 if trains {
-                    sitting.open.insert(lease, Open { job, began, new: Vec::new() });
+                    sitting
+                        .open
+                        .insert(lease, Open { job, began, forward: began.elapsed(), new: Vec::new() });
                 } else {
                     self.queue.finished_one(lease);
+                    say(&job, fine(&job, began));
                 }
                 sitting.neighbours.up(lease, &values);
                 Ok(())
             }
             Ok(Output::Loss(sums)) if trains => {
-                sitting.open.insert(lease, Open { job, began, new: Vec::new() });
+                sitting.open.insert(lease, Open { job, began, forward: began.elapsed(), new: Vec::new() });
                 self.backward(sitting, lease, (None, sums))
             }
             Ok(Output::Loss(sums)) => {
@@ -207,6 +257,10 @@ impl DeviceWorker {
         let trains = trains(job);
         if trains {
             self.shared.inject.before(batch.step).map_err(Failed::Device)?;
+            #[cfg(feature = "faults")]
+            if self.shared.inject.exhausts_memory(batch.step) {
+                return Err(Fault::OutOfMemory { device: self.device().name, needed: 1 << 30 }.into());
+            }
         }
         let want = if trains { Want::Gradient(Ticket(job.lease.lease)) } else { Want::Loss };
         Ok(self.model()?.forward(batch, hidden, want)?)
@@ -221,9 +275,9 @@ impl DeviceWorker {
                 if let Some(Open { job, began, .. }) = sitting.open.remove(&lease) {
                     self.forget(lease);
                     self.queue.finished_one(lease);
-                    // The last seat says the end of a text.
-                    if !is_prompt(&job) {
-                        say(&job, Report::Stopped { lease, micros: micros(began) });
+                    // The seat that has said this first reports why a microbatch ends without a result.
+                    if is_prompt(&job) {
+                        say(&job, fine(&job, began));
                     }
                 }
                 sitting.neighbours.dropped(lease);
@@ -240,7 +294,8 @@ impl DeviceWorker {
         (grad, loss): (Option<Vec<f32>>, LossSums),
     ) -> Result<(), Lost> {
         // A lease that is not open was given up with its conversation.
-        let Some(Open { job, began, .. }) = sitting.open.remove(&lease) else { return Ok(()) };
+        let Some(Open { job, began, forward, .. }) = sitting.open.remove(&lease) else { return Ok(()) };
+        let again = Instant::now();
         if let Some(grad) = grad.as_ref().filter(|grad| grad.len() != self.due(&job)) {
             self.forget(lease);
             return self.misfit(&job, grad.len());
@@ -256,9 +311,27 @@ impl DeviceWorker {
         let computed = computed.unwrap_or_else(internal);
         match computed {
             Ok(input) => {
-                input.iter().for_each(|values| sitting.neighbours.down(lease, values));
-                let report = self.report(sitting, &job, (loss, gradient), began);
+                let below = || format!("the gradient of the {}", after(sitting.portion.layers.start));
+                let bad = input.as_ref().and_then(|values| not_finite(values, &below));
+                match &bad {
+                    Some(_) => sitting.neighbours.dropped(lease),
+                    None => input.iter().for_each(|values| sitting.neighbours.down(lease, values)),
+                }
+                let report = match (self.report(sitting, &job, (loss, gradient), began), bad) {
+                    (Report::Trained { finished, .. }, Some(Failed::Value(trouble))) => {
+                        self.shared.buffers.give_back(finished.gradient);
+                        Report::Trouble { lease, trouble }
+                    }
+                    (Report::Fine { .. }, Some(Failed::Value(trouble))) => Report::Trouble { lease, trouble },
+                    (report, _) => report,
+                };
                 self.queue.finished_one(lease);
+                if let Report::Trained { .. } = report {
+                    let between = again.saturating_duration_since(began + forward);
+                    let times = [forward, between, again.elapsed()];
+                    let micros = times.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+                    say(&job, Report::Passes { lease, micros });
+                }
                 say(&job, report);
                 Ok(())
             }
@@ -334,6 +407,7 @@ impl DeviceWorker {
         let lease = job.lease.lease;
         let report = match failed {
             Failed::Device(reason) => return Err(lost(job, reason)),
+            Failed::Memory(reason) => return Err(Lost { memory: true, ..lost(job, reason) }),
             Failed::Cancelled => Report::Stopped { lease, micros: 0 },
             Failed::Value(trouble @ (Trouble::Value { .. } | Trouble::Device { .. })) => {
                 Report::Trouble { lease, trouble }

@@ -37,7 +37,7 @@ impl DeviceWorker {
         });
         let output = output.unwrap_or_else(internal);
         let _ = self.throttle(began);
-        match output {
+        match output.and_then(|output| sitting.sound(output)) {
             Ok(Output::Hidden(values)) => {
                 sitting.open.insert(lease, open);
                 sitting.neighbours.up(lease, &values);

@@ -39,7 +39,7 @@ impl DeviceWorker {
         let end = caught(|| self.finish_all(&open, &began)).unwrap_or_else(internal);
         let mut open: Vec<QueuedLease> = open.into_inner().into();
         match end {
-            Err(Failed::Device(reason)) if !open.is_empty() => {
+            Err(Failed::Device(reason) | Failed::Memory(reason)) if !open.is_empty() => {
                 let job = open.remove(0);
                 self.put_back(open, Some(&job), began.get());
                 return self.fall_back(&job, reason);
@@ -53,7 +53,9 @@ impl DeviceWorker {
                 self.alone = open.len();
                 self.put_back(open, None, began.get());
             }
-            Err(Failed::Cancelled | Failed::Device(_)) | Ok(()) => self.put_back(open, None, began.get()),
+            Err(Failed::Cancelled | Failed::Device(_) | Failed::Memory(_)) | Ok(()) => {
+                self.put_back(open, None, began.get())
+            }
         }
         true
     }
