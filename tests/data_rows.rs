@@ -1,6 +1,7 @@
-//! Ids and masks of every form of row against transformers: tests/golden/rows/make.py.
+//! Ids and masks of every form of row against transformers, and the values of --learn against other trainers:
+//! tests/golden/rows/make.py and make_learn.py.
 
-use finetune::data::{Options, Task, Tokenizer, chat, encode, form};
+use finetune::data::{Learn, Options, Task, Tokenizer, chat, encode, form};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -13,7 +14,9 @@ fn check(case: &Value, config: &Value) -> Result<(), String> {
     let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap(), config, case["template"].as_str());
     let task = if case["row"]["label"].is_null() { Task::Sft } else { Task::Classify };
     let form = form::of(&case["row"], &Options { task, ..Options::default() })?;
-    let (ours, _) = encode::encode(&form, &tokenizer, usize::MAX).map_err(|e| e.to_string())?;
+    let learn = case["learn"].as_str().unwrap_or("answers");
+    let (_, learn) = Learn::ALL.into_iter().find(|(name, _)| *name == learn).unwrap();
+    let (ours, _) = encode::encode(&form, &tokenizer, (learn, usize::MAX)).map_err(|e| e.to_string())?;
     let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
     let mask: Vec<bool> = case["mask"].as_array().unwrap().iter().map(|m| m == 1).collect();
     let show = |ids: &[u32], mask: &[bool]| -> String {
@@ -29,19 +32,61 @@ fn check(case: &Value, config: &Value) -> Result<(), String> {
     }
 }
 
-#[test]
-fn ids_and_masks_equal_transformers() {
-    let golden: Value =
-        serde_json::from_str(&std::fs::read_to_string("tests/golden/rows/cases.json").unwrap()).unwrap();
+fn check_all(file: &str, least: usize) {
+    let text = std::fs::read_to_string(format!("tests/golden/rows/{file}")).unwrap();
+    let golden: Value = serde_json::from_str(&text).unwrap();
     let cases = golden["cases"].as_array().unwrap();
-    assert!(cases.len() > 100);
+    assert!(cases.len() >= least);
     let wrong: Vec<String> = cases
         .iter()
         .filter_map(|c| {
-            Some(format!("{} {}\n{}\n", c["row"], c["template"], check(c, &golden["config"]).err()?))
+            Some(format!("{} {} {} {}\n{}\n", c["by"], c["learn"], c["row"], c["template"], check(c, &golden["config"]).err()?))
         })
         .collect();
     assert!(wrong.is_empty(), "{} of {} rows differ\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+#[test]
+fn ids_and_masks_equal_transformers() {
+    check_all("cases.json", 101);
+}
+
+#[test]
+fn what_is_learnt_equals_other_trainers() {
+    check_all("learn.json", 60);
+}
+
+/// Marks that contradict, marks of other types, and generation blocks that belong to no single message.
+#[test]
+fn invalid_marks_are_refused() {
+    let row = |mark: Value| json!({"messages": [{"role": "user", "content": "q"}, mark]});
+    for (mark, part) in [
+        (json!({"role": "assistant", "content": "a", "train": 1}), "message 2: its `train` must be true or false"),
+        (json!({"role": "assistant", "content": "a", "weight": 0.5}), "message 2: its `weight` must be 0 or 1"),
+        (json!({"role": "assistant", "content": "a", "weight": 0, "train": true}), "contradicts another"),
+    ] {
+        let error = form::of(&row(mark), &Options::default()).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+    let two = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+    let bytes = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(two));
+    let form = form::of(&row(json!({"role": "assistant", "content": "a"})), &Options::default()).unwrap();
+    let error = encode::encode(&form, &bytes, (Learn::Last, 9)).unwrap_err().to_string();
+    assert!(error.contains("2 {% generation %} blocks for 1 assistant messages"), "{error}");
+}
+
+/// Marks of ShareGPT turns reach the message; null is no mark.
+#[test]
+fn marks_of_sharegpt_turns_count() {
+    let turns = json!({"conversations": [
+        {"from": "human", "value": "q", "weight": null}, {"from": "gpt", "value": "a", "weight": 0},
+        {"from": "human", "value": "q"}, {"from": "gpt", "value": "b", "weight": 1.0},
+    ]});
+    let form = form::of(&turns, &Options::default()).unwrap();
+    let (encoded, _) = encode::encode(&form, plain(), (Learn::Answers, usize::MAX)).unwrap();
+    let learnt: Vec<u32> =
+        encoded.ids.iter().zip(&encoded.mask).filter(|(_, m)| **m).map(|(id, _)| *id).collect();
+    assert_eq!(plain().decode(&learnt, finetune::data::tokenizer::Skip::Nothing).unwrap(), "b<|im_end|>");
 }
 
 fn word() -> impl Strategy<Value = Value> {
@@ -72,7 +117,7 @@ proptest! {
         let tokenizer = plain();
         let task = if classify { Task::Classify } else { Task::Sft };
         if let Ok(form) = form::of(&row, &Options { task, ..Options::default() })
-            && let Ok((encoded, label)) = encode::encode(&form, tokenizer, usize::MAX)
+            && let Ok((encoded, label)) = encode::encode(&form, tokenizer, (Learn::Answers, usize::MAX))
         {
             prop_assert_eq!(encoded.ids.len(), encoded.mask.len());
             prop_assert_eq!(label.is_some(), classify);
@@ -90,7 +135,7 @@ proptest! {
         }
         let chat = form::Chat { messages: Value::from(messages), tools: None, context: 0 };
         let whole = chat::render(&chat, plain()).unwrap();
-        let spans = chat::supervised(&chat, plain(), &whole, usize::MAX).unwrap();
+        let spans = chat::supervised(&chat, plain(), &whole, (Learn::Answers, usize::MAX)).unwrap();
         let ours: Vec<&str> = spans.iter().map(|s| &whole.text[s.clone()]).collect();
         let expected: Vec<String> = turns.iter().map(|(_, a)| format!("{a}<|im_end|>")).collect();
         prop_assert_eq!(ours, expected);
@@ -123,11 +168,11 @@ fn templates_that_hide_turns_are_refused() {
     ] {
         let tokenizer = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(template));
         let form = form::of(&talk, &Options::default()).unwrap();
-        let error = encode::encode(&form, &tokenizer, usize::MAX).unwrap_err().to_string();
+        let error = encode::encode(&form, &tokenizer, (Learn::Answers, usize::MAX)).unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains('\n'), "{template}: {error}");
     }
     let bare = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), None);
     let error =
-        encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare, 9).unwrap_err().to_string();
+        encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare, (Learn::Answers, 9)).unwrap_err().to_string();
     assert!(error.contains("--chat-template FILE or chatml"), "{error}");
 }

@@ -3,7 +3,7 @@
 
 use finetune::data::plan::{Plan, PlanOptions};
 use finetune::data::tokenizer::Special;
-use finetune::data::{self, Options, Tokenizer, encode, form};
+use finetune::data::{self, Learn, Options, Tokenizer, encode, form};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn ids_and_masks_equal_transformers() {
     }
     for case in golden["talks"].as_array().unwrap() {
         let form = form::of(case, &Options::default()).unwrap();
-        let (encoded, _) = encode::encode(&form, &tokenizer, usize::MAX).unwrap();
+        let (encoded, _) = encode::encode(&form, &tokenizer, (Learn::Answers, usize::MAX)).unwrap();
         assert_eq!(json!(encoded.ids), case["ids"], "{}", case["messages"]);
         let mask: Vec<u8> = encoded.mask.iter().map(|&m| u8::from(m)).collect();
         assert_eq!(json!(mask), case["mask"], "{}", case["messages"]);

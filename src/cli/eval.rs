@@ -29,8 +29,9 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Options that determine the result: the default is the value of the adapter's run.
-const AS_TRAINED: [&str; 11] = [
+const AS_TRAINED: [&str; 12] = [
     "data-fields",
+    "learn",
     "max-seq-len",
     "class-weights",
     "dtype",
@@ -62,8 +63,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let weights = class_weights(s)?;
     check_weights(s, weights.as_deref(), &config)?;
     let (task, objective) = groups::task(s)?;
+    let task = if config.labels.is_some() { Task::Classify } else { task };
     let read = data::Options {
-        task: if config.labels.is_some() { Task::Classify } else { task },
+        task,
+        learn: groups::learn(s, task)?,
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
         labels: config.labels.clone().map(|names| LabelMap { names }),

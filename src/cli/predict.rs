@@ -9,7 +9,7 @@ use crate::config::refusal::Refusal;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, DataError, LabelMap, encode};
+use crate::data::{self, DataError, LabelMap, Learn, encode};
 use crate::devices::{self, Need};
 use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
 use crate::report::confusion;
@@ -217,7 +217,7 @@ impl Reader<'_> {
         let form::Form::Class { text, .. } = &form else {
             return Err(Refusal::failure("a classifier's rows have text"));
         };
-        let encode = || encode::encode(&form, self.tokenizer, most);
+        let encode = || encode::encode(&form, self.tokenizer, (Learn::Answers, most));
         let (mut encoded, _) = data::bounded(&"a text", (text.len(), most), encode)?;
         encoded.ids.truncate(most);
         let text = text.clone();

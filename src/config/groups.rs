@@ -13,7 +13,7 @@ use super::refusal::Refusal;
 use super::settings::Settings;
 pub use super::values::{Amount, Every, class_weights, field_names, filled, real, size, whole, within};
 use super::values::{amount, choice, paths};
-use crate::data::Task;
+use crate::data::{Learn, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
 use std::path::PathBuf;
@@ -49,6 +49,8 @@ pub struct DataOptions {
     pub data: Vec<PathBuf>,
     /// (field of the form, name in the rows)
     pub fields: Vec<(String, String)>,
+    /// Supervised part of a row.
+    pub learn: Learn,
     /// Rows for evaluation.
     pub eval_data: Vec<PathBuf>,
     /// Part of the data for evaluation, in place of `eval_data`.
@@ -207,6 +209,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         task,
         data: paths(s, "data"),
         fields: field_names(s)?,
+        learn: learn(s, task)?,
         eval_data: paths(s, "eval-data"),
         eval_split: eval_split(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
@@ -218,6 +221,19 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         reference: s.text("reference-adapter")?.map(PathBuf::from),
         max_dropped: amount(s, "max-dropped")?,
     })
+}
+
+/// The value of --learn.
+pub fn learn(s: &Settings, task: Task) -> Result<Learn, Refusal> {
+    let names = Learn::ALL.map(|(name, _)| name);
+    let name = choice(s, "learn", &names, "expected answers, last, marked or all")?;
+    let learn = Learn::ALL.into_iter().find(|(known, _)| *known == name);
+    match learn.map_or(Learn::Answers, |(_, learn)| learn) {
+        learn if learn != Learn::Answers && task != Task::Sft => {
+            Err(s.refuse("learn", "goes with --task sft"))
+        }
+        learn => Ok(learn),
+    }
 }
 
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
@@ -346,6 +362,8 @@ mod tests {
         check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
+        check("learn", "last", 0, "");
+        check("learn", "turns", 78, "answers, last, marked or all");
         check("num-classes", "3", 78, "--task classify");
         check("task", "translate", 78, "expected sft, classify");
         check("resume", "runs/a", 0, "");

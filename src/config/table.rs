@@ -103,6 +103,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "task", One("NAME"), "sft", "sft, classify, or on preferences dpo, ipo, orpo, cpo, simpo"),
     opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
+    opt(Data, "learn", One("answers|last|marked|all"), "answers", "what is trained on: answers; last: the last one of a conversation; marked: messages with `train: true` alone; all: prompts too"),
     opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; never trained on"),
     opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),

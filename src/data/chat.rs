@@ -1,9 +1,13 @@
 //! The text of a conversation and its supervised byte ranges.
 //!
-//! If the template has generation blocks, they define the supervised ranges unchanged. Without generation blocks the
-//! span of assistant turn i is found by rendering twice: the conversation before the turn with the generation prompt
-//! (P), and the conversation including the turn (F). P must be a prefix of F, both must be prefixes of the whole text,
-//! and the span is the part of F after P.
+//! If the template has generation blocks, they define the ranges of the assistant's turns unchanged. Without generation
+//! blocks the span of assistant turn i is found by rendering twice: the conversation before the turn with the generation
+//! prompt (P), and the conversation including the turn (F). P must be a prefix of F, both must be prefixes of the whole
+//! text, and the span is the part of F after P. The span of another role's message begins with its content, and ends
+//! with its end-of-turn token, as in Axolotl.
+//!
+//! A message's `train`, `training` or `weight` decides whether its span is supervised; [`Learn`] decides for messages
+//! without such a mark.
 //!
 //! White space after the end-of-turn token of the span is removed: ChatML puts a newline there that belongs to no turn
 //! and is not generated at inference (axolotl removes it too; TRL's Qwen templates, whose generation blocks include it,
@@ -14,8 +18,9 @@
 //! in the whole text than in F. Such a turn is accepted if the text after P in the whole begins with a suffix of F and
 //! that suffix contains the content of the message.
 
+use crate::data::Learn;
 use crate::data::error::DataError;
-use crate::data::form::Chat;
+use crate::data::form::{Chat, mark};
 use crate::data::template::{ChatTemplate, Ending, Rendered};
 use crate::data::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -36,7 +41,7 @@ pub(super) fn no_template() -> DataError {
 
 /// Adds the first message without content to a template's error, because an empty message often causes it.
 fn incomplete(chat: &Chat, error: DataError) -> DataError {
-    let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
+    let messages = chat.messages();
     let empty = |m: &Value| ["content", "tool_calls"].iter().all(|key| m.get(key).is_none_or(Value::is_null));
     match (error, messages.iter().position(empty)) {
         (DataError::Template(why), Some(i)) => {
@@ -50,38 +55,107 @@ fn incomplete(chat: &Chat, error: DataError) -> DataError {
     }
 }
 
-/// The supervised byte ranges of `whole`, ascending: all ranges that begin before byte `kept`.
+/// The supervised byte ranges of `whole`, ascending: at least all ranges that begin before byte `kept`.
 pub fn supervised(
     chat: &Chat,
     tokenizer: &Tokenizer,
     whole: &Rendered,
-    kept: usize,
+    (learn, kept): (Learn, usize),
 ) -> Result<Vec<Range<usize>>, DataError> {
     let template = tokenizer.template().ok_or_else(no_template)?;
-    if let Some(blocks) = &whole.generation {
+    let messages = chat.messages();
+    let marks: Vec<Option<bool>> = messages.iter().map(|m| mark(m).unwrap_or_default()).collect();
+    if let (Some(blocks), Learn::Answers) = (&whole.generation, learn)
+        && marks.iter().all(Option::is_none)
+    {
         let start = match chat.context {
             0 => 0,
             n => prefix(template, chat, n, Ending::GenerationPrompt)?.len(),
         };
         return Ok(blocks.iter().filter(|b| b.start >= start).cloned().collect());
     }
-    let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
-    let mut supervised = Vec::new();
-    for (i, message) in messages.iter().enumerate().skip(chat.context) {
-        if message.get("role").and_then(Value::as_str) == Some("assistant") {
-            let span = turn(template, chat, i, &whole.text)?;
-            if span.start >= kept {
-                break;
-            }
-            supervised.push(cut_after_end(&whole.text, span, tokenizer));
+    let answer = |i: usize| i >= chat.context && is_answer(&messages[i]);
+    let last = (0..messages.len()).rev().find(|&i| answer(i));
+    let learnt = |i: usize| match learn {
+        Learn::Answers => answer(i),
+        Learn::Last => last == Some(i),
+        Learn::Marked => false,
+        Learn::All => true,
+    };
+    // With `all`, the messages that are not learnt are located, else those that are.
+    let located = |i: &usize| marks[*i].unwrap_or(learnt(*i)) == (learn != Learn::All);
+    let mut spans = Vec::new();
+    for i in (0..messages.len()).filter(located) {
+        let span = match &whole.generation {
+            Some(blocks) if is_answer(&messages[i]) => block(blocks, messages, i)?,
+            _ if is_answer(&messages[i]) => turn(template, chat, i, &whole.text)?,
+            _ => other_turn(template, chat, i, &whole.text)?,
+        };
+        if span.start >= kept {
+            break;
         }
+        spans.push(if whole.generation.is_some() && is_answer(&messages[i]) {
+            span
+        } else {
+            cut_after_end(&whole.text, span, tokenizer)
+        });
     }
-    Ok(supervised)
+    Ok(if learn == Learn::All { complement(&spans, whole.text.len()) } else { spans })
+}
+
+fn is_answer(message: &Value) -> bool {
+    message.get("role").and_then(Value::as_str) == Some("assistant")
+}
+
+/// The parts of `0..end` outside `spans`, which ascend.
+fn complement(spans: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
+    let starts = std::iter::once(0).chain(spans.iter().map(|s| s.end));
+    let ends = spans.iter().map(|s| s.start).chain([end]);
+    starts.zip(ends).map(|(start, end)| start..end).filter(|s| !s.is_empty()).collect()
+}
+
+/// The generation block of assistant message i, where each of these messages has one.
+fn block(blocks: &[Range<usize>], messages: &[Value], i: usize) -> Result<Range<usize>, DataError> {
+    let answers = messages.iter().filter(|m| is_answer(m)).count();
+    if blocks.len() != answers {
+        let blocks = blocks.len();
+        return Err(DataError::Template(format!(
+            "cannot tell which messages are trained on: {blocks} {{% generation %}} blocks for {answers} assistant \
+             messages; use a --chat-template without them, or --learn answers without marked messages"
+        )));
+    }
+    Ok(blocks[messages[..i].iter().filter(|m| is_answer(m)).count()].clone())
+}
+
+/// The byte range of message i of a role other than the assistant, from its content on.
+fn other_turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<Range<usize>, DataError> {
+    let message = &chat.messages[i];
+    let refuse = |what: &str| {
+        let role = message.get("role").and_then(Value::as_str).unwrap_or("unknown");
+        DataError::Template(format!(
+            "cannot tell where message {} (role {role}) begins and ends: {what}; leave its `train` out",
+            i + 1
+        ))
+    };
+    let rendered = |n| {
+        let failed = |e| refuse(&format!("rendering the first {n} messages alone fails: {e}"));
+        prefix(template, chat, n, Ending::Turn).map_err(failed)
+    };
+    let before = if i == 0 { String::new() } else { rendered(i)? };
+    let with = rendered(i + 1)?;
+    if !with.starts_with(&before) || !whole.starts_with(&with) {
+        return Err(refuse("the text up to it does not begin the whole conversation"));
+    }
+    let content = message.get("content").and_then(Value::as_str).unwrap_or("").trim();
+    match with[before.len()..].find(content) {
+        Some(at) => Ok(before.len() + at..with.len()),
+        None => Err(refuse("the template does not keep its content")),
+    }
 }
 
 /// The text of the first `n` messages.
 fn prefix(template: &ChatTemplate, chat: &Chat, n: usize, ending: Ending) -> Result<String, DataError> {
-    let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
+    let messages = chat.messages();
     let head = Value::Array(messages[..n.min(messages.len())].to_vec());
     template.render(&head, chat.tools.as_ref(), ending)
 }

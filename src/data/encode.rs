@@ -1,11 +1,13 @@
 //! Converts a row to token ids and a mask, as described in the guide. Text: all tokens are supervised, with EOS at the
 //! end. Prompt and completion: the completion and EOS are supervised. Conversation: the assistant turns with their
-//! end-of-turn tokens are supervised. Classification: no token is added or supervised; only the label counts.
+//! end-of-turn tokens are supervised, or what [`Learn`] says. Classification: no token is added or supervised; only the
+//! label counts.
 //!
 //! Prompts with answers are converted as in TRL's DPOTrainer: the prompt alone, and the prompt with each answer are
 //! tokenised; the answers begin at the first token where the prompt alone differs from one of them. Texts get the end
 //! token, conversations are as the chat template renders them. Each row is cut by itself.
 
+use crate::data::Learn;
 use crate::data::chat;
 use crate::data::error::DataError;
 use crate::data::form::{Alpaca, Chat, Form, Label, Said};
@@ -19,16 +21,18 @@ use serde_json::{Value, json};
 pub fn encode(
     form: &Form,
     tokenizer: &Tokenizer,
-    most: usize,
+    (learn, most): (Learn, usize),
 ) -> Result<(Encoded, Option<Label>), DataError> {
     let encoded = match form {
         Form::Text(text) => whole_text(text, tokenizer, most)?,
-        Form::Pair { prompt, completion } => pair((prompt, completion), tokenizer, most)?,
+        Form::Pair { prompt, completion } => pair((prompt, completion), tokenizer, (learn, most))?,
         Form::Alpaca(row) if tokenizer.template().is_some() => {
-            conversation(&alpaca_chat(row), tokenizer, most)?
+            // Its turns cannot be marked.
+            let learn = if learn == Learn::Marked { Learn::Answers } else { learn };
+            conversation(&alpaca_chat(row), tokenizer, (learn, most))?
         }
-        Form::Alpaca(row) => pair((&alpaca_prompt(row), &row.output), tokenizer, most)?,
-        Form::Chat(chat) => conversation(chat, tokenizer, most)?,
+        Form::Alpaca(row) => pair((&alpaca_prompt(row), &row.output), tokenizer, (learn, most))?,
+        Form::Chat(chat) => conversation(chat, tokenizer, (learn, most))?,
         Form::Answers { said, .. } => answers(said, tokenizer, most)?.encoded,
         Form::Class { text, label } => {
             let ids = tokenizer.beginning(text, Special::Add, most)?;
@@ -55,7 +59,7 @@ fn whole_text(text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Encoded,
 fn pair(
     (prompt, completion): (&str, &str),
     tokenizer: &Tokenizer,
-    most: usize,
+    (learn, most): (Learn, usize),
 ) -> Result<Encoded, DataError> {
     let mut ids = tokenizer.beginning(prompt, Special::Add, most)?;
     let given = ids.len();
@@ -63,14 +67,18 @@ fn pair(
         ids.extend(tokenizer.beginning(completion, Special::Omit, most - given)?);
         ids.push(eos(tokenizer)?);
     }
-    Ok(Encoded::new((0..ids.len()).map(|i| i >= given).collect(), ids))
+    Ok(Encoded::new((0..ids.len()).map(|i| i >= given || learn == Learn::All).collect(), ids))
 }
 
-fn conversation(chat: &Chat, tokenizer: &Tokenizer, most: usize) -> Result<Encoded, DataError> {
+fn conversation(
+    chat: &Chat,
+    tokenizer: &Tokenizer,
+    (learn, most): (Learn, usize),
+) -> Result<Encoded, DataError> {
     let whole = chat::render(chat, tokenizer)?;
     let encoded = tokenizer.beginning_with_offsets(&whole.text, Special::Omit, most)?;
     let kept = encoded.offsets.iter().take(most).map(|&(_, end)| end).max().unwrap_or(0);
-    let supervised = chat::supervised(chat, tokenizer, &whole, kept)?;
+    let supervised = chat::supervised(chat, tokenizer, &whole, (learn, kept))?;
     Ok(Encoded::new(chat::mask(&encoded.offsets, &supervised), encoded.ids))
 }
 

@@ -7,6 +7,7 @@ mod preference;
 mod turns;
 
 pub use preference::Said;
+pub use turns::mark;
 
 use crate::data::error::DataError;
 use crate::data::{Options, Task};
@@ -257,7 +258,7 @@ fn pair(fields: &Fields<'_>) -> Result<Form, String> {
     if let (Some(mut messages), Some(answer)) = (as_list("prompt"), as_list("completion")) {
         let context = messages.len();
         messages.extend(answer);
-        let messages = turns::check(Value::Array(messages))?;
+        let messages = turns::check_marks(turns::check(Value::Array(messages))?)?;
         return Ok(Form::Chat(Chat { messages, tools: tools(fields)?, context }));
     }
     Ok(Form::Pair { prompt: fields.text("prompt")?, completion: fields.text("completion")? })
@@ -328,7 +329,7 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
         messages.insert(0, json!({"role": "system", "content": system}));
     }
     Ok(Form::Chat(Chat {
-        messages: turns::check(Value::Array(messages))?,
+        messages: turns::check_marks(turns::check(Value::Array(messages))?)?,
         tools: tools(fields)?,
         context: 0,
     }))

@@ -22,7 +22,7 @@ pub use tokenizer::Tokenizer;
 
 use crate::support::allocator;
 use files::{Flow, Raw, RawRow};
-use form::{Form, Label, Said};
+use form::{Chat, Form, Label, Said};
 use labels::Labels;
 use rayon::prelude::*;
 use samples::Encoded;
@@ -53,11 +53,42 @@ impl Task {
     }
 }
 
+/// The supervised part of a row for --task sft. A mark of a message takes precedence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Learn {
+    /// The answers: completions, outputs, and all turns of the assistant.
+    #[default]
+    Answers,
+    /// The last answer of a conversation.
+    Last,
+    /// The marked messages of a conversation alone.
+    Marked,
+    /// All tokens.
+    All,
+}
+
+impl Learn {
+    /// All values, by their names.
+    pub const ALL: [(&'static str, Learn); 4] = [
+        ("answers", Learn::Answers),
+        ("last", Learn::Last),
+        ("marked", Learn::Marked),
+        ("all", Learn::All),
+    ];
+
+    /// Its name; `None` for the default.
+    pub fn unusual(self) -> Option<&'static str> {
+        Self::ALL[1..].iter().find(|(_, learn)| *learn == self).map(|(name, _)| *name)
+    }
+}
+
 /// Options for reading rows.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The training task.
     pub task: Task,
+    /// The supervised part of a row.
+    pub learn: Learn,
     /// Pairs of a form's field and the column with its value.
     pub fields: Vec<(String, String)>,
     /// Maximum number of tokens per row; longer rows are truncated.
@@ -79,6 +110,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             task: Task::Sft,
+            learn: Learn::Answers,
             fields: Vec::new(),
             max_seq_len: 2048,
             num_classes: None,
@@ -277,7 +309,7 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     if let Form::Answers { said, wanted } = &form {
         return answered(said, *wanted, tokenizer, most).map_err(|e| e.at(place));
     }
-    let (mut encoded, label) = encode::encode(&form, tokenizer, most).map_err(|e| e.at(place))?;
+    let (mut encoded, label) = encode::encode(&form, tokenizer, (options.learn, most)).map_err(|e| e.at(place))?;
     let truncated = encoded.ids.len() > most;
     encoded.ids.truncate(most);
     encoded.mask.truncate(most);
@@ -318,16 +350,23 @@ fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String
         Form::Class { label, .. } if is_empty(label, options) => Some("its label is empty".into()),
         Form::Class { .. } => encoded.ids.is_empty().then(|| "its text is empty".into()),
         _ if encoded.targets() > 0 => None,
-        Form::Chat(chat) => Some(
-            chat.unanswered()
-                .or(cut)
-                .unwrap_or_else(|| "its assistant turns are empty, or the chat template marks none".into()),
-        ),
+        Form::Chat(chat) => Some(unlearnt(chat, options.learn, cut)),
         Form::Alpaca(_) => {
             Some(cut.unwrap_or_else(|| "its output is empty, or the chat template marks none".into()))
         }
         _ => Some(cut.unwrap_or_else(|| "its text is empty".into())),
     }
+}
+
+/// Why a conversation has no supervised token.
+fn unlearnt(chat: &Chat, learn: Learn, cut: Option<String>) -> String {
+    let unanswered = chat.unanswered().filter(|_| matches!(learn, Learn::Answers | Learn::Last));
+    let why = match (learn, chat.is_marked()) {
+        (_, true) => "no message with a text is trained on: their marks (train, training, weight) say so",
+        (Learn::Marked, _) => "no message is marked with `train: true` (--learn marked)",
+        _ => "its assistant turns are empty, or the chat template marks none",
+    };
+    unanswered.or(cut).unwrap_or_else(|| why.into())
 }
 
 /// Memory limits in bytes: for each byte of a row (the row, its fields, its rendered text), for each tokenised byte,

@@ -106,6 +106,7 @@ impl Job {
             .with("no_shuffle", !options.data.shuffle)
             .with("class_weights", weights)
             .with_some("dtype", dtype)
+            .with_some("learn", options.data.learn.unusual())
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let reference = Reference::new(p, &writer, &model_hash, options)?;

@@ -221,6 +221,7 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
     let classify = data.task == Task::Classify;
     data::Options {
         task: data.task,
+        learn: data.learn,
         fields: data.fields.clone(),
         max_seq_len,
         num_classes: data.num_classes,

@@ -3,11 +3,57 @@
 use super::{Chat, kind};
 use serde_json::{Value, json};
 
+/// Fields of a message that say whether it is trained on: of this program, Axolotl, and OpenAI.
+const MARKS: [&str; 3] = ["train", "training", "weight"];
+/// Fields of a ShareGPT turn that a message has too.
+const KEPT: [&str; 5] = ["train", "training", "weight", "reasoning_content", "thinking"];
+
+/// Whether a message is marked to be trained on (`train` and `training`: true or false; `weight`: 1 or 0); `None`
+/// without a mark.
+pub fn mark(message: &Value) -> Result<Option<bool>, String> {
+    let mut mark = None;
+    for field in MARKS {
+        let found = match message.get(field) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Bool(train)) if field != "weight" => *train,
+            Some(Value::Number(n)) if field == "weight" && n.as_f64() == Some(1.0) => true,
+            Some(Value::Number(n)) if field == "weight" && n.as_f64() == Some(0.0) => false,
+            Some(other) => {
+                let known = if field == "weight" { "0 or 1" } else { "true or false" };
+                return Err(format!("its `{field}` must be {known}, it is {other}"));
+            }
+        };
+        if mark.is_some_and(|before| before != found) {
+            return Err(format!("its `{field}` contradicts another of {}", MARKS.join(", ")));
+        }
+        mark = Some(found);
+    }
+    Ok(mark)
+}
+
+/// Rejects messages whose marks are invalid.
+pub fn check_marks(messages: Value) -> Result<Value, String> {
+    for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
+        mark(message).map_err(|why| format!("message {}: {why}", i + 1))?;
+    }
+    Ok(messages)
+}
+
 impl Chat {
+    /// The list of messages.
+    pub fn messages(&self) -> &[Value] {
+        self.messages.as_array().map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a message has a mark.
+    pub fn is_marked(&self) -> bool {
+        self.messages().iter().any(|m| mark(m).is_ok_and(|mark| mark.is_some()))
+    }
+
     /// The reason if the conversation has no assistant turn, otherwise None.
     pub fn unanswered(&self) -> Option<String> {
         let mut roles: Vec<&str> = Vec::new();
-        for message in self.messages.as_array().into_iter().flatten() {
+        for message in self.messages() {
             let role = message.get("role").and_then(Value::as_str).unwrap_or("none");
             if !roles.contains(&role) {
                 roles.push(role);
@@ -60,7 +106,13 @@ pub fn sharegpt(turn: &Value) -> Result<Value, String> {
             ));
         }
     };
-    Ok(json!({"role": role, "content": value}))
+    let mut message = json!({"role": role, "content": value});
+    for field in KEPT {
+        if let Some(value) = turn.get(field) {
+            message[field] = value.clone();
+        }
+    }
+    Ok(message)
 }
 
 /// Converts a function call, written as JSON in the turn's text, to an assistant message with `tool_calls`.
