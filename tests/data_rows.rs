@@ -40,7 +40,14 @@ fn check_all(file: &str, least: usize) {
     let wrong: Vec<String> = cases
         .iter()
         .filter_map(|c| {
-            Some(format!("{} {} {} {}\n{}\n", c["by"], c["learn"], c["row"], c["template"], check(c, &golden["config"]).err()?))
+            Some(format!(
+                "{} {} {} {}\n{}\n",
+                c["by"],
+                c["learn"],
+                c["row"],
+                c["template"],
+                check(c, &golden["config"]).err()?
+            ))
         })
         .collect();
     assert!(wrong.is_empty(), "{} of {} rows differ\n{}", wrong.len(), cases.len(), wrong.join("\n"));
@@ -61,8 +68,14 @@ fn what_is_learnt_equals_other_trainers() {
 fn invalid_marks_are_refused() {
     let row = |mark: Value| json!({"messages": [{"role": "user", "content": "q"}, mark]});
     for (mark, part) in [
-        (json!({"role": "assistant", "content": "a", "train": 1}), "message 2: its `train` must be true or false"),
-        (json!({"role": "assistant", "content": "a", "weight": 0.5}), "message 2: its `weight` must be 0 or 1"),
+        (
+            json!({"role": "assistant", "content": "a", "train": 1}),
+            "message 2: its `train` must be true or false",
+        ),
+        (
+            json!({"role": "assistant", "content": "a", "weight": 0.5}),
+            "message 2: its `weight` must be 0 or 1",
+        ),
         (json!({"role": "assistant", "content": "a", "weight": 0, "train": true}), "contradicts another"),
     ] {
         let error = form::of(&row(mark), &Options::default()).unwrap_err();
@@ -172,7 +185,8 @@ fn templates_that_hide_turns_are_refused() {
         assert!(error.contains(part) && !error.contains('\n'), "{template}: {error}");
     }
     let bare = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), None);
-    let error =
-        encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare, (Learn::Answers, 9)).unwrap_err().to_string();
+    let error = encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare, (Learn::Answers, 9))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("--chat-template FILE or chatml"), "{error}");
 }

@@ -29,10 +29,11 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Options that determine the result: the default is the value of the adapter's run.
-const AS_TRAINED: [&str; 12] = [
+const AS_TRAINED: [&str; 13] = [
     "data-fields",
     "learn",
     "max-seq-len",
+    "long-rows",
     "class-weights",
     "dtype",
     "task",
@@ -58,7 +59,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let chosen = devices::choose(&groups::devices(s)?)?;
     let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
-    let tokenizer = base.tokenizer(template_of(s, dir.as_deref())?.as_deref())?;
+    let template = template_of(s, dir.as_deref())?;
+    let tokenizer = base.tokenizer_with(template.as_deref(), &groups::template_args(s)?)?;
     let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
     let weights = class_weights(s)?;
     check_weights(s, weights.as_deref(), &config)?;
@@ -67,6 +69,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let read = data::Options {
         task,
         learn: groups::learn(s, task)?,
+        long: groups::long_rows(s, task)?,
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
         labels: config.labels.clone().map(|names| LabelMap { names }),
@@ -149,7 +152,7 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
     if inv.json {
         let line = json!({
             "loss": e.eval_loss, "perplexity": e.perplexity, "rows": c.rows, "dropped": c.dropped,
-            "truncated": c.truncated, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
+            "truncated": c.truncated, "split": c.split.0, "too_long": c.too_long, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
             "macro_f1": e.macro_f1, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
             "rewards_rejected": e.rewards.rewards_rejected, "margin": e.rewards.margin, "labels": rows.labels.as_ref().map(|l| &l.names),
         });
@@ -159,9 +162,7 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
     if c.dropped > 0 {
         line += &format!("; {} without anything to train on left out", c.dropped);
     }
-    if c.truncated > 0 {
-        line += &format!("; {} cut at --max-seq-len", c.truncated);
-    }
+    line += &c.lengths();
     inv.say(&line)?;
     inv.say(&format!("loss        {:.4}", e.eval_loss))?;
     if let Some(perplexity) = e.perplexity {

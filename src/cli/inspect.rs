@@ -4,7 +4,7 @@
 mod rows;
 
 use super::invocation::Invocation;
-use crate::config::groups::{field_names, learn, whole};
+use crate::config::groups::{field_names, learn, long_rows, whole};
 use crate::config::refusal::Refusal;
 use crate::config::{Settings, yaml};
 use crate::data::files::{self, Flow};
@@ -244,6 +244,7 @@ fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refu
     Ok(data::Options {
         task,
         learn: learn(s, task)?,
+        long: long_rows(s, task)?,
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(2048.min(longest)),
         num_classes: whole(s, "num-classes", 2)?,

@@ -152,7 +152,8 @@ impl Speaker {
         let mut base = base_model::open_as(&model_name(s, first)?, recipe_of(s, first)?)?;
         let template = template_of(s, first)?;
         one_base(s, adapters)?;
-        let tokenizer = Arc::new(base.tokenizer(template.as_deref())?);
+        let tokenizer = base.tokenizer_with(template.as_deref(), &groups::template_args(s)?)?;
+        let tokenizer = Arc::new(tokenizer);
         let loaded = adapters.iter().map(|a| adapter::load(&a.dir, &base)).collect::<Result<Vec<_>, _>>()?;
         let (config, spec) = match loaded.first() {
             Some(l) => (&l.config, l.spec.clone()),

@@ -39,6 +39,9 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("metric_for_best_model", "best_metric"),
     ("early_stopping_patience", "early_stopping"),
     ("early_stopping_steps", "early_stopping"),
+    ("chat_template_kwargs", "template_args"),
+    ("chat_template_args", "template_args"),
+    ("template_arg", "template_args"),
     ("device", "gpus"),
     ("compute_dtype", "dtype"),
     ("force", "overwrite"),
@@ -62,7 +65,10 @@ const SWITCHES: &[&str] = &[
     "load_best_model_at_end",
     "greater_is_better",
     "train_on_inputs",
+    "train_on_prompt",
     "completion_only_loss",
+    "assistant_only_loss",
+    "mask_history",
     "gradient_checkpointing",
     "bf16",
     "fp16",
@@ -87,6 +93,15 @@ const STRATEGIES: &[(&str, &str)] = &[
     ("save_strategy", "save_steps"),
 ];
 
+/// Computed: switches of what is trained on, with the value that means one of `learn`.
+const LEARNT: &[(&str, [&str; 2], &str)] = &[
+    ("train_on_inputs", ["true", "yes"], "all"),
+    ("train_on_prompt", ["true", "yes"], "all"),
+    ("completion_only_loss", ["false", "no"], "all"),
+    ("assistant_only_loss", ["true", "yes"], "answers"),
+    ("mask_history", ["true", "yes"], "last"),
+];
+
 /// Computed: if TensorBoard is in `report_to`, `logging_dir` is its folder.
 const REPORT_TO: &str = "report_to";
 const LOGGING_DIR: &str = "logging_dir";
@@ -108,12 +123,17 @@ pub enum Meaning {
 
 use Meaning::{Explained, NotBuilt, Warned};
 
+const ANSWERS: &str = "answers are trained on; learn: all trains on prompts too";
+
 /// Keys that are accepted for some values: (key, accepted values, meaning for those, meaning otherwise). An empty list
 /// matches everything, a star matches the rest of a word; values are compared in lower case.
 #[rustfmt::skip]
 const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
-    ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
-    ("completion_only_loss", &["true", "yes"], Explained("only completions are trained on, always"), NotBuilt("only completions are trained on; rows of the form `text` train on everything")),
+    ("train_on_inputs", &["false", "no"], Explained(ANSWERS), NotBuilt("expected true or false")),
+    ("train_on_prompt", &["false", "no"], Explained(ANSWERS), NotBuilt("expected true or false")),
+    ("completion_only_loss", &["true", "yes"], Explained(ANSWERS), NotBuilt("expected true or false")),
+    ("assistant_only_loss", &["false", "no"], Explained("the assistant's turns are trained on; learn: all trains on all of `messages`"), NotBuilt("expected true or false")),
+    ("mask_history", &["false", "no"], Explained("all answers of a conversation are trained on"), NotBuilt("expected true or false")),
     ("gradient_checkpointing", &[], Explained("recomputation is chosen by the available memory (--memory-limit)"), NotBuilt("")),
     ("bf16", &[], Explained("--dtype auto takes bf16 on devices that are faster in it, --dtype bf16 requires it; an adapter's parameters are f32 in any case"), NotBuilt("")),
     ("fp16", &["false", "no", "auto"], Explained("--dtype says what products are computed in"), NotBuilt("--dtype has no f16: leave it out, --dtype auto takes f16 on cards that are faster in it")),
@@ -210,6 +230,19 @@ pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<T
     layer[four] =
         Typed { key: "quantize".into(), values: vec![name.into()], source: layer[four].source.clone() };
     double.into_iter().for_each(|at| drop(layer.remove(at)));
+    layer
+}
+
+/// `train_on_inputs: true` means `learn: all`.
+pub(super) fn learnt(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    for t in &mut layer {
+        let value = t.values.concat().to_lowercase();
+        let found = LEARNT.iter().find(|(key, values, _)| t.key == *key && values.contains(&value.as_str()));
+        if let Some((theirs, _, learn)) = found {
+            notes.push(format!("learn {learn} = {theirs} {value} ({})", t.source));
+            (t.key, t.values) = ("learn".into(), vec![learn.to_string()]);
+        }
+    }
     layer
 }
 

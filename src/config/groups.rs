@@ -11,11 +11,14 @@ pub use super::output::{OutputOptions, Resume};
 use super::preference::objective;
 use super::refusal::Refusal;
 use super::settings::Settings;
-pub use super::values::{Amount, Every, class_weights, field_names, filled, real, size, whole, within};
+pub use super::values::{
+    Amount, Every, class_weights, field_names, filled, real, size, template_args, whole, within,
+};
 use super::values::{amount, choice, paths};
-use crate::data::{Learn, Task};
+use crate::data::{Learn, LongRows, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// `model`
@@ -25,6 +28,8 @@ pub struct ModelOptions {
     pub model: String,
     /// A file, or `chatml`.
     pub chat_template: Option<String>,
+    /// Values for variables of the chat template.
+    pub template_args: Vec<(String, Value)>,
     /// Quantisation of the base's weights.
     pub quantize: Option<Recipe>,
     /// Name of the base in the adapter's config.
@@ -57,6 +62,8 @@ pub struct DataOptions {
     pub eval_split: Option<Split>,
     /// Maximum tokens of a row; `None`: by the model.
     pub max_seq_len: Option<usize>,
+    /// What is done with longer rows.
+    pub long: LongRows,
     /// Whether microbatches hold several rows.
     pub packing: bool,
     /// Whether each epoch has its own permutation.
@@ -165,6 +172,7 @@ fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
     Ok(ModelOptions {
         model: s.text("model")?.unwrap_or(demo::NAME).to_string(),
         chat_template: s.text("chat-template")?.map(Into::into),
+        template_args: template_args(s)?,
         quantize: recipe(s)?,
         base_id: s.text("base-id")?.map(Into::into),
     })
@@ -213,6 +221,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         eval_data: paths(s, "eval-data"),
         eval_split: eval_split(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
+        long: long_rows(s, task)?,
         packing: s.switch("packing")?,
         shuffle: s.switch("shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
@@ -233,6 +242,18 @@ pub fn learn(s: &Settings, task: Task) -> Result<Learn, Refusal> {
             Err(s.refuse("learn", "goes with --task sft"))
         }
         learn => Ok(learn),
+    }
+}
+
+/// The value of --long-rows.
+pub fn long_rows(s: &Settings, task: Task) -> Result<LongRows, Refusal> {
+    let names = LongRows::ALL.map(|(name, _)| name);
+    let name = choice(s, "long-rows", &names, "expected cut, split, drop or refuse")?;
+    match LongRows::ALL.into_iter().find(|(known, _)| *known == name) {
+        Some((_, LongRows::Split)) if task != Task::Sft => {
+            Err(s.refuse("long-rows", "split goes with --task sft: use cut, drop or refuse"))
+        }
+        found => Ok(found.map_or(LongRows::Cut, |(_, long)| long)),
     }
 }
 
@@ -364,6 +385,14 @@ mod tests {
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("learn", "last", 0, "");
         check("learn", "turns", 78, "answers, last, marked or all");
+        check("long-rows", "split", 0, "");
+        check("long-rows", "keep", 78, "cut, split, drop or refuse");
+        check("template-args", "enable_thinking=false", 0, "");
+        check("template-args", "{\"a\": [1, null], \"b\": \"x\"}", 0, "");
+        check("template-args", "enable_thinking", 2, "NAME=VALUE");
+        check("template-args", "{\"a\": }", 2, "NAME=VALUE");
+        check("template-args", "messages=1", 78, "set by finetune");
+        check("template-args", "a b=1", 78, "not a name");
         check("num-classes", "3", 78, "--task classify");
         check("task", "translate", 78, "expected sft, classify");
         check("resume", "runs/a", 0, "");

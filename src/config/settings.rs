@@ -196,7 +196,7 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
-    let layer = alias::four_bits(alias::one_warmup(layer, notes), notes);
+    let layer = alias::learnt(alias::four_bits(alias::one_warmup(layer, notes), notes), notes);
     for mut t in alias::tensorboard(alias::strategies(layer, notes), notes) {
         if options.iter().any(|o| o.key() == t.key) {
             // A verb's own option may have a name with another meaning in a file.

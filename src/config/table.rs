@@ -97,6 +97,7 @@ use Takes::{Commas, Many, One, Optional, Switch};
 pub const TABLE: &[Opt] = &[
     opt(Model, "model", One("MODEL"), "demo", "Hugging Face directory, .gguf file or Hub id (owner/name[@revision]); also the first argument"),
     opt(Model, "chat-template", One("FILE|chatml"), "", "Jinja chat template to use instead of the model's own"),
+    opt(Model, "template-args", Many("NAME=VALUE"), "", "values for variables of the chat template, as enable_thinking=false, or all as one JSON object; kept in the adapter's template"),
     opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "quantise the weights of an unquantised base while it is loaded"),
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
@@ -107,6 +108,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; never trained on"),
     opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),
+    opt(Data, "long-rows", One("cut|split|drop|refuse"), "cut", "what happens to rows of more tokens: cut off their end, split them into rows, leave them out, or refuse them"),
     opt(Data, "packing", Switch, "true", "put several rows into a microbatch; they do not attend to each other"),
     opt(Data, "shuffle", Switch, "true", "permute the rows in every epoch; --no-shuffle keeps the order of the files"),
     opt(Data, "num-classes", One("N"), "", "classes of a classifier (default: as many as the rows have)"),

@@ -4,6 +4,7 @@
 use super::refusal::Refusal;
 use super::settings::Settings;
 use crate::data::Counts;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -126,6 +127,51 @@ pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
     let what =
         "a number of steps, a percentage of all as 25%, or epoch (epoch/4: about four times per epoch)";
     found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
+}
+
+/// --template-args as names and values. A value is JSON, else a word of Python, else a text.
+pub fn template_args(s: &Settings) -> Result<Vec<(String, Value)>, Refusal> {
+    let name = "template-args";
+    let word = |text: &str| match text {
+        "True" => Value::Bool(true),
+        "False" => Value::Bool(false),
+        "None" => Value::Null,
+        text => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+    };
+    let mut all: Vec<(String, Value)> = Vec::new();
+    for text in s.list(name) {
+        let wrong = || s.malformed(name, format!("{text:?} is not NAME=VALUE, nor an object in JSON"));
+        match text.trim_start().starts_with('{') {
+            true => all.extend(serde_json::from_str::<serde_json::Map<_, _>>(text).map_err(|_| wrong())?),
+            false => {
+                let (variable, value) = text.split_once('=').ok_or_else(wrong)?;
+                all.push((variable.trim().to_string(), word(value.trim())));
+            }
+        }
+    }
+    for (i, (variable, value)) in all.iter().enumerate() {
+        let letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let set = ["messages", "tools", "documents", "add_generation_prompt"];
+        if variable.is_empty()
+            || !variable.chars().all(letter)
+            || variable.starts_with(|c: char| c.is_ascii_digit())
+        {
+            return Err(s.refuse(name, format!("{variable:?} is not a name of a variable")));
+        }
+        if set.contains(&variable.as_str()) || variable.ends_with("_token") {
+            return Err(s.refuse(name, format!("{variable} is set by finetune: leave it out")));
+        }
+        if all[..i].iter().any(|(before, _)| before == variable) {
+            return Err(s.refuse(name, format!("{variable} is given twice: leave one out")));
+        }
+        if value.to_string().contains("%}") {
+            return Err(s.refuse(
+                name,
+                format!("{variable}: its value contains %}}, which ends a tag of the template"),
+            ));
+        }
+    }
+    Ok(all)
 }
 
 /// --max-dropped: refuses data with more rows without supervised tokens. A percentage is relative to all rows read.

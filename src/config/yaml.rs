@@ -1,6 +1,7 @@
 //! A configuration file as (key, values, line). Keys are at the top level or under their section's heading; a mapping
 //! under any other key, or a key under another section's heading, is an error with its line.
 
+use super::alias;
 use super::refusal::{self, Refusal, nearest};
 use super::table;
 use super::typed::{Origin, Typed};
@@ -115,6 +116,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Typed>, Refusal> {
             continue;
         }
         match node.value {
+            Value::Map(_) if holds_pairs(&key.value) => typed.extend(scalar(path, &key, node)?),
             Value::Map(inner) => section(&mut typed, path, &key, inner)?,
             _ => typed.extend(scalar(path, &key, node)?),
         }
@@ -162,10 +164,45 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
         Value::Nothing => return Ok(None),
         Value::Scalar(s) => vec![s],
         Value::List(list) => list.into_iter().map(one).collect::<Result<_, _>>()?,
+        Value::Map(pairs) if holds_pairs(&key.value) => {
+            let pair = |(name, node): (Spanned<String>, Node)| {
+                let line = node.line;
+                let value = json(&node).ok_or_else(|| {
+                    refuse(path, line, format!("{}: {}: expected a value here", key.value, name.value))
+                })?;
+                Ok(format!("{}={value}", name.value))
+            };
+            pairs.into_iter().map(pair).collect::<Result<_, Refusal>>()?
+        }
         Value::Map(_) => return Err(refuse(path, line, format!("{}: expected a value here", key.value))),
     };
     let source = Origin::File { path: path.to_path_buf(), line };
     Ok(Some(Typed { key: key.value.replace('-', "_"), values, source }))
+}
+
+/// Whether a mapping under this key is a list of NAME=VALUE.
+fn holds_pairs(key: &str) -> bool {
+    let key = alias::ours(key).unwrap_or(key);
+    table::find(&key.replace('_', "-")).is_some_and(|opt| opt.takes == table::Takes::Many("NAME=VALUE"))
+}
+
+/// A value or a list of values, as it is written in a NAME=VALUE.
+fn json(node: &Node) -> Option<String> {
+    match &node.value {
+        Value::Nothing => Some("null".into()),
+        Value::Scalar(text) => Some(text.clone()),
+        Value::List(items) => {
+            let items = items.iter().map(|item| match &item.value {
+                Value::Scalar(text) => {
+                    let value = serde_json::from_str::<serde_json::Value>(text);
+                    Some(value.unwrap_or_else(|_| text.as_str().into()).to_string())
+                }
+                _ => json(item),
+            });
+            Some(format!("[{}]", items.collect::<Option<Vec<_>>>()?.join(", ")))
+        }
+        Value::Map(_) => None,
+    }
 }
 
 fn refuse(path: &Path, line: u64, why: String) -> Refusal {
@@ -206,6 +243,11 @@ mod tests {
         check("seed: 18446744073709551615\nmax_steps:\n", "seed=18446744073709551615@1");
         check("run:\n  anything: 1\nrank: 4\n", "rank=4@3");
         check("model: owner/name\ndata:\n  data: \"x # y\"\n", "model=owner/name@1 data=x # y@3");
+        check(
+            "model:\n  template_args: {a: false, b: [x, 1], c: low}\n",
+            "template_args=a=false|b=[\"x\", 1]|c=low@2",
+        );
+        check("chat_template_kwargs: {a: null}\n", "chat_template_kwargs=a=null@1");
         check("\n# nothing\n", "");
     }
 

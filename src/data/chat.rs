@@ -21,6 +21,7 @@
 use crate::data::Learn;
 use crate::data::error::DataError;
 use crate::data::form::{Chat, mark};
+use crate::data::samples::Thought;
 use crate::data::template::{ChatTemplate, Ending, Rendered};
 use crate::data::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -128,7 +129,12 @@ fn block(blocks: &[Range<usize>], messages: &[Value], i: usize) -> Result<Range<
 }
 
 /// The byte range of message i of a role other than the assistant, from its content on.
-fn other_turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<Range<usize>, DataError> {
+fn other_turn(
+    template: &ChatTemplate,
+    chat: &Chat,
+    i: usize,
+    whole: &str,
+) -> Result<Range<usize>, DataError> {
     let message = &chat.messages[i];
     let refuse = |what: &str| {
         let role = message.get("role").and_then(Value::as_str).unwrap_or("unknown");
@@ -211,6 +217,32 @@ fn cut_after_end(whole: &str, span: Range<usize>, tokenizer: &Tokenizer) -> Rang
     let turn = &whole[span.clone()];
     let trimmed = turn.trim_end();
     if tokenizer.ends_with_special(trimmed) { span.start..span.start + trimmed.len() } else { span }
+}
+
+/// What is suspicious about the reasoning of a conversation with the text `whole`.
+pub fn thought(chat: &Chat, whole: &str, supervised: &[Range<usize>], learn: Learn) -> Thought {
+    let empty = supervised.iter().any(|span| thinks_nothing(&whole[span.clone()]));
+    let last = chat.messages().iter().rposition(is_answer).unwrap_or_default();
+    let first = if learn == Learn::Last { last } else { chat.context };
+    let lost = chat.messages().iter().skip(first).any(|message| {
+        let reasoning = reasoning(message).map(str::trim).filter(|text| !text.is_empty());
+        is_answer(message) && reasoning.is_some_and(|text| !whole.contains(text))
+    });
+    Thought { empty, lost: lost && !supervised.is_empty() }
+}
+
+/// Whether a text has a think block without content.
+pub fn thinks_nothing(text: &str) -> bool {
+    text.split("<think>").skip(1).any(|rest| rest.trim_start().starts_with("</think>"))
+}
+
+/// The reasoning of a message: a field of its own, or a think block in the content.
+fn reasoning(message: &Value) -> Option<&str> {
+    let field =
+        ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| message.get(*name)?.as_str());
+    field.or_else(|| {
+        Some(message.get("content")?.as_str()?.split_once("<think>")?.1.split_once("</think>")?.0)
+    })
 }
 
 /// One bit per token: whether the token overlaps a supervised range. A token without text is never supervised.

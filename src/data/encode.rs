@@ -11,7 +11,7 @@ use crate::data::Learn;
 use crate::data::chat;
 use crate::data::error::DataError;
 use crate::data::form::{Alpaca, Chat, Form, Label, Said};
-use crate::data::samples::Encoded;
+use crate::data::samples::{Encoded, Thought};
 use crate::data::template::{ChatTemplate, Ending};
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
@@ -67,7 +67,9 @@ fn pair(
         ids.extend(tokenizer.beginning(completion, Special::Omit, most - given)?);
         ids.push(eos(tokenizer)?);
     }
-    Ok(Encoded::new((0..ids.len()).map(|i| i >= given || learn == Learn::All).collect(), ids))
+    let mask = (0..ids.len()).map(|i| i >= given || learn == Learn::All).collect();
+    let thought = Thought { empty: chat::thinks_nothing(completion), lost: false };
+    Ok(Encoded { thought, ..Encoded::new(mask, ids) })
 }
 
 fn conversation(
@@ -79,7 +81,11 @@ fn conversation(
     let encoded = tokenizer.beginning_with_offsets(&whole.text, Special::Omit, most)?;
     let kept = encoded.offsets.iter().take(most).map(|&(_, end)| end).max().unwrap_or(0);
     let supervised = chat::supervised(chat, tokenizer, &whole, (learn, kept))?;
-    Ok(Encoded::new(chat::mask(&encoded.offsets, &supervised), encoded.ids))
+    let mask = chat::mask(&encoded.offsets, &supervised);
+    Ok(Encoded {
+        thought: chat::thought(chat, &whole.text, &supervised, learn),
+        ..Encoded::new(mask, encoded.ids)
+    })
 }
 
 /// Tokens of a prompt with its answers, one row after the other.
@@ -101,7 +107,7 @@ pub fn answers(said: &Said, tokenizer: &Tokenizer, most: usize) -> Result<Answer
     let begin = rows.iter().map(common).min().unwrap_or(0);
     // The first token of a row is not predicted.
     let nothing = rows.iter().any(|row| row.len().min(most) <= begin.max(1));
-    let mut encoded = Encoded { ids: Vec::new(), mask: Vec::new(), second: 0 };
+    let mut encoded = Encoded::new(Vec::new(), Vec::new());
     for row in &rows {
         encoded.second = encoded.ids.len() as u32;
         let kept = &row[..row.len().min(most)];

@@ -9,6 +9,7 @@ pub mod error;
 pub mod files;
 pub mod form;
 pub mod labels;
+pub mod learn;
 pub mod plan;
 pub mod preview;
 pub mod samples;
@@ -17,6 +18,7 @@ pub mod tokenizer;
 
 pub use error::{DataError, Place};
 pub use labels::LabelMap;
+pub use learn::{Learn, LongRows};
 pub use samples::{Sample, Samples};
 pub use tokenizer::Tokenizer;
 
@@ -25,7 +27,7 @@ use files::{Flow, Raw, RawRow};
 use form::{Chat, Form, Label, Said};
 use labels::Labels;
 use rayon::prelude::*;
-use samples::Encoded;
+use samples::{Encoded, Thought};
 use std::path::PathBuf;
 
 /// Limits of a chunk that is tokenised together: rows, and bytes of JSON lines.
@@ -53,35 +55,6 @@ impl Task {
     }
 }
 
-/// The supervised part of a row for --task sft. A mark of a message takes precedence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Learn {
-    /// The answers: completions, outputs, and all turns of the assistant.
-    #[default]
-    Answers,
-    /// The last answer of a conversation.
-    Last,
-    /// The marked messages of a conversation alone.
-    Marked,
-    /// All tokens.
-    All,
-}
-
-impl Learn {
-    /// All values, by their names.
-    pub const ALL: [(&'static str, Learn); 4] = [
-        ("answers", Learn::Answers),
-        ("last", Learn::Last),
-        ("marked", Learn::Marked),
-        ("all", Learn::All),
-    ];
-
-    /// Its name; `None` for the default.
-    pub fn unusual(self) -> Option<&'static str> {
-        Self::ALL[1..].iter().find(|(_, learn)| *learn == self).map(|(name, _)| *name)
-    }
-}
-
 /// Options for reading rows.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -91,8 +64,10 @@ pub struct Options {
     pub learn: Learn,
     /// Pairs of a form's field and the column with its value.
     pub fields: Vec<(String, String)>,
-    /// Maximum number of tokens per row; longer rows are truncated.
+    /// Maximum number of tokens per row.
     pub max_seq_len: usize,
+    /// What is done with longer rows.
+    pub long: LongRows,
     /// Number of classes; None to count the classes in the data.
     pub num_classes: Option<usize>,
     /// Known class names (from the base model or the training data): other labels are errors.
@@ -113,6 +88,7 @@ impl Default for Options {
             learn: Learn::Answers,
             fields: Vec::new(),
             max_seq_len: 2048,
+            long: LongRows::Cut,
             num_classes: None,
             labels: None,
             max_dropped: None,
@@ -131,6 +107,14 @@ pub struct Counts {
     pub dropped: u64,
     /// Number of rows truncated at `max_seq_len`, including dropped rows.
     pub truncated: u64,
+    /// Number of rows that were split at `max_seq_len`, and of the rows that they became.
+    pub split: (u64, u64),
+    /// Number of rows left out because they are longer than `max_seq_len`; `dropped` does not include them.
+    pub too_long: u64,
+    /// Number of rows with a supervised empty think block.
+    pub empty_thoughts: u64,
+    /// Number of rows whose reasoning the chat template leaves out.
+    pub lost_thoughts: u64,
     /// Number of rows that are turns of the chat template, including dropped rows.
     pub chat: u64,
     /// Tokens in the kept rows.
@@ -139,6 +123,24 @@ pub struct Counts {
     pub supervised: u64,
     /// The first dropped row.
     pub first_dropped: Option<Dropped>,
+}
+
+impl Counts {
+    /// What was done with rows longer than --max-seq-len, to append to a line about rows.
+    pub fn lengths(&self) -> String {
+        let (truncated, (split, pieces), too_long) = (self.truncated, self.split, self.too_long);
+        let mut line = String::new();
+        if truncated > 0 {
+            line += &format!("; {truncated} cut at --max-seq-len");
+        }
+        if split > 0 {
+            line += &format!("; {split} split into {pieces} at --max-seq-len");
+        }
+        if too_long > 0 {
+            line += &format!("; {too_long} longer than --max-seq-len left out");
+        }
+        line
+    }
 }
 
 /// A dropped row.
@@ -189,6 +191,7 @@ pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Resu
         labels: Labels::new(options),
         corpus: Samples::default(),
         counts: Counts::default(),
+        first_too_long: None,
         waiting: Vec::new(),
         bytes: 0,
     };
@@ -208,18 +211,22 @@ struct Loader<'a> {
     labels: Labels,
     corpus: Samples,
     counts: Counts,
+    first_too_long: Option<Dropped>,
     waiting: Vec<RawRow>,
     bytes: usize,
 }
 
 /// A tokenised row.
 struct Ready {
-    encoded: Encoded,
+    /// The row, or the parts of a long row that have a supervised token.
+    parts: Vec<Encoded>,
     label: Option<Label>,
     /// Whether a single answer is wanted.
     wanted: Option<bool>,
-    truncated: bool,
+    /// Whether the row is longer than `max_seq_len`.
+    long: bool,
     chat: bool,
+    thought: Thought,
     /// Why the row has no supervised token; None if it has one.
     useless: Option<String>,
 }
@@ -258,15 +265,23 @@ impl Loader<'_> {
     fn append(&mut self, place: Place, ready: Ready) -> Result<(), DataError> {
         let row = self.counts.rows;
         self.counts.rows += 1;
-        self.counts.truncated += u64::from(ready.truncated);
+        let long = |done| u64::from(ready.long && self.options.long == done);
+        self.counts.truncated += long(LongRows::Cut);
+        self.counts.too_long += long(LongRows::Drop);
+        self.counts.split.0 += long(LongRows::Split);
+        self.counts.split.1 += long(LongRows::Split) * ready.parts.len() as u64;
         self.counts.chat += u64::from(ready.chat);
+        self.counts.empty_thoughts += u64::from(ready.thought.empty);
+        self.counts.lost_thoughts += u64::from(ready.thought.lost);
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
         let label = label.or(ready.wanted.map(u32::from));
         match ready.useless {
-            None => self.corpus.push(row, &ready.encoded, label),
+            None => ready.parts.iter().for_each(|part| self.corpus.push(row, part, label)),
             Some(why) => {
-                self.counts.dropped += 1;
-                self.counts.first_dropped.get_or_insert(Dropped { place, why });
+                let left_out = ready.long && self.options.long == LongRows::Drop;
+                let first = if left_out { &mut self.first_too_long } else { &mut self.counts.first_dropped };
+                self.counts.dropped += u64::from(!left_out);
+                first.get_or_insert(Dropped { place, why });
             }
         }
         Ok(())
@@ -275,9 +290,9 @@ impl Loader<'_> {
     fn finish(mut self, paths: &[PathBuf]) -> Result<Corpus, DataError> {
         let files = || paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
         let (dropped, rows) = (self.counts.dropped, self.counts.rows);
-        match &self.counts.first_dropped {
+        match self.counts.first_dropped.as_ref().or(self.first_too_long.as_ref()) {
             _ if rows == 0 => return Err(DataError::NoRows { files: files() }),
-            Some(first) if dropped == rows => {
+            Some(first) if dropped + self.counts.too_long == rows => {
                 return Err(DataError::NothingSupervised { files: files(), rows, first: first.clone() });
             }
             Some(first) if self.options.max_dropped.is_some_and(|allowed| dropped > allowed) => {
@@ -297,45 +312,78 @@ impl Loader<'_> {
 
 fn ready(row: RawRow, options: &Options, tokenizer: &Tokenizer) -> (Place, Result<Ready, DataError>) {
     let RawRow { place, raw } = row;
-    let sizes = (raw.bytes(), options.max_seq_len);
+    let sizes = (raw.bytes(), options.most());
     let ready = bounded(&place, sizes, || tokens(raw, &place, options, tokenizer));
     (place, ready)
+}
+
+impl Options {
+    /// Number of tokens of a row that are needed.
+    fn most(&self) -> usize {
+        if self.long == LongRows::Split { usize::MAX } else { self.max_seq_len }
+    }
+
+    /// Why a long row is left out or has no supervised token.
+    fn too_long(&self) -> String {
+        let most = self.max_seq_len;
+        match self.long {
+            LongRows::Drop => format!("it has more than {most} tokens (--long-rows drop)"),
+            _ => format!("its first {most} tokens (--max-seq-len) hold no answer"),
+        }
+    }
 }
 
 fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
     let fault = |reason: String| DataError::Row { place: place.clone(), reason };
     let form = form::of(&raw.parse().map_err(fault)?, options).map_err(fault)?;
-    let most = options.max_seq_len;
-    if let Form::Answers { said, wanted } = &form {
-        return answered(said, *wanted, tokenizer, most).map_err(|e| e.at(place));
+    let ready = match &form {
+        Form::Answers { said, wanted } => answered((said, *wanted), options, tokenizer),
+        _ => learnt(&form, options, tokenizer),
+    };
+    let ready = ready.map_err(|e| e.at(place))?;
+    if ready.long && options.long == LongRows::Refuse {
+        return Err(fault(format!(
+            "it has more than {} tokens (--max-seq-len): raise this number, shorten the row, or choose another --long-rows",
+            options.max_seq_len
+        )));
     }
-    let (mut encoded, label) = encode::encode(&form, tokenizer, (options.learn, most)).map_err(|e| e.at(place))?;
-    let truncated = encoded.ids.len() > most;
-    encoded.ids.truncate(most);
-    encoded.mask.truncate(most);
-    // Releases the memory of the truncated tokens.
-    encoded.ids.shrink_to_fit();
-    encoded.mask.shrink_to_fit();
-    let cut = truncated.then(|| format!("its first {most} tokens (--max-seq-len) hold no answer"));
-    let useless = useless(&form, &encoded, options, cut);
+    Ok(ready)
+}
+
+fn learnt(form: &Form, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
+    let (mut encoded, label) = encode::encode(form, tokenizer, (options.learn, options.most()))?;
+    let most = options.max_seq_len;
+    let long = encoded.ids.len() > most;
+    let split = long && options.long == LongRows::Split;
+    let thought = encoded.thought;
+    let parts = match split {
+        true => encoded.split(most),
+        false => {
+            encoded.cut(most);
+            vec![encoded]
+        }
+    };
+    let cut = (long && !split).then(|| options.too_long());
+    let useless = match options.long {
+        LongRows::Drop if long => cut,
+        _ => useless(form, &parts, options, cut),
+    };
     let label = label.filter(|label| !is_empty(label, options));
     let chat = tokenizer.template().is_some() && matches!(form, Form::Alpaca(_) | Form::Chat(_));
-    Ok(Ready { encoded, label, wanted: None, truncated, chat, useless })
+    Ok(Ready { parts, label, wanted: None, long, chat, thought, useless })
 }
 
 fn answered(
-    said: &Said,
-    wanted: Option<bool>,
+    (said, wanted): (&Said, Option<bool>),
+    options: &Options,
     tokenizer: &Tokenizer,
-    most: usize,
 ) -> Result<Ready, DataError> {
-    let encode::Answered { encoded, cut, nothing } = encode::answers(said, tokenizer, most)?;
-    let why = match cut {
-        true => format!("its first {most} tokens (--max-seq-len) hold no answer"),
-        false => "an answer is empty".into(),
-    };
+    let encode::Answered { encoded, cut, nothing } = encode::answers(said, tokenizer, options.max_seq_len)?;
+    let why = if cut { options.too_long() } else { "an answer is empty".into() };
+    let useless = (nothing || cut && options.long == LongRows::Drop).then_some(why);
     let chat = tokenizer.template().is_some() && !matches!(said, Said::Text { .. });
-    Ok(Ready { encoded, label: None, wanted, truncated: cut, chat, useless: nothing.then_some(why) })
+    let thought = Thought::default();
+    Ok(Ready { parts: vec![encoded], label: None, wanted, long: cut, chat, thought, useless })
 }
 
 /// Whether a label is an empty cell and no class has that name.
@@ -345,11 +393,13 @@ fn is_empty(label: &Label, options: &Options) -> bool {
 }
 
 /// Why a row has no supervised token; None if it has one. `cut` is the reason for a truncated row.
-fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String>) -> Option<String> {
+fn useless(form: &Form, parts: &[Encoded], options: &Options, cut: Option<String>) -> Option<String> {
     match form {
         Form::Class { label, .. } if is_empty(label, options) => Some("its label is empty".into()),
-        Form::Class { .. } => encoded.ids.is_empty().then(|| "its text is empty".into()),
-        _ if encoded.targets() > 0 => None,
+        Form::Class { .. } => {
+            parts.iter().all(|part| part.ids.is_empty()).then(|| "its text is empty".into())
+        }
+        _ if parts.iter().any(|part| part.targets() > 0) => None,
         Form::Chat(chat) => Some(unlearnt(chat, options.learn, cut)),
         Form::Alpaca(_) => {
             Some(cut.unwrap_or_else(|| "its output is empty, or the chat template marks none".into()))

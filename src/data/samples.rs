@@ -66,12 +66,38 @@ pub struct Encoded {
     pub mask: Vec<bool>,
     /// First token of the second row of a pair; 0 for a single row.
     pub second: u32,
+    /// What is suspicious about its reasoning.
+    pub thought: Thought,
+}
+
+/// What is suspicious about a row's reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Thought {
+    /// Whether an empty think block is supervised.
+    pub empty: bool,
+    /// Whether the template leaves out the reasoning of a supervised message.
+    pub lost: bool,
 }
 
 impl Encoded {
     /// A single row.
     pub fn new(mask: Vec<bool>, ids: Vec<u32>) -> Self {
-        Encoded { ids, mask, second: 0 }
+        Encoded { ids, mask, second: 0, thought: Thought::default() }
+    }
+
+    /// Keeps the first `most` tokens, and releases the memory of the others.
+    pub fn cut(&mut self, most: usize) {
+        self.ids.truncate(most);
+        self.mask.truncate(most);
+        self.ids.shrink_to_fit();
+        self.mask.shrink_to_fit();
+    }
+
+    /// The parts of `most` tokens that have a supervised token.
+    pub fn split(&self, most: usize) -> Vec<Encoded> {
+        let parts = self.ids.chunks(most).zip(self.mask.chunks(most));
+        let parts = parts.map(|(ids, mask)| Encoded::new(mask.to_vec(), ids.to_vec()));
+        parts.filter(|part| part.targets() > 0).collect()
     }
 
     /// Number of supervised tokens that have a predecessor.
@@ -163,7 +189,8 @@ impl Samples {
             let sample = self.get(i);
             let mask = (0..sample.ids.len()).map(|k| sample.supervised(k)).collect();
             let second = sample.second.unwrap_or(0) as u32;
-            out.push(sample.row, &Encoded { ids: sample.ids.to_vec(), mask, second }, sample.label);
+            let encoded = Encoded { second, ..Encoded::new(mask, sample.ids.to_vec()) };
+            out.push(sample.row, &encoded, sample.label);
         }
         out.shrink();
         out

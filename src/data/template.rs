@@ -33,6 +33,31 @@ pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + messa
 {% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
+/// A template that sets each variable to the value unless it is given. The line break at the end of the inserted text is
+/// removed by trim_blocks, here and in transformers, so that the rest of the template is rendered as before.
+pub fn with_defaults(source: &str, values: &[(String, Value)]) -> String {
+    let set = |(name, value): &(String, Value)| {
+        let value = literal(value);
+        format!("{{%- if {name} is not defined %}}{{%- set {name} = {value} %}}{{%- endif %}}\n")
+    };
+    values.iter().map(set).collect::<String>() + source
+}
+
+/// A JSON value in Jinja's syntax.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Null => "none".into(),
+        Value::Array(items) => format!("[{}]", items.iter().map(literal).collect::<Vec<_>>().join(", ")),
+        Value::Object(map) => {
+            let pair = |(key, value): (&String, &Value)| {
+                format!("{}: {}", Value::from(key.as_str()), literal(value))
+            };
+            format!("{{{}}}", map.iter().map(pair).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Name and text of each special token in the model's files (`bos_token`, `eos_token` ...).
 #[derive(Debug, Clone, Default)]
 pub struct SpecialTokens(pub Vec<(String, String)>);

@@ -5,7 +5,7 @@ use crate::config::cache;
 use crate::config::demo;
 use crate::config::refusal::{self, Refusal, nearest};
 use crate::config::verb::{self, VERBS};
-use crate::data::template::CHATML;
+use crate::data::template::{CHATML, with_defaults};
 use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
 use crate::format::{self, ModelFiles};
@@ -167,8 +167,20 @@ impl BaseModel {
     /// Returns the tokenizer, with the model's chat template or the given one. Refuses a tokenizer with ids outside the
     /// embedding.
     pub fn tokenizer(&mut self, chat_template: Option<&str>) -> Result<Tokenizer, Refusal> {
+        self.tokenizer_with(chat_template, &[])
+    }
+
+    /// Like [`BaseModel::tokenizer`], with values for variables of the chat template.
+    pub fn tokenizer_with(
+        &mut self,
+        chat_template: Option<&str>,
+        values: &[(String, Value)],
+    ) -> Result<Tokenizer, Refusal> {
         if let Some(template) = chat_template {
             self.replace_template(template)?;
+        }
+        if !values.is_empty() {
+            self.set_defaults(values)?;
         }
         let files = &self.files.tokenizer;
         let tokenizer = Tokenizer::new(
@@ -200,6 +212,47 @@ impl BaseModel {
             config.shift_remove("chat_template");
         }
         Ok(())
+    }
+
+    /// Writes values of variables into the template, so that every reader of the adapter's template has them.
+    fn set_defaults(&mut self, values: &[(String, Value)]) -> Result<(), Refusal> {
+        let files = &mut self.files.tokenizer;
+        let in_config = files.tokenizer_config.as_mut().and_then(|config| config.get_mut("chat_template"));
+        let mut own = files.chat_template.take();
+        match in_config {
+            Some(Value::String(text)) => {
+                own.get_or_insert_with(|| std::mem::take(text));
+            }
+            // One template for rows with tools, another for rows without.
+            Some(Value::Array(named)) => {
+                for entry in named {
+                    let Some(text) = entry["template"].as_str().map(|text| with_defaults(text, values))
+                    else {
+                        continue;
+                    };
+                    if entry["name"] == "default" && own.is_none() {
+                        files.chat_template = Some(text.clone());
+                    }
+                    entry["template"] = text.into();
+                }
+            }
+            _ => {}
+        }
+        if let Some(text) = own {
+            for (name, _) in values.iter().filter(|(name, _)| !text.contains(name.as_str())) {
+                say!("warning: --template-args {name}: the chat template has no such variable");
+            }
+            files.chat_template = Some(with_defaults(&text, values));
+            if let Some(Value::Object(config)) = &mut files.tokenizer_config {
+                config.shift_remove("chat_template");
+            }
+        }
+        match files.chat_template {
+            Some(_) => Ok(()),
+            None => Err(Refusal::configuration(
+                "--template-args: the model has no chat template: give --chat-template FILE too",
+            )),
+        }
     }
 
     /// The tokenizer's files, for the folder of an adapter or a merged model.

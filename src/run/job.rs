@@ -314,9 +314,8 @@ impl Job {
             let first = c.first_dropped.as_ref().map(|f| format!(", first {f}")).unwrap_or_default();
             rows += &format!("; {} without anything to train on left out{first}", c.dropped);
         }
-        if c.truncated > 0 {
-            rows += &format!("; {} cut at --max-seq-len", c.truncated);
-        }
+        rows += &c.lengths();
+        rows.extend(options.data.learn.unusual().map(|learn| format!("; --learn {learn}")));
         let mut notes = vec![
             format!("output   {}", place.dir.display()),
             format!("model    {} ({name})", options.model.model),

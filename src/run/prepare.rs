@@ -109,7 +109,8 @@ fn read(
     has_rows(options)?;
     let mut base = open(&options.model.model, options.model.quantize)?;
     let hash = hash(&base.path);
-    let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
+    let model = &options.model;
+    let tokenizer = base.tokenizer_with(model.chat_template.as_deref(), &model.template_args)?;
     if let (Some(labels), false) = (&base.config.labels, options.data.task == Task::Classify) {
         let why = format!(
             "{} is a classifier ({} labels), which writes no text: give --task classify",
@@ -224,6 +225,7 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
         learn: data.learn,
         fields: data.fields.clone(),
         max_seq_len,
+        long: data.long,
         num_classes: data.num_classes,
         labels: config.labels.clone().filter(|_| classify).map(|names| LabelMap { names }),
         max_dropped: None,

@@ -17,6 +17,9 @@ struct Survey {
     endless: u64,
     /// Rows that begin with two beginning-of-text tokens.
     twice: u64,
+    /// Rows that train an empty think block, and rows whose reasoning the template leaves out.
+    empty_thoughts: u64,
+    lost_thoughts: u64,
     /// A class with nearly all rows, and its number of rows.
     one_sided: Option<(String, u64)>,
 }
@@ -40,6 +43,8 @@ fn survey(corpus: &Corpus, tokenizer: &Tokenizer, (stop, most): (&[u32], usize))
         dropped: c.dropped,
         first_dropped: c.first_dropped.as_ref().map(|place| place.to_string()).unwrap_or_default(),
         truncated: c.truncated,
+        empty_thoughts: c.empty_thoughts,
+        lost_thoughts: c.lost_thoughts,
         max_seq_len: most,
         duplicates: corpus.samples.duplicates(),
         one_sided: one_sided(corpus),
@@ -92,6 +97,19 @@ fn sentences(s: &Survey) -> Vec<String> {
             s.max_seq_len
         ));
     }
+    if s.empty_thoughts > 0 {
+        out.push(format!(
+            "an empty think block is trained on in {}: the model learns not to reason; --template-args \
+             enable_thinking=false makes it a part of the prompt where the template knows this variable",
+            of(s.empty_thoughts, s.rows)
+        ));
+    }
+    if s.lost_thoughts > 0 {
+        out.push(format!(
+            "the chat template leaves out reasoning of {}: many templates keep that of the last turn only (--learn last)",
+            of(s.lost_thoughts, s.rows)
+        ));
+    }
     if s.twice > 0 {
         out.push(format!(
             "{} begin with the token of beginning twice: take it out of the text, the tokenizer adds it",
@@ -140,6 +158,11 @@ mod tests {
             &["5 of 50 rows (10 %) are cut at 64", "(2 %) repeat"],
         );
         check(Survey { twice: 50, ..none() }, &["token of beginning twice"]);
+        check(
+            Survey { empty_thoughts: 5, ..none() },
+            &["empty think block is trained on in 5 of 50 rows (10 %)"],
+        );
+        check(Survey { lost_thoughts: 1, ..none() }, &["leaves out reasoning of 1 of 50 rows (2 %)"]);
         check(
             Survey { one_sided: Some(("safe".into(), 48)), ..none() },
             &["48 of 50 rows (96 %) are labelled safe"],

@@ -46,6 +46,11 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
             "it is a classifier's (task: classify); the lowest loss is the best here",
         );
     }
+    if dialect == Dialect::Trl && import.value_of("learn").is_none() {
+        let remark = "learn: without assistant_only_loss TRL trains on all tokens of `messages`; here on the assistant's \
+                      turns, unless it is all";
+        import.remarks.push(remark.into());
+    }
     if dialect == Dialect::Trl && import.value_of("max_seq_len").is_none() {
         let remark = "max_seq_len: TRL cuts rows at 1024 tokens unless set otherwise; here they are cut at 2048, or at \
                       the model's positions where those are fewer";

@@ -92,6 +92,9 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
         }
         custom_prompt(import, key, set);
         let Some(map) = set.as_object() else { continue };
+        if map.get("roles_to_train").is_some_and(|roles| roles.as_array().is_some_and(Vec::is_empty)) {
+            import.set("learn", "marked", format!("{key}: roles_to_train: []"));
+        }
         let turns = turns::axolotl(import, key, map);
         let messages = text("field_messages").unwrap_or_else(|| match text("type") {
             Some(kind) if kind.starts_with("sharegpt") => "conversations".into(),
@@ -109,12 +112,13 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
         for (lost, value) in map.iter().filter(|(name, value)| !is_known(name) && !is_empty(value)) {
             match (lost.as_str(), scalar(value).as_str()) {
                 ("roles_to_train", "assistant") | ("train_on_eos", "turn") | ("split", "train") => {}
+                ("message_field_training", "train" | "training" | "weight") => {}
                 ("ds_type", kind) if files.iter().all(|f| f.trim_end_matches('l').ends_with(kind)) => {}
                 ("roles_to_train" | "train_on_eos" | "message_field_training", _) => {
                     import.lose(
                         &format!("{key}: {lost}"),
                         value,
-                        "assistant turns and their ends are trained on",
+                        "the assistant's turns and their ends are trained on; in rows, `train: true` marks others",
                     );
                 }
                 _ => import.lose(

@@ -2,7 +2,7 @@
 
 use super::{delimiters, options, print};
 use crate::cli::invocation::Invocation;
-use crate::config::groups::{filled, whole, within};
+use crate::config::groups::{filled, template_args, whole, within};
 use crate::config::refusal::Refusal;
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
@@ -23,7 +23,7 @@ const LONGEST: usize = 5;
 pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let s = &inv.settings;
     let mut base = base_model::open(s.text("model")?.unwrap_or_default())?;
-    let tokenizer = base.tokenizer(s.text("chat-template")?)?;
+    let tokenizer = base.tokenizer_with(s.text("chat-template")?, &template_args(s)?)?;
     let options = options(s, Some(&base))?;
     let shown = filled(s, "rows", whole(s, "rows", 0)?)?;
     let corpus = data::load(paths, &options, &tokenizer)?;
@@ -60,10 +60,15 @@ pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
 fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
     let c = &corpus.counts;
     let lengths = lengths(corpus);
-    let mut facts = vec![
-        ("rows", json!(c.rows)),
-        ("dropped", json!(c.dropped)),
-        ("truncated", json!(c.truncated)),
+    let mut facts =
+        vec![("rows", json!(c.rows)), ("dropped", json!(c.dropped)), ("truncated", json!(c.truncated))];
+    if c.split.0 > 0 {
+        facts.push(("split", json!(format!("{} into {}", c.split.0, c.split.1))));
+    }
+    if c.too_long > 0 {
+        facts.push(("too_long", json!(c.too_long)));
+    }
+    facts.extend([
         ("tokens", json!(c.tokens)),
         (if corpus.labels.is_some() { "labelled" } else { "supervised" }, json!(c.supervised)),
         ("duplicates", json!(corpus.samples.duplicates())),
@@ -71,7 +76,7 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
         ("median", json!(lengths.get(lengths.len() / 2))),
         ("longest", json!(longest(corpus))),
         ("hash", json!(corpus.hash)),
-    ];
+    ]);
     if let Some(labels) = &corpus.labels {
         let rows = |i: usize| corpus.samples.iter().filter(|s| s.label == Some(i as u32)).count() as u64;
         let named =

@@ -50,9 +50,7 @@ fn work(o: &Outlook) -> Vec<String> {
         let first = n.first_dropped.as_ref().map(|f| format!(" (first: {f})")).unwrap_or_default();
         rows += &format!("; {} without anything to train on left out{first}", n.dropped);
     }
-    if n.truncated > 0 {
-        rows += &format!("; {} cut at --max-seq-len", n.truncated);
-    }
+    rows += &n.lengths();
     let about = if c.exact { "" } else { "about " };
     let (least, most) = c.microbatches_per_step;
     let each = if least == most { most.to_string() } else { format!("{least} to {most}") };
@@ -244,7 +242,8 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             "shape": o.shape.key, "flops_per_token": o.shape.flops,
         },
         "rows": {
-            "read": n.rows, "dropped": n.dropped, "truncated": n.truncated, "tokens": n.tokens,
+            "read": n.rows, "dropped": n.dropped, "truncated": n.truncated, "split": n.split.0,
+            "too_long": n.too_long, "tokens": n.tokens,
             "supervised": n.supervised, "trained_on": p.train.samples.len(),
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },

@@ -32,6 +32,8 @@ impl Job {
             ("supervised", c.supervised.to_string()),
             ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
         ];
+        let further = [("rows_split", c.split.0), ("rows_too_long", c.too_long)];
+        facts.extend(further.into_iter().filter(|(_, n)| *n > 0).map(|(key, n)| (key, n.to_string())));
         match &p.config.labels {
             Some(labels) => facts.push(("labels", labels.join(", "))),
             None => facts.push((PROMPTS, if p.chat { CHAT } else { "plain" }.into())),
