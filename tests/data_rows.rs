@@ -1,6 +1,7 @@
 //! Ids and masks of every form of row against transformers, and the values of --learn against other trainers:
 //! tests/golden/rows/make.py and make_learn.py.
 
+use finetune::data::template::with_defaults;
 use finetune::data::{Learn, Options, Task, Tokenizer, chat, encode, form};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -11,7 +12,10 @@ fn tokenizer(name: &str, config: &Value, template: Option<&str>) -> Tokenizer {
 }
 
 fn check(case: &Value, config: &Value) -> Result<(), String> {
-    let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap(), config, case["template"].as_str());
+    let args: Vec<(String, Value)> =
+        case["row"]["chat_template_kwargs"].as_object().cloned().unwrap_or_default().into_iter().collect();
+    let template = case["template"].as_str().map(|text| with_defaults(text, &args));
+    let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap(), config, template.as_deref());
     let task = if case["row"]["label"].is_null() { Task::Sft } else { Task::Classify };
     let form = form::of(&case["row"], &Options { task, ..Options::default() })?;
     let learn = case["learn"].as_str().unwrap_or("answers");
@@ -60,7 +64,7 @@ fn ids_and_masks_equal_transformers() {
 
 #[test]
 fn what_is_learnt_equals_other_trainers() {
-    check_all("learn.json", 60);
+    check_all("learn.json", 66);
 }
 
 /// Marks that contradict, marks of other types, and generation blocks that belong to no single message.

@@ -71,6 +71,13 @@ fn foreign_option_names_set_our_options() {
     check("report_to: tensorboard\nlogging_dir: tb", "tensorboard", "tb");
     check("report_to: [wandb, tensorboard]\nlogging_dir: tb", "tensorboard", "tb");
     check("report_to: wandb\nlogging_dir: tb", "tensorboard", "");
+    check("train_on_inputs: true", "learn", "all");
+    check("train_on_prompt: true", "learn", "all");
+    check("completion_only_loss: false", "learn", "all");
+    check("assistant_only_loss: true\ncompletion_only_loss: true", "learn", "answers");
+    check("mask_history: true", "learn", "last");
+    check("mask_history: false\ntrain_on_inputs: false", "learn", "answers");
+    check("chat_template_kwargs: {enable_thinking: false}", "template-args", "enable_thinking=false");
 }
 
 /// Messages about other trainers' names in a file.

@@ -231,6 +231,51 @@ fn names_that_a_configuration_accepts_are_converted() {
     );
 }
 
+/// What is learnt, long rows and arguments of the template, by the names of all three.
+#[test]
+fn what_is_learnt_is_carried_over() {
+    check(
+        "base_model: m\nsequence_len: 64\ndatasets:\n  - path: a.jsonl\n    type: chat_template\n    roles_to_train: []\n    \
+         message_field_training: train\nexcess_length_strategy: raise\nchat_template_kwargs:\n  enable_thinking: false\n",
+        Dialect::Axolotl,
+        &["learn: marked", "long_rows: refuse", "template_args: {\"enable_thinking\":false}"],
+        &[],
+    );
+    check(
+        "base_model: m\nsequence_len: 64\ntrain_on_inputs: true\n",
+        Dialect::Axolotl,
+        &["learn: all", "long_rows: drop"],
+        &[],
+    );
+    check(
+        "base_model: m\nsequence_len: 64\ndatasets:\n  - path: a.jsonl\n    roles_to_train: [user]\n",
+        Dialect::Axolotl,
+        &[],
+        &["datasets: roles_to_train"],
+    );
+    let llama_factory = "stage: sft\nfinetuning_type: lora\ncutoff_len: 64\n";
+    check(
+        &format!("{llama_factory}mask_history: true\nenable_thinking: false\n"),
+        Dialect::LlamaFactory,
+        &["learn: last", "template_args: \"enable_thinking=false\""],
+        &[],
+    );
+    check(&format!("{llama_factory}train_on_prompt: true\n"), Dialect::LlamaFactory, &["learn: all"], &[]);
+    check(
+        "dataset_name: a.jsonl\nuse_peft: true\nlora_target_modules: all-linear\nassistant_only_loss: true\npacking_strategy: bfd_split\n\
+         truncation_mode: keep_end\n",
+        Dialect::Trl,
+        &["learn: answers", "long_rows: split"],
+        &["truncation_mode"],
+    );
+    check(
+        "dataset_name: a.jsonl\nuse_peft: true\nlora_target_modules: all-linear\ncompletion_only_loss: false\n",
+        Dialect::Trl,
+        &["learn: all"],
+        &[],
+    );
+}
+
 #[test]
 fn an_entry_of_dataset_info_is_looked_up() {
     let dir = tempfile::tempdir().unwrap();

@@ -57,11 +57,16 @@ TALKS = [
 ]
 
 
+# A variable of the template removes the think block; the template begins with a line break, which is kept.
+THINKING = "\n{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}" + G + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>\n' + message['reasoning_content'] + '\n</think>\n\n' }}{% endif %}{{ message['content'] + (mark | default('')) + '<|im_end|>' }}" + E + "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+UNMARKED = THINKING.replace(G, '').replace(E, '')
+
+
 def trl(row, learn, templates, **options):
     with tempfile.TemporaryDirectory() as folder:
         options = dict(output_dir=folder, report_to='none', use_cpu=True, bf16=False, max_length=None, **options)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast.backend_tokenizer, eos_token='<|im_end|>', pad_token='<|endoftext|>')
-        tokenizer.chat_template = CHATML
+        tokenizer.chat_template = THINKING if 'chat_template_kwargs' in row else CHATML
         trainer = SFTTrainer(model, SFTConfig(**options), train_dataset=Dataset.from_list([row]), processing_class=tokenizer)
         made = trainer.train_dataset[0]
     case('TRL', learn, templates, row, made['input_ids'], made['labels'])
@@ -102,6 +107,9 @@ trl(pair, 'answers', [None])
 trl(pair, 'all', [None], completion_only_loss=False)
 split = dict(prompt=TALKS[1][:2], completion=TALKS[1][2:])
 trl(split, 'all', [PLAIN, CHATML], completion_only_loss=False)
+for values in [dict(enable_thinking=False), dict(enable_thinking=True), dict(mark='"red\n', enable_thinking=False)]:
+    talk = [m('user', 'red?'), m('assistant', 'blue', reasoning_content='one or two')]
+    trl(dict(messages=talk, chat_template_kwargs=values), 'answers', [THINKING, UNMARKED], assistant_only_loss=True)
 for marks in [(None, False, None, None), (None, False, None, True), (True, None, None, False), (None, None, True, None), (False, True, True, True)]:
     talk = [dict(turn) if mark is None else dict(turn, train=mark) for turn, mark in zip(TALKS[2], marks)]
     talk[0]['content'], talk[2]['content'] = 'one', 'three files'
