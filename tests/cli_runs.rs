@@ -2,6 +2,8 @@
 //! the effect of signals; the choice of folders; and the verbs that follow training.
 
 mod cli_fixture;
+#[path = "cli_runs/eval_sets.rs"]
+mod eval_sets;
 #[path = "cli_runs/learn.rs"]
 mod learn;
 #[path = "cli_runs/spellings.rs"]

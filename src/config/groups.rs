@@ -14,7 +14,7 @@ use super::settings::Settings;
 pub use super::values::{
     Amount, Every, class_weights, field_names, filled, real, size, template_args, whole, within,
 };
-use super::values::{amount, choice, paths};
+use super::values::{amount, choice, eval_sets, paths};
 use crate::data::{Learn, LongRows, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
@@ -56,8 +56,8 @@ pub struct DataOptions {
     pub fields: Vec<(String, String)>,
     /// Supervised part of a row.
     pub learn: Learn,
-    /// Rows for evaluation.
-    pub eval_data: Vec<PathBuf>,
+    /// Rows for evaluation, with the names of their sets; those without a name have an empty one and are first.
+    pub eval_data: Vec<(String, Vec<PathBuf>)>,
     /// Part of the data for evaluation, in place of `eval_data`.
     pub eval_split: Option<Split>,
     /// Maximum tokens of a row; `None`: by the model.
@@ -156,6 +156,7 @@ impl Options {
     pub fn of(s: &Settings) -> Result<Self, Refusal> {
         let data = data(s)?;
         let task = data.task;
+        let sets: Vec<String> = data.eval_data.iter().map(|(name, _)| name.clone()).collect();
         Ok(Options {
             model: model(s)?,
             data,
@@ -163,7 +164,7 @@ impl Options {
             optim: optim(s)?,
             devices: devices(s)?,
             cluster: cluster(s)?,
-            output: output(s, task)?,
+            output: output(s, task, &sets)?,
         })
     }
 }
@@ -218,7 +219,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         data: paths(s, "data"),
         fields: field_names(s)?,
         learn: learn(s, task)?,
-        eval_data: paths(s, "eval-data"),
+        eval_data: eval_sets(s)?,
         eval_split: eval_split(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
         long: long_rows(s, task)?,
@@ -416,6 +417,8 @@ mod tests {
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+        check("best-metric", "code_loss", 78, "no set of --eval-data has the name code");
+        check("eval-data", "code=c.jsonl", 0, "");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use super::settings::Settings;
-use super::values::{Every, choice, every, filled, whole};
+use super::values::{Every, every, filled, whole};
 use crate::data::Task;
 use crate::net::Endpoint;
 use crate::train::best::{Choice, Metric};
@@ -34,6 +34,8 @@ pub struct OutputOptions {
     pub save_steps: Every,
     /// Decisions that depend on evaluations.
     pub choice: Choice,
+    /// The set of --eval-data that decides; `None`: the first one.
+    pub best_set: Option<String>,
     /// Maximum number of checkpoints kept.
     pub save_total_limit: Option<usize>,
     /// Prompts that are answered before and after training.
@@ -67,20 +69,22 @@ fn dashboard(s: &Settings) -> Result<Option<Endpoint>, Refusal> {
 }
 
 /// Reads the group.
-pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
+pub fn output(s: &Settings, task: Task, sets: &[String]) -> Result<OutputOptions, Refusal> {
     let resume = match (s.is_given("resume"), s.text("resume")?) {
         (false, _) | (_, Some("false")) => Resume::No,
         (true, None | Some("true")) => Resume::Output,
         (true, Some(dir)) => Resume::From(dir.into()),
     };
     let eval_steps = every(s, "eval-steps")?;
+    let (choice, best_set) = best(s, (task, sets), eval_steps)?;
     Ok(OutputOptions {
         output: s.text("output")?.map(PathBuf::from),
         overwrite: s.switch("overwrite")?,
         resume,
         eval_steps,
         save_steps: every(s, "save-steps")?,
-        choice: best(s, task, eval_steps)?,
+        choice,
+        best_set,
         save_total_limit: whole(s, "save-total-limit", 1)?,
         sample_prompts: s.list("sample-prompt").to_vec(),
         sample_rows: sample_rows(s, task)?,
@@ -104,14 +108,28 @@ fn sample_rows(s: &Settings, task: Task) -> Result<usize, Refusal> {
 }
 
 /// Reads the decisions that depend on evaluations. Without any evaluation besides the last one there is no choice.
-fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
-    let known = ["loss", "accuracy", "macro_f1", "eval_loss", "eval_accuracy", "eval_macro_f1"];
-    let name = choice(s, "best-metric", &known, "expected one of loss, accuracy, macro_f1")?;
-    let metric = match name.trim_start_matches("eval_") {
-        "accuracy" => Metric::Accuracy,
-        "macro_f1" => Metric::MacroF1,
-        _ => Metric::Loss,
+/// Returns the deciding set too, where it is named.
+fn best(
+    s: &Settings,
+    (task, sets): (Task, &[String]),
+    evals: Every,
+) -> Result<(Choice, Option<String>), Refusal> {
+    let name = filled(s, "best-metric", s.text("best-metric")?.map(str::to_string))?;
+    let metrics = [("loss", Metric::Loss), ("accuracy", Metric::Accuracy), ("macro_f1", Metric::MacroF1)];
+    let of = name.strip_prefix("eval_").unwrap_or(&name);
+    let found = metrics.into_iter().find_map(|(end, metric)| {
+        let set = of.strip_suffix(end)?;
+        let set = if set.is_empty() { set } else { set.strip_suffix('_').filter(|set| !set.is_empty())? };
+        Some((set.to_string(), metric))
+    });
+    let Some((set, metric)) = found else {
+        let rule =
+            "expected one of loss, accuracy, macro_f1, or a set of --eval-data before it, as code_loss";
+        return Err(s.refuse("best-metric", format!("{name:?}: {rule}")));
     };
+    if !set.is_empty() && !sets.contains(&set) {
+        return Err(s.refuse("best-metric", format!("{name}: no set of --eval-data has the name {set}")));
+    }
     let known = match task {
         Task::Classify => true,
         Task::Pairs => metric != Metric::MacroF1,
@@ -130,5 +148,5 @@ fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
             return Err(s.refuse(name, "needs evaluations during the run: --eval-steps epoch, 25% or N"));
         }
     }
-    Ok(Choice { metric, keep, patience })
+    Ok((Choice { metric, keep, patience }, Some(set).filter(|set| !set.is_empty())))
 }

@@ -129,7 +129,10 @@ fn defaults_of_another_trainer_are_named() {
                  lr_scheduler cosine (linear), warmup_steps 3% (0), save_steps 100 (500)",
             ),
         ),
-        ("base_model: m\nsequence_len: 64", None),
+        (
+            "base_model: m\nsequence_len: 64",
+            Some("defaults that differ from Axolotl's (in brackets): long_rows cut (drop)"),
+        ),
         ("model: m\nrank: 16", None),
     ] {
         let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();

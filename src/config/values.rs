@@ -5,7 +5,7 @@ use super::refusal::Refusal;
 use super::settings::Settings;
 use crate::data::Counts;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// An amount, absolute or relative to a total.
@@ -56,6 +56,33 @@ impl Every {
 /// A list of paths.
 pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
     s.list(name).iter().map(PathBuf::from).collect()
+}
+
+/// The name and the path of a NAME=PATH, unless there is a path of this text; otherwise an empty name.
+pub fn named_path(text: &str) -> (&str, &str) {
+    let is_name = |name: &str| {
+        !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+    };
+    match text.split_once('=') {
+        Some((name, path)) if is_name(name) && !Path::new(text).exists() => (name, path),
+        _ => ("", text),
+    }
+}
+
+/// The sets of --eval-data; rows without a name are one set and come first.
+pub fn eval_sets(s: &Settings) -> Result<Vec<(String, Vec<PathBuf>)>, Refusal> {
+    let mut sets: Vec<(String, Vec<PathBuf>)> = Vec::new();
+    for (name, path) in s.list("eval-data").iter().map(|text| named_path(text)) {
+        if path.is_empty() {
+            return Err(s.refuse("eval-data", format!("{name}= has no path: write {name}=PATH")));
+        }
+        match sets.iter_mut().find(|(known, _)| known == name) {
+            Some((_, paths)) => paths.push(path.into()),
+            None => sets.push((name.to_string(), vec![path.into()])),
+        }
+    }
+    sets.sort_by_key(|(name, _)| !name.is_empty());
+    Ok(sets)
 }
 
 /// The value of an option with a default in the table. Only an empty list in a file has none.

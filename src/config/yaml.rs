@@ -165,6 +165,12 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
         Value::Scalar(s) => vec![s],
         Value::List(list) => list.into_iter().map(one).collect::<Result<_, _>>()?,
         Value::Map(pairs) if holds_pairs(&key.value) => {
+            let paths = key.value == "eval_data";
+            // A list of paths is a path each.
+            let pairs = pairs.into_iter().flat_map(|(name, node)| match node.value {
+                Value::List(list) if paths => list.into_iter().map(|one| (name.clone(), one)).collect(),
+                _ => vec![(name, node)],
+            });
             let pair = |(name, node): (Spanned<String>, Node)| {
                 let line = node.line;
                 let value = json(&node).ok_or_else(|| {
@@ -172,7 +178,7 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
                 })?;
                 Ok(format!("{}={value}", name.value))
             };
-            pairs.into_iter().map(pair).collect::<Result<_, Refusal>>()?
+            pairs.map(pair).collect::<Result<_, Refusal>>()?
         }
         Value::Map(_) => return Err(refuse(path, line, format!("{}: expected a value here", key.value))),
     };
@@ -183,7 +189,8 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
 /// Whether a mapping under this key is a list of NAME=VALUE.
 fn holds_pairs(key: &str) -> bool {
     let key = alias::ours(key).unwrap_or(key);
-    table::find(&key.replace('_', "-")).is_some_and(|opt| opt.takes == table::Takes::Many("NAME=VALUE"))
+    let pairs = [table::Takes::Many("NAME=VALUE"), table::Takes::Many("[NAME=]PATH")];
+    table::find(&key.replace('_', "-")).is_some_and(|opt| pairs.contains(&opt.takes))
 }
 
 /// A value or a list of values, as it is written in a NAME=VALUE.
@@ -246,6 +253,10 @@ mod tests {
         check(
             "model:\n  template_args: {a: false, b: [x, 1], c: low}\n",
             "template_args=a=false|b=[\"x\", 1]|c=low@2",
+        );
+        check(
+            "eval_data: {code: c.jsonl, chat: [a.jsonl, b.jsonl]}\n",
+            "eval_data=code=c.jsonl|chat=a.jsonl|chat=b.jsonl@1",
         );
         check("chat_template_kwargs: {a: null}\n", "chat_template_kwargs=a=null@1");
         check("\n# nothing\n", "");

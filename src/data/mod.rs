@@ -126,6 +126,19 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Adds what was read of other files; tokens are counted with the rows.
+    fn add(&mut self, other: Counts) {
+        self.rows += other.rows;
+        self.dropped += other.dropped;
+        self.truncated += other.truncated;
+        self.split = (self.split.0 + other.split.0, self.split.1 + other.split.1);
+        self.too_long += other.too_long;
+        self.chat += other.chat;
+        self.empty_thoughts += other.empty_thoughts;
+        self.lost_thoughts += other.lost_thoughts;
+        self.first_dropped = self.first_dropped.take().or(other.first_dropped);
+    }
+
     /// What was done with rows longer than --max-seq-len, to append to a line about rows.
     pub fn lengths(&self) -> String {
         let (truncated, (split, pieces), too_long) = (self.truncated, self.split, self.too_long);
@@ -448,6 +461,22 @@ impl Corpus {
         counts.supervised = if labels.is_some() { samples.len() as u64 } else { samples.total_targets() };
         let hash = samples.hash();
         Corpus { samples, counts, labels, hash }
+    }
+
+    /// The rows of all parts, in their order.
+    pub fn join(parts: Vec<Corpus>) -> Option<Corpus> {
+        let mut parts = parts.into_iter();
+        let first = parts.next()?;
+        let rest: Vec<Corpus> = parts.collect();
+        if rest.is_empty() {
+            return Some(first);
+        }
+        let (mut samples, mut counts) = (first.samples, first.counts);
+        for part in rest {
+            samples.append(&part.samples);
+            counts.add(part.counts);
+        }
+        Some(Corpus::of(samples, counts, first.labels))
     }
 
     /// Splits the corpus into (train, eval). The evaluation part gets `fraction` of the rows, at least one, selected by

@@ -6,11 +6,11 @@ use super::confusion;
 use super::team::TeamWork;
 use super::words::{
     SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, line_formed, reward_words,
-    run_lines, size, speed_line,
+    run_lines, set_name, size, speed_line,
 };
 use crate::support::stderr::inline;
 use crate::train::best::Best;
-use crate::train::event::{Done, Eval, Event, Forecast, Rewards, Speed, Step, Takes};
+use crate::train::event::{Done, Eval, Event, Forecast, Rewards, Set, Speed, Step, Takes};
 use std::collections::BTreeMap;
 
 /// Weight of the past in smoothed numbers, per step.
@@ -286,6 +286,12 @@ impl Progress {
                 line += &format!("  macro F1 {a:.4} -> {b:.4}");
             }
             lines.push(line);
+            let further = before.sets.iter().zip(&after.sets).skip(1);
+            let words = |(before, after): (&Set, &Set)| {
+                let name = set_name(&after.name);
+                format!("  {name} {:.4} -> {:.4}", before.eval_loss, after.eval_loss)
+            };
+            lines.extend(further.map(words));
             if let Some(matrix) = after.confusion.as_ref().filter(|m| m.len() <= SHOWN_CLASSES) {
                 lines.extend(confusion::lines(&self.labels, matrix));
             }

@@ -73,6 +73,12 @@ pub fn text(history: &History) -> String {
         "Accuracy of the last evaluation.",
         eval.and_then(|e| e.accuracy),
     );
+    let sets = eval.map_or(&[][..], |e| &e.sets);
+    if !sets.is_empty() {
+        out.family("finetune_eval_set_loss", "gauge", "Loss of the last evaluation on each set of rows.");
+        sets.iter()
+            .for_each(|set| out.sample("finetune_eval_set_loss", &[("set", &set.name)], set.eval_loss));
+    }
     devices(&mut out, history);
     out.0
 }

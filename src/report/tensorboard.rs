@@ -55,8 +55,12 @@ impl TensorBoard {
         }
         let scalars = scalars(event);
         if !scalars.is_empty() {
-            let values: Vec<u8> =
+            let mut values: Vec<u8> =
                 scalars.iter().flat_map(|(tag, v)| field_bytes(1, &value(tag, *v))).collect();
+            let sets = if let Event::Eval(eval) = event { &eval.sets[..] } else { &[] };
+            for set in sets.iter().filter(|set| !set.name.is_empty()) {
+                values.extend(field_bytes(1, &value(&format!("eval/{}/loss", set.name), set.eval_loss)));
+            }
             self.write(event.step(), &field_bytes(5, &values));
         }
     }

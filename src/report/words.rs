@@ -38,14 +38,25 @@ pub fn run_lines(run: &RunStart) -> Vec<String> {
 
 /// A line such as `eval after step 2: loss 1.5000  perplexity 2.000`.
 pub fn eval_line(eval: &Eval) -> String {
-    let mut line = format!("eval after step {}: loss {:.4}", eval.step, eval.eval_loss);
+    let first = eval.sets.first().map(|set| format!("{} ", set_name(&set.name))).unwrap_or_default();
+    let mut line = format!("eval after step {}: {first}loss {:.4}", eval.step, eval.eval_loss);
     if let Some(perplexity) = eval.perplexity {
         line += &format!("  perplexity {perplexity:.3}");
     }
     if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
-    line + &reward_words(&eval.rewards, eval.accuracy)
+    line += &reward_words(&eval.rewards, eval.accuracy);
+    for set in eval.sets.iter().skip(1) {
+        line += &format!("; {} loss {:.4}", set_name(&set.name), set.eval_loss);
+        line += &set.accuracy.map(|accuracy| format!("  accuracy {accuracy:.4}")).unwrap_or_default();
+    }
+    line
+}
+
+/// The name of a set of rows in output.
+pub fn set_name(name: &str) -> &str {
+    if name.is_empty() { "unnamed" } else { name }
 }
 
 /// A text such as `  margin 0.1500 (chosen 0.1000, rejected -0.0500)  accuracy 0.75`; empty without rewards.

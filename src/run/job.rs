@@ -252,7 +252,8 @@ impl Job {
         let parameters = self.reference.as_mut().and_then(|reference| reference.parameters.take());
         let p = &self.prepared;
         let known = RefCell::new(Known::default());
-        let mut work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        let mut work = work.in_sets(&p.eval_sets);
         if let Some(reference) = &self.reference {
             known.replace(self.known(reference, &place.dir));
             work = work.comparing(reference.objective, &known);

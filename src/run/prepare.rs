@@ -5,7 +5,7 @@ use super::adapter;
 use super::base_model::{self, BaseModel};
 use super::folder;
 use super::row_warnings;
-use crate::config::groups::{DataOptions, Options, Split, within};
+use crate::config::groups::{Options, Split, within};
 use crate::config::refusal::Refusal;
 use crate::config::{Origin, Settings};
 use crate::data::files;
@@ -42,6 +42,8 @@ pub struct Prepared {
     pub train: Corpus,
     /// Rows for evaluation.
     pub eval: Option<Corpus>,
+    /// Names of the sets of `eval` and their numbers of rows, the deciding set first; empty for rows without a name.
+    pub eval_sets: Vec<(String, usize)>,
     /// Whether most rows are turns of the chat template; prompts then are too.
     pub chat: bool,
     /// Lines about choices, for the beginning of the run's output.
@@ -121,7 +123,7 @@ fn read(
     }
     let spec = spec(settings, options, &base.config)?;
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
-    let (train_paths, eval_paths) = paths(&options.data)?;
+    let (train_paths, eval_paths) = paths(options)?;
     let read = read_options(options, &base.config, max_seq_len);
     let mut train = data::load(&train_paths, &read, &tokenizer)?;
     within(settings, &train.counts)?;
@@ -137,19 +139,27 @@ fn read(
         None => held_back(settings, options, train.samples.len())?,
         Some(first) => {
             if options.data.eval_split.is_some() && !options.output.quiet {
-                let named = first.display();
+                let named =
+                    first.1.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
                 say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
             }
             None
         }
     };
-    let mut eval = None;
+    let (mut eval, mut eval_sets) = (None, Vec::new());
     if let Some(fraction) = fraction {
         let (kept, held) = train.split(fraction, options.optim.seed)?;
         (train, eval) = (kept, Some(held));
     } else if !eval_paths.is_empty() {
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
-        eval = Some(data::load(&eval_paths, &read, &tokenizer)?);
+        let mut parts = Vec::new();
+        for (name, paths) in &eval_paths {
+            let part = data::load(paths, &read, &tokenizer)?;
+            eval_sets.push((name.clone(), part.samples.len()));
+            parts.push(part);
+        }
+        eval_sets.retain(|(name, _)| eval_paths.len() > 1 || !name.is_empty());
+        eval = Corpus::join(parts);
     }
     has_eval(settings, options, eval.as_ref())?;
     let mut config = base.config.clone();
@@ -157,7 +167,19 @@ fn read(
         config = config.into_classifier(labels.names.clone())?;
     }
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
-    Ok(Prepared { base, tokenizer, config, spec, max_seq_len, train, eval, chat, remarks: vec![], hash })
+    Ok(Prepared {
+        base,
+        tokenizer,
+        config,
+        spec,
+        max_seq_len,
+        train,
+        eval,
+        eval_sets,
+        chat,
+        remarks: vec![],
+        hash,
+    })
 }
 
 /// Refuses what needs rows of an evaluation where there are none.
@@ -256,8 +278,12 @@ fn check_classes(train: &Corpus) -> Result<(), Refusal> {
     }
 }
 
-/// Training files and evaluation files; a folder has both.
-pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal> {
+/// Name and files of each set of an evaluation.
+type Sets = Vec<(String, Vec<PathBuf>)>;
+
+/// Training files, and the files of each set of the evaluation, the deciding one first; a folder has both.
+fn paths(options: &Options) -> Result<(Vec<PathBuf>, Sets), Refusal> {
+    let (data, deciding) = (&options.data, &options.output.best_set);
     let (mut train, mut eval) = (Vec::new(), Vec::new());
     for path in &data.data {
         match path.is_dir() {
@@ -269,10 +295,14 @@ pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal
             false => train.push(path.clone()),
         }
     }
-    if !data.eval_data.is_empty() {
-        eval = eval_files(&data.eval_data)?;
+    if data.eval_data.is_empty() {
+        let of_folders = Some((String::new(), eval)).filter(|(_, files)| !files.is_empty());
+        return Ok((train, of_folders.into_iter().collect()));
     }
-    Ok((train, eval))
+    let named = |(name, paths): &(String, Vec<PathBuf>)| Ok((name.clone(), eval_files(paths)?));
+    let mut sets = data.eval_data.iter().map(named).collect::<Result<Sets, Refusal>>()?;
+    sets.sort_by_key(|(name, _)| deciding.as_ref().is_some_and(|deciding| deciding != name));
+    Ok((train, sets))
 }
 
 /// Evaluation files; for a folder its evaluation files, else its test files, else all.

@@ -3,6 +3,7 @@
 
 use crate::config::demo;
 use crate::config::table::{Section, TABLE, Takes};
+use crate::config::values::named_path;
 use crate::config::{Origin, Settings, yaml};
 use crate::format::{FormatError, atomic};
 use crate::train::event::{Event, Step};
@@ -66,6 +67,11 @@ const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
 
 /// The recorded form of a value.
 fn recorded(name: &str, value: &str) -> String {
+    if let ("eval-data", (set, path)) = (name, named_path(value))
+        && !set.is_empty()
+    {
+        return format!("{set}={}", recorded("data", path));
+    }
     let reserved = name == "model" && value == demo::NAME || value == "-";
     let written = WRITTEN.contains(&name);
     let is_path = !reserved && (written || READ.contains(&name) && Path::new(value).exists());
@@ -173,6 +179,7 @@ mod tests {
         let here = std::env::current_dir().unwrap().display().to_string();
         for (name, value, expected) in [
             ("data", "Cargo.toml", format!("{here}/Cargo.toml")),
+            ("eval-data", "code=Cargo.toml", format!("code={here}/Cargo.toml")),
             ("data", "-", "-".into()),
             ("data", "no/such/file", "no/such/file".into()),
             ("model", "demo", "demo".into()),

@@ -15,6 +15,7 @@ pub struct Batches<'a> {
     plan: &'a Plan,
     eval: Option<&'a Samples>,
     eval_plan: Vec<Vec<usize>>,
+    eval_sets: Vec<(String, Range<usize>)>,
     compared: Option<Compared<'a>>,
 }
 
@@ -75,7 +76,22 @@ impl<'a> Batches<'a> {
     /// `eval`: the rows to evaluate on. They are packed with the microbatch size of the plan.
     pub fn new(rows: &'a Samples, plan: &'a Plan, eval: Option<&'a Samples>) -> Self {
         let eval_plan = eval.map_or_else(Vec::new, |rows| Plan::eval(rows, plan.micro_batch_tokens()));
-        Batches { rows, plan, eval, eval_plan, compared: None }
+        Batches { rows, plan, eval, eval_plan, eval_sets: Vec::new(), compared: None }
+    }
+
+    /// Divides the rows to evaluate on into sets, each with its name and number of rows. No microbatch has rows of two.
+    #[must_use]
+    pub fn in_sets(mut self, sets: &[(String, usize)]) -> Self {
+        let Some(samples) = self.eval.filter(|_| !sets.is_empty()) else { return self };
+        let mut from = 0;
+        self.eval_plan.clear();
+        for (name, rows) in sets {
+            let (indices, before): (Vec<usize>, _) = ((from..from + rows).collect(), self.eval_plan.len());
+            self.eval_plan.extend(Plan::in_order(&indices, samples, self.plan.micro_batch_tokens()));
+            self.eval_sets.push((name.clone(), before..self.eval_plan.len()));
+            from += rows;
+        }
+        self
     }
 }
 
@@ -107,6 +123,10 @@ impl Work for Batches<'_> {
 
     fn eval_len(&self) -> usize {
         self.eval_plan.len()
+    }
+
+    fn eval_sets(&self) -> Vec<(String, Range<usize>)> {
+        self.eval_sets.clone()
     }
 
     fn eval(&self, index: usize, step: u64) -> Microbatch {

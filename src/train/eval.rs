@@ -12,16 +12,24 @@ use std::time::Instant;
 /// Largest number of classes whose confusion matrix is part of an event, which keeps lines of metrics.jsonl short.
 const SHOWN_CLASSES: usize = 100;
 
-/// Evaluates the model after `step` steps; None if a signal ended the evaluation early.
+/// Sums over one set of rows.
+struct Part {
+    sums: Sums,
+    confusion: Confusion,
+}
+
+/// Evaluates the model after `step` steps; None if a signal ended the evaluation early. The numbers of the event are
+/// those of the first set.
 pub fn evaluate(
     compute: &mut dyn Compute,
     work: &dyn Work,
     step: u64,
     say: Say,
 ) -> Result<Option<event::Eval>, TrainError> {
-    let began = Instant::now();
-    let (mut sums, mut confusion) = (Sums::new(0), Confusion::default());
-    let mut each = |_, batch: &Microbatch, out: &LossSums| {
+    let (began, sets) = (Instant::now(), work.eval_sets());
+    let part = |_| Part { sums: Sums::new(0), confusion: Confusion::default() };
+    let mut parts: Vec<Part> = (0..sets.len().max(1)).map(part).collect();
+    let mut each = |index, batch: &Microbatch, out: &LossSums| {
         let (rows, finding) = (|| batch.rows.clone(), None);
         let bad = |bad: BadValue| TrainError::Evaluation {
             step,
@@ -30,16 +38,28 @@ pub fn evaluate(
             value: bad.value,
             finding,
         };
+        let of = sets.iter().position(|(_, microbatches)| microbatches.contains(&index));
+        let Part { sums, confusion } = &mut parts[of.unwrap_or(0)];
         sums.add_loss(out).map_err(bad)?;
         confusion.add(batch, out);
         Ok(())
     };
     let scoring = Scoring { count: work.eval_len(), batch: &|index| work.eval(index, step), each: &mut each };
     let Some(()) = compute.losses(step, scoring, say)? else { return Ok(None) };
+    let mut scored = parts.into_iter().map(|part| score(part, step));
+    let first = scored.next().unwrap_or_default();
+    let all = std::iter::once(first.clone()).chain(scored);
+    let named = |((name, _), eval): (&(String, _), event::Eval)| event::Set::of(name.clone(), &eval);
+    let sets = sets.iter().zip(all).map(named).collect();
+    Ok(Some(event::Eval { sets, seconds: began.elapsed().as_secs_f64(), ..first }))
+}
+
+/// The scores of one set.
+fn score(Part { sums, confusion }: Part, step: u64) -> event::Eval {
     let loss = sums.mean().loss;
     let (scores, rewards) = (confusion.scores(), sums.scalars().rewards);
     let compares = rewards.counts != [0; 2];
-    Ok(Some(event::Eval {
+    event::Eval {
         step,
         eval_loss: loss,
         rewards: rewards.means(),
@@ -48,8 +68,8 @@ pub fn evaluate(
         macro_f1: scores.as_ref().map(|s| s.macro_f1),
         confusion: scores.and_then(shown_matrix),
         tokens: sums.targets,
-        seconds: began.elapsed().as_secs_f64(),
-    }))
+        ..event::Eval::default()
+    }
 }
 
 fn shown_matrix(scores: Scores) -> Option<Vec<Vec<u64>>> {

@@ -241,8 +241,39 @@ pub struct Eval {
     pub confusion: Option<Vec<Vec<u64>>>,
     /// Number of supervised targets (for a classifier: rows).
     pub tokens: u64,
-    /// Wall time in seconds.
+    /// Scores of each named set of rows; the numbers above are those of the first one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sets: Vec<Set>,
+    /// Wall time in seconds, for all sets.
     pub seconds: f64,
+}
+
+/// Scores of a named set of rows.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Set {
+    /// Its name.
+    pub name: String,
+    /// As in [`Eval`].
+    pub eval_loss: f64,
+    /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub macro_f1: Option<f64>,
+    /// As in [`Eval`].
+    pub tokens: u64,
+}
+
+impl Set {
+    /// A set with the numbers of its evaluation.
+    pub fn of(name: String, eval: &Eval) -> Self {
+        let Eval { eval_loss, perplexity, accuracy, macro_f1, tokens, .. } = *eval;
+        Set { name, eval_loss, perplexity, accuracy, macro_f1, tokens }
+    }
 }
 
 /// The answer to a prompt, or to a row of the evaluation.

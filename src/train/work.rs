@@ -2,6 +2,7 @@
 //! the seed alone, not on the devices that compute.
 
 use crate::model::stage::Microbatch;
+use std::ops::Range;
 
 /// Rows divided into steps and microbatches.
 pub trait Work {
@@ -17,6 +18,10 @@ pub trait Work {
     fn eval_rows(&self) -> u64;
     /// Number of microbatches in an evaluation.
     fn eval_len(&self) -> usize;
+    /// Names of the evaluation's sets with their microbatches, the deciding set first; empty for rows without a name.
+    fn eval_sets(&self) -> Vec<(String, Range<usize>)> {
+        Vec::new()
+    }
     /// Number of microbatches that the reference scores before the next step; 0 where none is needed, or all are known.
     fn unscored(&self) -> usize {
         0

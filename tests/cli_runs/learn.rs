@@ -102,15 +102,15 @@ fn long_rows_are_counted_in_head_lines_and_plan() {
 fn template_args_stay_with_the_adapter() {
     let b = bench(Value::Null);
     let template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
-                    {% if style is defined %}{{ '(' + style + ') ' }}{% else %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}\
+                    {% if style is defined %}{{ '(' + style + ')\n' }}{% else %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}\
                     {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}\
-                    {% if style is defined %}{{ '(' + style + ') ' }}{% endif %}{% endif %}";
+                    {% if style is defined %}{{ '(' + style + ')\n' }}{% endif %}{% endif %}";
     b.file("t.jinja", template);
     let inspect = "inspect talk.jsonl --model demo --rows 1 --chat-template t.jinja";
     let empty = "warning: an empty think block is trained on in 8 of 8 rows (100 %)";
     assert!(b.ok(inspect).contains(empty), "{}", b.ok(inspect));
     let said = b.ok(&format!("{inspect} --template-args style=brief"));
-    assert!(said.contains("(brief) ⟦git branch 0<|im_end|>⟧") && !said.contains(empty), "{said}");
+    assert!(said.contains("(brief)\n⟦git branch 0<|im_end|>⟧") && !said.contains(empty), "{said}");
     let run = "demo --data talk.jsonl --eval-data talk.jsonl --chat-template t.jinja --max-steps 1";
     let said = stderr(&b.run(&format!("{run} -o out --template-args style=brief")));
     assert!(!said.contains("think block"), "{said}");

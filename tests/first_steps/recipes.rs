@@ -51,7 +51,7 @@ fn every_recipe_uses_known_options_and_existing_rows() {
     for (name, path) in recipes().into_iter().filter(|(name, _)| name != REQUIREMENTS) {
         let (options, notes) = options(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(notes.is_empty(), "{name} uses names of other trainers: {notes:?}");
-        let rows = options.data.data.iter().chain(&options.data.eval_data);
+        let rows = options.data.data.iter().chain(options.data.eval_data.iter().flat_map(|(_, paths)| paths));
         for file in rows {
             assert!(root().join(file).is_file(), "{name}: {}", file.display());
         }

@@ -141,7 +141,9 @@ impl Import {
                 match becomes {
                     // The unchanged value under our key.
                     Becomes::Set(ours, "") => self.set(ours, yaml_value(value), key),
-                    Becomes::Set(ours, v) => self.set(ours, self::word(v), format!("{key}: {}", shown(value))),
+                    Becomes::Set(ours, v) => {
+                        self.set(ours, self::word(v), format!("{key}: {}", shown(value)))
+                    }
                     Becomes::Near(ours, v, why) => {
                         self.set(ours, v, format!("{key}: {}", shown(value)));
                         self.lose(key, value, why);

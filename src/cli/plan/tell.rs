@@ -71,9 +71,13 @@ fn work(o: &Outlook) -> Vec<String> {
         steps,
         format!("adapter  {} on {}: {} trained values", p.spec, p.spec.targets.join(" "), o.shape.trained),
     ];
+    let named =
+        |(name, rows): &(String, usize)| format!("{} {rows}", if name.is_empty() { "unnamed" } else { name });
+    let sets = p.eval_sets.iter().map(named).collect::<Vec<_>>().join(", ");
+    let sets = if sets.is_empty() { sets } else { format!(" ({sets})") };
     if let Some(eval) = &p.eval {
         lines.push(format!(
-            "eval     {}, {} tokens, {}",
+            "eval     {}{sets}, {} tokens, {}",
             count(eval.samples.len() as u64, "row"),
             c.eval_tokens,
             count(c.evals, "time")

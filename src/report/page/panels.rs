@@ -2,8 +2,8 @@
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, RunState};
-use crate::report::words::{best_words, duration, memory_of, size};
-use crate::train::event::{HERE, LineFormed, Rewards, Seat};
+use crate::report::words::{best_words, duration, memory_of, set_name, size};
+use crate::train::event::{Eval, HERE, LineFormed, Rewards, Seat};
 
 /// Each picture is drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;
@@ -96,6 +96,16 @@ pub fn charts(history: &History) -> Vec<(&'static str, Chart)> {
     if !history.evals.is_empty() {
         let points = history.evals.iter().map(|e| (e.step as f64, e.eval_loss)).collect();
         loss.push(curve("evaluation", 1, Style::Dots, points));
+        let names = history.evals.last().map_or(&[][..], |eval| &eval.sets);
+        for (at, set) in names.iter().enumerate().skip(1).take(6) {
+            let of = |e: &Eval| Some((e.step as f64, e.sets.get(at)?.eval_loss));
+            loss.push(curve(
+                set_name(&set.name),
+                at + 1,
+                Style::Dots,
+                history.evals.iter().filter_map(of).collect(),
+            ));
+        }
     }
     let loss = Chart { title: "loss".into(), curves: loss, last, from_zero: false };
     let compares = history.steps.iter().any(|p| p.rewards != Rewards::default());

@@ -1,0 +1,80 @@
+//! Several named sets of rows to evaluate on.
+
+use crate::cli_fixture::{Bench, rows, stderr};
+use serde_json::{Value, json};
+
+const RUN: &str = "demo --data rows.jsonl --max-steps 2 --eval-steps 1";
+
+fn bench() -> Bench {
+    let b = Bench::new();
+    let row = |i: usize| json!({"prompt": format!("Delete branch {i}"), "completion": format!(" git branch -d {i}")});
+    b.file("code.jsonl", &rows(5));
+    b.file("chat.jsonl", &(0..7).map(|i| row(i).to_string() + "\n").collect::<String>());
+    b
+}
+
+/// The evaluations of a run, without their duration.
+fn evals(b: &Bench, run: &str) -> Vec<Value> {
+    let log = String::from_utf8(b.read(&format!("{run}/metrics.jsonl"))).unwrap();
+    let all = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut evals: Vec<Value> = all.filter(|event| event["event"] == "eval").collect();
+    evals.iter_mut().for_each(|eval| eval["seconds"] = Value::Null);
+    evals
+}
+
+/// Each set has the scores that it has alone, and the first one decides.
+#[test]
+fn each_set_is_scored_as_alone() {
+    let b = bench();
+    let said =
+        stderr(&b.run(&format!("{RUN} --eval-data code=code.jsonl --eval-data chat=chat.jsonl -o both")));
+    b.ok(&format!("{RUN} --eval-data code.jsonl -o code -q"));
+    b.ok(&format!("{RUN} --eval-data chat.jsonl -o chat -q"));
+    let both = evals(&b, "both");
+    assert_eq!(both.len(), 3);
+    for ((eval, code), chat) in both.iter().zip(evals(&b, "code")).zip(evals(&b, "chat")) {
+        let sets = eval["sets"].as_array().unwrap();
+        for (set, (name, alone)) in sets.iter().zip([("code", &code), ("chat", &chat)]) {
+            assert_eq!(set["name"], name);
+            for number in ["eval_loss", "perplexity", "tokens"] {
+                assert_eq!(set[number], alone[number], "{name} {number}");
+            }
+        }
+        assert_eq!((&eval["eval_loss"], &eval["tokens"]), (&code["eval_loss"], &code["tokens"]));
+        assert!(code.get("sets").is_none());
+    }
+    assert!(said.contains("eval after step 2: code loss ") && said.contains("; chat loss "), "{said}");
+    b.same_adapter("both", "code");
+    let plan =
+        b.ok(&format!("plan {RUN} --eval-data code=code.jsonl --eval-data chat=chat.jsonl --gpus cpu"));
+    assert!(plan.contains("eval     12 rows (code 5, chat 7), "), "{plan}");
+}
+
+#[test]
+fn a_named_set_decides_on_any_number_of_workers() {
+    let b = bench();
+    b.file(
+        "c.yaml",
+        "eval_data: {code: code.jsonl, chat: [chat.jsonl]}\nbest_metric: chat_loss\nkeep_best: true\n",
+    );
+    b.ok(&format!("{RUN} -c c.yaml -o one -q"));
+    b.ok(&format!("{RUN} -c c.yaml -o two -q --gpus cpu,cpu --threads 2"));
+    assert_eq!(evals(&b, "one"), evals(&b, "two"));
+    let last = evals(&b, "one").pop().unwrap();
+    assert_eq!(
+        (&last["sets"][0]["name"], &last["sets"][0]["eval_loss"]),
+        (&json!("chat"), &last["eval_loss"])
+    );
+    let log = String::from_utf8(b.read("one/metrics.jsonl")).unwrap();
+    let best = log.lines().rfind(|line| line.contains("\"event\":\"best\"")).unwrap();
+    let best: Value = serde_json::from_str(best).unwrap();
+    assert_eq!(best["value"], last["eval_loss"]);
+    // run.yaml is valid in any folder.
+    let recorded = String::from_utf8(b.read("one/run.yaml")).unwrap();
+    assert!(recorded.contains(&format!("code={}", b.path("code.jsonl").display())), "{recorded}");
+    b.ok("--config one/run.yaml -o three -q");
+    assert_eq!(evals(&b, "one"), evals(&b, "three"));
+    let out = b.run(&format!("{RUN} -c c.yaml --best-metric text_loss -o four"));
+    assert_eq!(out.status.code(), Some(78));
+    assert!(stderr(&out).contains("no set of --eval-data has the name text"), "{}", stderr(&out));
+}
