@@ -202,7 +202,7 @@ impl Toy {
                 self.waiting.insert(lease, (loss, gradient, of));
                 self.say(ToCoordinator::Announce { lease, parameters, micros: 10, memory: 0 });
             }
-            Work::Eval(batch) => {
+            Work::Eval(batch) | Work::Predict(batch) => {
                 let (sums, _) = self.compute(&batch, Want::Loss);
                 self.say(ToCoordinator::Score { lease, sums, parameters, micros: 10 });
             }

@@ -85,7 +85,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         }
         None => None,
     };
-    let scores = scores(&mut *model, (&flat, compared), (&rows, tokens))?;
+    let predicts = groups::token_accuracy(s, task)?;
+    let scores = scores(&mut *model, (&flat, compared), (&rows, tokens), predicts)?;
     say(inv, &scores, &rows)
 }
 
@@ -120,6 +121,7 @@ fn scores(
     model: &mut dyn Model,
     (flat, compared): (&[f32], Option<Compared>),
     (rows, tokens): (&Corpus, usize),
+    predicts: bool,
 ) -> Result<Eval, Refusal> {
     // Only the evaluation microbatches of the plan are used; no step is computed.
     let plan = Plan::new(
@@ -136,7 +138,7 @@ fn scores(
     );
     let (stop, known) = (Stop::new(), RefCell::new(Known::default()));
     let (none, mut local) = (Samples::default(), Local::new(model, &stop));
-    let mut work = Batches::new(&none, &plan, Some(&rows.samples));
+    let mut work = Batches::new(&none, &plan, Some(&rows.samples)).predicting(predicts);
     if let Some(Compared { objective, reference }) = &compared {
         work = work.comparing(*objective, &known);
         train::refer(&mut local, &work, (0, reference), &mut |_| ())?;
@@ -151,7 +153,7 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
     let labels = rows.labels.as_ref().map_or(&[][..], |l| &l.names);
     if inv.json {
         let line = json!({
-            "loss": e.eval_loss, "perplexity": e.perplexity, "rows": c.rows, "dropped": c.dropped,
+            "loss": e.eval_loss, "perplexity": e.perplexity, "token_accuracy": e.token_accuracy, "rows": c.rows, "dropped": c.dropped,
             "truncated": c.truncated, "split": c.split.0, "too_long": c.too_long, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
             "macro_f1": e.macro_f1, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
             "rewards_rejected": e.rewards.rewards_rejected, "margin": e.rewards.margin, "labels": rows.labels.as_ref().map(|l| &l.names),
@@ -167,6 +169,9 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
     inv.say(&format!("loss        {:.4}", e.eval_loss))?;
     if let Some(perplexity) = e.perplexity {
         inv.say(&format!("perplexity  {perplexity:.3}"))?;
+    }
+    if let Some(accuracy) = e.token_accuracy {
+        inv.say(&format!("tokens      {accuracy:.4} right"))?;
     }
     if let (Some(accuracy), Some(f1)) = (e.accuracy, e.macro_f1) {
         inv.say(&format!("accuracy    {accuracy:.4}"))?;

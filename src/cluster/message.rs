@@ -441,6 +441,8 @@ pub enum Work {
     /// Computes a training microbatch of another worker again. The answer is [`ToCoordinator::Verified`], or
     /// [`ToCoordinator::Fault`] if a value is bad.
     Verify(Microbatch),
+    /// As [`Work::Eval`], with the most probable token in the place of each supervised target.
+    Predict(Microbatch),
 }
 
 /// Values of a running sum.

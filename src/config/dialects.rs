@@ -215,6 +215,8 @@ const LLAMA_FACTORY: Table = &[
     ("adapter_name_or_path", Key("init_adapter")),
     ("additional_target", Lost(MODULES)),
     ("template", Lost(TEMPLATE)),
+    ("eval_on_each_dataset", When(&[("false", Same)], No("name the sets: eval_data: {code: code.jsonl, chat: chat.jsonl}"))),
+    ("compute_accuracy", When(&[("true", Set("token_accuracy", "true"))], Same)),
     ("enable_thinking", When(&[("true", Set("template_args", "enable_thinking=true")), ("false", Set("template_args", "enable_thinking=false"))], No("expected true or false"))),
     ("max_samples", Lost("take fewer rows into the file; max_steps bounds the run")),
     ("val_size", Key("eval_split")),

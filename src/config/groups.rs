@@ -7,7 +7,7 @@ use super::demo;
 pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted, devices};
 use super::dialects::{KTO, REWARDS};
 use super::output::output;
-pub use super::output::{OutputOptions, Resume};
+pub use super::output::{OutputOptions, Resume, token_accuracy};
 use super::preference::objective;
 use super::refusal::Refusal;
 use super::settings::Settings;
@@ -419,6 +419,7 @@ mod tests {
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
         check("best-metric", "code_loss", 78, "no set of --eval-data has the name code");
         check("eval-data", "code=c.jsonl", 0, "");
+        check("token-accuracy", "true", 0, "");
     }
 
     #[test]

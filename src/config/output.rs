@@ -36,6 +36,8 @@ pub struct OutputOptions {
     pub choice: Choice,
     /// The set of --eval-data that decides; `None`: the first one.
     pub best_set: Option<String>,
+    /// Whether evaluations count the most probable tokens that are right.
+    pub token_accuracy: bool,
     /// Maximum number of checkpoints kept.
     pub save_total_limit: Option<usize>,
     /// Prompts that are answered before and after training.
@@ -85,6 +87,7 @@ pub fn output(s: &Settings, task: Task, sets: &[String]) -> Result<OutputOptions
         save_steps: every(s, "save-steps")?,
         choice,
         best_set,
+        token_accuracy: token_accuracy(s, task)?,
         save_total_limit: whole(s, "save-total-limit", 1)?,
         sample_prompts: s.list("sample-prompt").to_vec(),
         sample_rows: sample_rows(s, task)?,
@@ -93,6 +96,16 @@ pub fn output(s: &Settings, task: Task, sets: &[String]) -> Result<OutputOptions
         dashboard: dashboard(s)?,
         quiet: s.switch("quiet")?,
     })
+}
+
+/// Reads --token-accuracy. Classes and answers have an accuracy of their own.
+pub fn token_accuracy(s: &Settings, task: Task) -> Result<bool, Refusal> {
+    match s.switch("token-accuracy")? && task != Task::Sft {
+        true => {
+            Err(s.refuse("token-accuracy", "goes with --task sft: other tasks report their own accuracy"))
+        }
+        false => s.switch("token-accuracy"),
+    }
 }
 
 /// Reads --sample-rows. A classifier generates no text.

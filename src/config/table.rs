@@ -174,6 +174,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "keep-best", Switch, "false", "keep the adapter of the best evaluation as the result"),
     opt(Output, "best-metric", One("[NAME_]loss|accuracy|macro_f1"), "loss", "metric that decides which evaluation is the best; of the first set of --eval-data, or of the named one (code_loss)"),
     opt(Output, "early-stopping", One("N"), "", "end the run after N evaluations in a row without an improvement; 0: never"),
+    opt(Output, "token-accuracy", Switch, "false", "count in each evaluation how many supervised tokens are the most probable ones; the output layer is computed twice"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "prompt to answer before and after training; repeatable"),
     opt(Output, "sample-rows", One("N"), "0", "answer the first N rows of the evaluation before and after training, and count exact matches"),
     opt(Output, "log-json", One("FILE"), "", "another path for metrics.jsonl; - prints the events on standard output too"),

@@ -171,6 +171,22 @@ impl<B: Fused> Head<B> {
         Ok(scores)
     }
 
+    /// Returns the sums of losses with the most probable token in the place of each target. The logits of a chunk of
+    /// rows exist at once. Without a finite loss there are no predictions.
+    pub fn predicted(&self, backend: &mut B, below: Below<B>, asked: Asked) -> Result<LossSums, Fault> {
+        let Below { hidden, params, embedding } = below;
+        let again = || Below { hidden, params, embedding };
+        let pending = self.loss(backend, again(), Asked { ..asked }, None);
+        let mut sums = pending.read(backend, None)?;
+        if sums.loss.is_finite() {
+            for rows in asked.rows.chunks(chunk(self.outputs)) {
+                let logits = self.logits(backend, again(), rows)?;
+                sums.predictions.extend(logits.chunks_exact(self.outputs).map(|row| argmax(row) as u32));
+            }
+        }
+        Ok(sums)
+    }
+
     /// Computes sums of losses, and their gradients where a destination is given.
     pub fn loss(
         &self,

@@ -68,6 +68,8 @@ pub enum Want {
     Gradient(Ticket),
     /// Loss (and class predictions); dropout is off.
     Loss,
+    /// Loss and the most probable token in the place of each supervised target; dropout is off.
+    Predictions,
     /// The logits of the last token of every row; dropout is off.
     Logits,
     /// The score of every supervised target, with this number of most probable tokens; dropout is off.
@@ -79,7 +81,7 @@ impl Want {
     pub fn ticket(self) -> Option<Ticket> {
         match self {
             Want::Gradient(ticket) => Some(ticket),
-            Want::Loss | Want::Logits | Want::Scores(_) => None,
+            Want::Loss | Want::Predictions | Want::Logits | Want::Scores(_) => None,
         }
     }
 }
@@ -125,7 +127,8 @@ pub struct LossSums {
     pub weight: f64,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,
-    /// For classifiers the arg-max class of each row (the lowest index among equals), else empty.
+    /// For classifiers the arg-max class of each row (the lowest index among equals); with [`Want::Predictions`] that
+    /// token in the place of each supervised target; else empty.
     pub predictions: Vec<u32>,
     /// The log-probability of each row's answer, where only these are asked; else empty.
     pub rows: Vec<f64>,

@@ -37,6 +37,7 @@ pub fn card(history: &History) -> Vec<(&'static str, String)> {
         ("eval loss", scored(|e| Some(e.eval_loss))),
         ("eval perplexity", scored(|e| e.perplexity)),
         ("eval accuracy", scored(|e| e.accuracy)),
+        ("eval token accuracy", scored(|e| e.token_accuracy)),
         ("eval macro F1", scored(|e| e.macro_f1)),
         ("result", p.best.as_ref().map(best_words)),
         ("time", Some(duration(p.seconds))),

@@ -73,6 +73,10 @@ pub fn text(history: &History) -> String {
         "Accuracy of the last evaluation.",
         eval.and_then(|e| e.accuracy),
     );
+    if let Some(share) = eval.and_then(|e| e.token_accuracy) {
+        let help = "Share of supervised tokens that are the most probable ones, in the last evaluation.";
+        out.one("finetune_eval_token_accuracy", "gauge", help, Some(share));
+    }
     let sets = eval.map_or(&[][..], |e| &e.sets);
     if !sets.is_empty() {
         out.family("finetune_eval_set_loss", "gauge", "Loss of the last evaluation on each set of rows.");

@@ -120,6 +120,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
             let optional = [
                 ("eval/perplexity", e.perplexity),
                 ("eval/accuracy", e.accuracy),
+                ("eval/token_accuracy", e.token_accuracy),
                 ("eval/macro_f1", e.macro_f1),
                 ("eval/rewards/chosen", e.rewards.rewards_chosen),
                 ("eval/rewards/rejected", e.rewards.rewards_rejected),

@@ -43,12 +43,14 @@ pub fn eval_line(eval: &Eval) -> String {
     if let Some(perplexity) = eval.perplexity {
         line += &format!("  perplexity {perplexity:.3}");
     }
+    line += &eval.token_accuracy.map(|share| format!("  token accuracy {share:.4}")).unwrap_or_default();
     if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
     line += &reward_words(&eval.rewards, eval.accuracy);
     for set in eval.sets.iter().skip(1) {
         line += &format!("; {} loss {:.4}", set_name(&set.name), set.eval_loss);
+        line += &set.token_accuracy.map(|share| format!("  token accuracy {share:.4}")).unwrap_or_default();
         line += &set.accuracy.map(|accuracy| format!("  accuracy {accuracy:.4}")).unwrap_or_default();
     }
     line

@@ -246,6 +246,8 @@ mod tests {
             eval_steps: Every::Never,
             save_steps: Every::Never,
             choice: Choice::default(),
+            best_set: None,
+            token_accuracy: false,
             save_total_limit: None,
             sample_prompts: vec![],
             sample_rows: 0,

@@ -16,6 +16,7 @@ pub struct Batches<'a> {
     eval: Option<&'a Samples>,
     eval_plan: Vec<Vec<usize>>,
     eval_sets: Vec<(String, Range<usize>)>,
+    predicts: bool,
     compared: Option<Compared<'a>>,
 }
 
@@ -76,7 +77,14 @@ impl<'a> Batches<'a> {
     /// `eval`: the rows to evaluate on. They are packed with the microbatch size of the plan.
     pub fn new(rows: &'a Samples, plan: &'a Plan, eval: Option<&'a Samples>) -> Self {
         let eval_plan = eval.map_or_else(Vec::new, |rows| Plan::eval(rows, plan.micro_batch_tokens()));
-        Batches { rows, plan, eval, eval_plan, eval_sets: Vec::new(), compared: None }
+        Batches { rows, plan, eval, eval_plan, eval_sets: Vec::new(), predicts: false, compared: None }
+    }
+
+    /// Counts the most probable tokens that are the targets of an evaluation.
+    #[must_use]
+    pub fn predicting(mut self, predicts: bool) -> Self {
+        self.predicts = predicts;
+        self
     }
 
     /// Divides the rows to evaluate on into sets, each with its name and number of rows. No microbatch has rows of two.
@@ -123,6 +131,10 @@ impl Work for Batches<'_> {
 
     fn eval_len(&self) -> usize {
         self.eval_plan.len()
+    }
+
+    fn predicts(&self) -> bool {
+        self.predicts
     }
 
     fn eval_sets(&self) -> Vec<(String, Range<usize>)> {

@@ -15,6 +15,8 @@ pub type Say<'a> = &'a mut dyn FnMut(Event);
 pub struct Scoring<'a> {
     /// Number of microbatches.
     pub count: usize,
+    /// Whether the most probable tokens are asked for.
+    pub predict: bool,
     /// Makes the microbatch with the given index.
     pub batch: &'a dyn Fn(usize) -> Microbatch,
     /// Receives the index, the microbatch and its sums exactly once each, in any order.

@@ -5,7 +5,7 @@ use super::error::TrainError;
 use super::event;
 use super::sum::{Sums, THE_LOSS};
 use super::work::Work;
-use crate::model::stage::{LossSums, Microbatch, Targets};
+use crate::model::stage::{IGNORE, LossSums, Microbatch, Targets};
 use crate::numeric::fixed::BadValue;
 use std::time::Instant;
 
@@ -16,6 +16,25 @@ const SHOWN_CLASSES: usize = 100;
 struct Part {
     sums: Sums,
     confusion: Confusion,
+    tokens: Hits,
+}
+
+/// Number of predicted tokens, and of those that are the targets.
+#[derive(Debug, Default, Clone, Copy)]
+struct Hits {
+    right: u64,
+    all: u64,
+}
+
+impl Hits {
+    fn add(&mut self, batch: &Microbatch, out: &LossSums) {
+        if let Targets::Tokens(targets) = &batch.targets {
+            let targets = targets.iter().filter(|target| **target != IGNORE);
+            self.all += out.predictions.len() as u64;
+            self.right +=
+                targets.zip(&out.predictions).filter(|(target, token)| target == token).count() as u64;
+        }
+    }
 }
 
 /// Evaluates the model after `step` steps; None if a signal ended the evaluation early. The numbers of the event are
@@ -27,7 +46,7 @@ pub fn evaluate(
     say: Say,
 ) -> Result<Option<event::Eval>, TrainError> {
     let (began, sets) = (Instant::now(), work.eval_sets());
-    let part = |_| Part { sums: Sums::new(0), confusion: Confusion::default() };
+    let part = |_| Part { sums: Sums::new(0), confusion: Confusion::default(), tokens: Hits::default() };
     let mut parts: Vec<Part> = (0..sets.len().max(1)).map(part).collect();
     let mut each = |index, batch: &Microbatch, out: &LossSums| {
         let (rows, finding) = (|| batch.rows.clone(), None);
@@ -39,12 +58,15 @@ pub fn evaluate(
             finding,
         };
         let of = sets.iter().position(|(_, microbatches)| microbatches.contains(&index));
-        let Part { sums, confusion } = &mut parts[of.unwrap_or(0)];
+        let Part { sums, confusion, tokens } = &mut parts[of.unwrap_or(0)];
         sums.add_loss(out).map_err(bad)?;
         confusion.add(batch, out);
+        tokens.add(batch, out);
         Ok(())
     };
-    let scoring = Scoring { count: work.eval_len(), batch: &|index| work.eval(index, step), each: &mut each };
+    let predict = work.predicts();
+    let scoring =
+        Scoring { count: work.eval_len(), predict, batch: &|index| work.eval(index, step), each: &mut each };
     let Some(()) = compute.losses(step, scoring, say)? else { return Ok(None) };
     let mut scored = parts.into_iter().map(|part| score(part, step));
     let first = scored.next().unwrap_or_default();
@@ -55,7 +77,7 @@ pub fn evaluate(
 }
 
 /// The scores of one set.
-fn score(Part { sums, confusion }: Part, step: u64) -> event::Eval {
+fn score(Part { sums, confusion, tokens }: Part, step: u64) -> event::Eval {
     let loss = sums.mean().loss;
     let (scores, rewards) = (confusion.scores(), sums.scalars().rewards);
     let compares = rewards.counts != [0; 2];
@@ -66,6 +88,7 @@ fn score(Part { sums, confusion }: Part, step: u64) -> event::Eval {
         perplexity: (scores.is_none() && !compares).then(|| libm::exp(loss)),
         accuracy: scores.as_ref().map(|s| s.accuracy).or(rewards.accuracy()),
         macro_f1: scores.as_ref().map(|s| s.macro_f1),
+        token_accuracy: (tokens.all > 0).then(|| tokens.right as f64 / tokens.all as f64),
         confusion: scores.and_then(shown_matrix),
         tokens: sums.targets,
         ..event::Eval::default()

@@ -233,6 +233,9 @@ pub struct Eval {
     /// Share of rows whose most probable class is the label, or of pairs whose chosen answer has the higher reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// Share of supervised tokens that are the most probable ones, where it is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_accuracy: Option<f64>,
     /// Mean F1 over the classes that occur, as in scikit-learn's `f1_score(average="macro")`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
@@ -265,14 +268,17 @@ pub struct Set {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
     /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_accuracy: Option<f64>,
+    /// As in [`Eval`].
     pub tokens: u64,
 }
 
 impl Set {
     /// A set with the numbers of its evaluation.
     pub fn of(name: String, eval: &Eval) -> Self {
-        let Eval { eval_loss, perplexity, accuracy, macro_f1, tokens, .. } = *eval;
-        Set { name, eval_loss, perplexity, accuracy, macro_f1, tokens }
+        let Eval { eval_loss, perplexity, accuracy, macro_f1, token_accuracy, tokens, .. } = *eval;
+        Set { name, eval_loss, perplexity, accuracy, macro_f1, token_accuracy, tokens }
     }
 }
 

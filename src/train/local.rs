@@ -245,13 +245,14 @@ impl Compute for Local<'_> {
     }
 
     fn losses(&mut self, step: u64, scoring: Scoring, _: Say) -> Result<Option<()>, TrainError> {
+        let want = if scoring.predict { Want::Predictions } else { Want::Loss };
         for index in 0..scoring.count {
             if self.stopped() {
                 return Ok(None);
             }
             let batch = (scoring.batch)(index);
             let own = batch.clone();
-            let out = self.place.ask(self.stop, move |model| model.forward(&own, None, Want::Loss));
+            let out = self.place.ask(self.stop, move |model| model.forward(&own, None, want));
             let out = out.and_then(|out| out).and_then(Output::loss);
             let out = out.map_err(|fault| TrainError::Device { step, fault });
             let Some(out) = self.unless_stopped(out)? else { return Ok(None) };

@@ -133,7 +133,8 @@ pub fn refer(
             }),
         }
     };
-    let scoring = Scoring { count, batch: &|index| work.unscored_at(index, step), each: &mut each };
+    let predict = false;
+    let scoring = Scoring { count, predict, batch: &|index| work.unscored_at(index, step), each: &mut each };
     Ok(compute.losses(step, scoring, say)?.map(|()| answers))
 }
 

@@ -22,6 +22,10 @@ pub trait Work {
     fn eval_sets(&self) -> Vec<(String, Range<usize>)> {
         Vec::new()
     }
+    /// Whether evaluations count the most probable tokens that are the targets.
+    fn predicts(&self) -> bool {
+        false
+    }
     /// Number of microbatches that the reference scores before the next step; 0 where none is needed, or all are known.
     fn unscored(&self) -> usize {
         0

@@ -208,6 +208,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),
         leased(Work::Verify(microbatch())),
+        leased(Work::Predict(microbatch())),
         leased(Work::Prompt { ids: vec![1, 2], sampling }),
         ToWorker::Grant { lease: LEASE },
         ToWorker::Deny { lease: LEASE },

@@ -255,9 +255,9 @@ fn what_is_learnt_is_carried_over() {
     );
     let llama_factory = "stage: sft\nfinetuning_type: lora\ncutoff_len: 64\n";
     check(
-        &format!("{llama_factory}mask_history: true\nenable_thinking: false\n"),
+        &format!("{llama_factory}mask_history: true\nenable_thinking: false\ncompute_accuracy: true\n"),
         Dialect::LlamaFactory,
-        &["learn: last", "template_args: \"enable_thinking=false\""],
+        &["learn: last", "template_args: \"enable_thinking=false\"", "token_accuracy: true"],
         &[],
     );
     check(&format!("{llama_factory}train_on_prompt: true\n"), Dialect::LlamaFactory, &["learn: all"], &[]);

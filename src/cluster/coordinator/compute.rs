@@ -94,9 +94,9 @@ impl Compute for Coordinator<'_> {
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {
-        let Scoring { count, batch, each } = scoring;
+        let Scoring { count, predict, batch, each } = scoring;
         let tokens = (0..count).map(|index| batch(index).ids.len() as u64).collect();
-        let item = |index| Work::Eval(batch(index));
+        let item = |index| if predict { Work::Predict(batch(index)) } else { Work::Eval(batch(index)) };
         let mut result = |index, message| match message {
             ToCoordinator::Score { sums, .. } => each(index, &batch(index), &sums),
             _ => Ok(()),

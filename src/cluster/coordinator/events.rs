@@ -163,7 +163,11 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
     });
     let finding = Box::new(Finding { place: at(place), class: place.class.clone(), again });
     let rows = match (task.work)(found.item) {
-        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => batch.rows,
+        Work::Train(batch)
+        | Work::Recheck(batch)
+        | Work::Eval(batch)
+        | Work::Predict(batch)
+        | Work::Verify(batch) => batch.rows,
         Work::Prompt { .. } => vec![],
     };
     let (value, after) = (*value, task.after);

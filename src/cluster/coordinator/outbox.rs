@@ -80,9 +80,11 @@ fn size(message: &ToWorker) -> u64 {
         ToWorker::ParametersPiece { bytes, .. } | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
         ToWorker::Lease(lease) => match &lease.work {
             Work::Prompt { ids, .. } => 4 * ids.len() as u64,
-            Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => {
-                8 * batch.ids.len() as u64
-            }
+            Work::Train(batch)
+            | Work::Recheck(batch)
+            | Work::Eval(batch)
+            | Work::Predict(batch)
+            | Work::Verify(batch) => 8 * batch.ids.len() as u64,
         },
         _ => 0,
     }

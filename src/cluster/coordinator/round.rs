@@ -334,7 +334,9 @@ impl Coordinator<'_> {
 
 fn work(task: &Task, item: usize, purpose: Purpose) -> Work {
     match ((task.work)(item), purpose) {
-        (Work::Train(batch) | Work::Eval(batch), Purpose::Recheck) => Work::Recheck(batch),
+        (Work::Train(batch) | Work::Eval(batch) | Work::Predict(batch), Purpose::Recheck) => {
+            Work::Recheck(batch)
+        }
         (Work::Train(batch), Purpose::Verify) => Work::Verify(batch),
         (work, _) => work,
     }

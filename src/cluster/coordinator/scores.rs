@@ -4,13 +4,14 @@
 use super::super::message::{Device, ToCoordinator, Trouble, Work};
 use super::super::plain::plain;
 use crate::model::preference::{Aim, Answers, Rewards};
-use crate::model::stage::{LossSums, Microbatch, Targets};
+use crate::model::stage::{IGNORE, LossSums, Microbatch, Targets};
 use crate::numeric::fixed::to_fixed;
 
 /// Whether `message` can be the result of `work` with this number of classes. The error is one line for display.
 pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Result<(), String> {
     match (message, work) {
-        (ToCoordinator::Score { sums, .. }, Work::Eval(batch)) => score(sums, batch, classes),
+        (ToCoordinator::Score { sums, .. }, Work::Eval(batch)) => score(sums, batch, (classes, false)),
+        (ToCoordinator::Score { sums, .. }, Work::Predict(batch)) => score(sums, batch, (classes, true)),
         (ToCoordinator::Answer { ids, .. }, Work::Prompt { sampling, .. }) => {
             match ids.len() <= sampling.max_new_tokens {
                 true => Ok(()),
@@ -50,8 +51,12 @@ pub(super) fn readable(mut message: ToCoordinator) -> ToCoordinator {
     message
 }
 
-fn score(sums: &LossSums, batch: &Microbatch, classes: usize) -> Result<(), String> {
+/// With `tokens` there is a prediction for each supervised target of a language model, else for each class.
+fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) -> Result<(), String> {
     let (most, predicted) = match &batch.targets {
+        Targets::Tokens(targets) if tokens => {
+            (targets.len(), targets.iter().filter(|target| **target != IGNORE).count())
+        }
         Targets::Tokens(targets) => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
         Targets::Answers(_) => (batch.ids.len(), 0),
@@ -77,7 +82,12 @@ fn score(sums: &LossSums, batch: &Microbatch, classes: usize) -> Result<(), Stri
         return Err(format!("it scored {} targets of {most}", sums.targets));
     }
     if sums.predictions.len() != predicted {
-        return Err(format!("it made {} predictions for {predicted} rows", sums.predictions.len()));
+        let what = if tokens { "targets" } else { "rows" };
+        return Err(format!("it made {} predictions for {predicted} {what}", sums.predictions.len()));
+    }
+    // A token that does not exist is no target's.
+    if matches!(batch.targets, Targets::Tokens(_)) {
+        return Ok(());
     }
     match sums.predictions.iter().find(|&&p| p as usize >= classes) {
         Some(class) => Err(format!("it predicted class {class} of {classes}")),
@@ -88,7 +98,7 @@ fn score(sums: &LossSums, batch: &Microbatch, classes: usize) -> Result<(), Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::stage::{IGNORE, Sampling};
+    use crate::model::stage::Sampling;
 
     fn work(targets: Targets) -> Work {
         Work::Eval(Microbatch { step: 1, rows: vec![0, 1], ids: vec![1, 2], bounds: vec![0, 1, 2], targets })
@@ -110,6 +120,9 @@ mod tests {
         check(&text, 1, &[], "");
         check(&text, 3, &[], "3 targets of 2");
         check(&text, 1, &[0], "1 predictions for 0 rows");
+        let Work::Eval(batch) = &text else { unreachable!() };
+        check(&Work::Predict(batch.clone()), 1, &[9], "");
+        check(&Work::Predict(batch.clone()), 1, &[], "0 predictions for 1 targets");
         check(&classes, 2, &[2, 0], "");
         check(&classes, 2, &[2], "1 predictions for 2 rows");
         check(&classes, 2, &[2, u32::MAX], "class 4294967295 of 3");

@@ -303,7 +303,7 @@ impl Worker {
                 self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
                 self.send(announce);
             }
-            Work::Eval(batch) => {
+            Work::Eval(batch) | Work::Predict(batch) => {
                 let sums = truth::score(&values, &batch);
                 self.send(ToCoordinator::Score { lease, sums, parameters, micros });
             }
@@ -445,7 +445,7 @@ fn bad(lease: LeaseId) -> ToCoordinator {
 fn size(work: &Work) -> u64 {
     match work {
         Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) => 3 * batch.ids.len() as u64,
-        Work::Eval(batch) => batch.ids.len() as u64,
+        Work::Eval(batch) | Work::Predict(batch) => batch.ids.len() as u64,
         Work::Prompt { ids, .. } => 10 * ids.len() as u64,
     }
 }

@@ -271,7 +271,7 @@ impl DeviceWorker {
             }
             // A microbatch whose step equals that of the parameters belongs to an evaluation.
             Work::Recheck(batch) if batch.step == after => {
-                self.losses(batch)?;
+                self.losses(batch, Want::Loss)?;
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
             Work::Recheck(batch) => {
@@ -279,8 +279,9 @@ impl DeviceWorker {
                 self.shared.buffers.give_back(finished.gradient);
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
-            Work::Eval(batch) => {
-                let sums = self.losses(batch)?;
+            Work::Eval(batch) | Work::Predict(batch) => {
+                let predicts = matches!(work, Work::Predict(_));
+                let sums = self.losses(batch, if predicts { Want::Predictions } else { Want::Loss })?;
                 self.throttle(began)?;
                 Ok(Report::Scored { lease, sums, parameters, micros: micros(began) })
             }
@@ -335,8 +336,8 @@ impl DeviceWorker {
         }
     }
 
-    fn losses(&mut self, batch: &Microbatch) -> Result<LossSums, Failed> {
-        let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
+    fn losses(&mut self, batch: &Microbatch, want: Want) -> Result<LossSums, Failed> {
+        let sums = self.model()?.forward(batch, None, want)?.loss()?;
         match Scalars::of(&sums) {
             Ok(_) => Ok(sums),
             Err(value) => Err(self.bad_value(&Refused { value, loss: true })),

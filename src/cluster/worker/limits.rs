@@ -17,7 +17,11 @@ impl Limits {
     pub fn check(&self, work: &Work) -> Result<(), String> {
         let Limits { tokens, positions } = *self;
         let (what, long, limit, whose) = match work {
-            Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => {
+            Work::Train(batch)
+            | Work::Recheck(batch)
+            | Work::Eval(batch)
+            | Work::Predict(batch)
+            | Work::Verify(batch) => {
                 let row =
                     batch.bounds.windows(2).map(|b| b[1].saturating_sub(b[0]) as usize).max().unwrap_or(0);
                 match batch.ids.len() > tokens {

@@ -121,6 +121,10 @@ impl<B: Fused> Decoder<B> {
             let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
+        if want == Want::Predictions && trained.is_none() {
+            let sums = head.predicted(&mut self.backend, below, asked)?;
+            return Ok(Top::Output(Output::Loss(sums)));
+        }
         let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
         Ok(Top::Losses(head.loss(&mut self.backend, below, asked, grad)))
     }

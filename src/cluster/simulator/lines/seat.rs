@@ -96,7 +96,11 @@ pub fn joined(numbers: &[i64]) -> Vec<i64> {
 
 fn batch(work: &Work) -> Option<&Microbatch> {
     match work {
-        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => Some(batch),
+        Work::Train(batch)
+        | Work::Recheck(batch)
+        | Work::Eval(batch)
+        | Work::Predict(batch)
+        | Work::Verify(batch) => Some(batch),
         Work::Prompt { .. } => None,
     }
 }

@@ -107,13 +107,17 @@ fn trains(job: &QueuedLease) -> bool {
     match &job.lease.work {
         Work::Train(_) | Work::Verify(_) => true,
         Work::Recheck(batch) => batch.step != job.lease.after,
-        Work::Eval(_) | Work::Prompt { .. } => false,
+        Work::Eval(_) | Work::Predict(_) | Work::Prompt { .. } => false,
     }
 }
 
 fn batch(job: &QueuedLease) -> Option<&Microbatch> {
     match &job.lease.work {
-        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) | Work::Verify(batch) => Some(batch),
+        Work::Train(batch)
+        | Work::Recheck(batch)
+        | Work::Eval(batch)
+        | Work::Predict(batch)
+        | Work::Verify(batch) => Some(batch),
         Work::Prompt { .. } => None,
     }
 }
@@ -262,7 +266,11 @@ impl DeviceWorker {
                 return Err(Fault::OutOfMemory { device: self.device().name, needed: 1 << 30 }.into());
             }
         }
-        let want = if trains { Want::Gradient(Ticket(job.lease.lease)) } else { Want::Loss };
+        let want = match &job.lease.work {
+            _ if trains => Want::Gradient(Ticket(job.lease.lease)),
+            Work::Predict(_) => Want::Predictions,
+            _ => Want::Loss,
+        };
         Ok(self.model()?.forward(batch, hidden, want)?)
     }
 
@@ -385,7 +393,7 @@ impl DeviceWorker {
             (Err(value), _) => {
                 Report::Trouble { lease, trouble: bad_value(&self.layout, &Refused { value, loss: true }) }
             }
-            (Ok(_), Work::Eval(_)) => Report::Scored { lease, sums, parameters, micros },
+            (Ok(_), Work::Eval(_) | Work::Predict(_)) => Report::Scored { lease, sums, parameters, micros },
             (Ok(_), _) => Report::Fine { lease, parameters, micros },
         };
         self.queue.finished_one(lease);
