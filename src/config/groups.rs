@@ -384,16 +384,6 @@ mod tests {
         check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
-        check("learn", "last", 0, "");
-        check("learn", "turns", 78, "answers, last, marked or all");
-        check("long-rows", "split", 0, "");
-        check("long-rows", "keep", 78, "cut, split, drop or refuse");
-        check("template-args", "enable_thinking=false", 0, "");
-        check("template-args", "{\"a\": [1, null], \"b\": \"x\"}", 0, "");
-        check("template-args", "enable_thinking", 2, "NAME=VALUE");
-        check("template-args", "{\"a\": }", 2, "NAME=VALUE");
-        check("template-args", "messages=1", 78, "set by finetune");
-        check("template-args", "a b=1", 78, "not a name");
         check("num-classes", "3", 78, "--task classify");
         check("task", "translate", 78, "expected sft, classify");
         check("resume", "runs/a", 0, "");
@@ -417,6 +407,20 @@ mod tests {
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
         check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+    }
+
+    #[test]
+    fn choices_about_rows_are_validated() {
+        check("learn", "last", 0, "");
+        check("learn", "turns", 78, "answers, last, marked or all");
+        check("long-rows", "split", 0, "");
+        check("long-rows", "keep", 78, "cut, split, drop or refuse");
+        check("template-args", "enable_thinking=false", 0, "");
+        check("template-args", "{\"a\": [1, null], \"b\": \"x\"}", 0, "");
+        check("template-args", "enable_thinking", 2, "NAME=VALUE");
+        check("template-args", "{\"a\": }", 2, "NAME=VALUE");
+        check("template-args", "messages=1", 78, "set by finetune");
+        check("template-args", "a b=1", 78, "not a name");
         check("best-metric", "code_loss", 78, "no set of --eval-data has the name code");
         check("eval-data", "code=c.jsonl", 0, "");
         check("token-accuracy", "true", 0, "");
