@@ -194,3 +194,25 @@ fn templates_that_hide_turns_are_refused() {
         .to_string();
     assert!(error.contains("--chat-template FILE or chatml"), "{error}");
 }
+
+/// A think block without content: in the turn, begun by the prompt, and wholly in the prompt.
+#[test]
+fn an_empty_thought_is_noticed_where_it_is_learnt() {
+    let talk = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]});
+    let form = form::of(&talk, &Options::default()).unwrap();
+    let config = json!({"bytes": {"eos_token": "<|im_end|>"}});
+    for (prompt, turn, empty) in [
+        ("", "<think>\n\n</think>\n\n", true),
+        ("<think>\n", "\n</think>\n\n", true),
+        ("<think>\n\n</think>\n\n", "", false),
+        ("<think>\n", "so\n</think>\n\n", false),
+    ] {
+        let template = format!(
+            "{{% for m in messages %}}{{% if m.role == 'assistant' %}}A:{prompt}{turn}{{{{ m.content }}}}<|im_end|>\
+             {{% else %}}Q:{{{{ m.content }}}}{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}A:{prompt}{{% endif %}}"
+        );
+        let bytes = tokenizer("bytes", &config, Some(&template));
+        let (encoded, _) = encode::encode(&form, &bytes, (Learn::Answers, usize::MAX)).unwrap();
+        assert_eq!(encoded.thought.empty, empty, "{prompt:?} {turn:?}");
+    }
+}

@@ -86,7 +86,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         None => None,
     };
     let predicts = groups::token_accuracy(s, task)?;
-    let scores = scores(&mut *model, (&flat, compared), (&rows, tokens), predicts)?;
+    let scores = scores(&mut *model, (&flat, compared), (&rows, tokens, predicts))?;
     say(inv, &scores, &rows)
 }
 
@@ -120,8 +120,7 @@ fn reference(s: &Settings, (config, spec): (&Config, &LoraSpec), flat: &[f32]) -
 fn scores(
     model: &mut dyn Model,
     (flat, compared): (&[f32], Option<Compared>),
-    (rows, tokens): (&Corpus, usize),
-    predicts: bool,
+    (rows, tokens, predicts): (&Corpus, usize, bool),
 ) -> Result<Eval, Refusal> {
     // Only the evaluation microbatches of the plan are used; no step is computed.
     let plan = Plan::new(
@@ -138,7 +137,10 @@ fn scores(
     );
     let (stop, known) = (Stop::new(), RefCell::new(Known::default()));
     let (none, mut local) = (Samples::default(), Local::new(model, &stop));
-    let mut work = Batches::new(&none, &plan, Some(&rows.samples)).predicting(predicts);
+    let mut work = Batches::new(&none, &plan, Some(&rows.samples));
+    if predicts {
+        work = work.predicting();
+    }
     if let Some(Compared { objective, reference }) = &compared {
         work = work.comparing(*objective, &known);
         train::refer(&mut local, &work, (0, reference), &mut |_| ())?;

@@ -170,9 +170,11 @@ fn prefix(template: &ChatTemplate, chat: &Chat, n: usize, ending: Ending) -> Res
 fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<Range<usize>, DataError> {
     let refuse = |what: &str| {
         let at = i + 1;
+        let earlier =
+            if chat.messages().len() > at { ", or train on the last answer alone: --learn last" } else { "" };
         DataError::Template(format!(
             "cannot tell where assistant message {at} begins and ends: {what}; \
-             use --chat-template FILE with {{% generation %}} blocks, or chatml"
+             use --chat-template FILE with {{% generation %}} blocks, or chatml{earlier}"
         ))
     };
     let before = prefix(template, chat, i, Ending::GenerationPrompt)
@@ -221,7 +223,7 @@ fn cut_after_end(whole: &str, span: Range<usize>, tokenizer: &Tokenizer) -> Rang
 
 /// What is suspicious about the reasoning of a conversation with the text `whole`.
 pub fn thought(chat: &Chat, whole: &str, supervised: &[Range<usize>], learn: Learn) -> Thought {
-    let empty = supervised.iter().any(|span| thinks_nothing(&whole[span.clone()]));
+    let empty = learns_no_thought(whole, supervised);
     let last = chat.messages().iter().rposition(is_answer).unwrap_or_default();
     let first = if learn == Learn::Last { last } else { chat.context };
     let lost = chat.messages().iter().skip(first).any(|message| {
@@ -231,9 +233,13 @@ pub fn thought(chat: &Chat, whole: &str, supervised: &[Range<usize>], learn: Lea
     Thought { empty, lost: lost && !supervised.is_empty() }
 }
 
-/// Whether a text has a think block without content.
-pub fn thinks_nothing(text: &str) -> bool {
-    text.split("<think>").skip(1).any(|rest| rest.trim_start().starts_with("</think>"))
+/// Whether the end of a think block without content is supervised. Its beginning may be a part of the prompt.
+pub fn learns_no_thought(text: &str, supervised: &[Range<usize>]) -> bool {
+    text.match_indices("<think>").any(|(at, open)| {
+        let rest = text[at + open.len()..].trim_start();
+        let end = text.len() - rest.len();
+        rest.starts_with("</think>") && supervised.iter().any(|span| span.contains(&end))
+    })
 }
 
 /// The reasoning of a message: a field of its own, or a think block in the content.

@@ -68,7 +68,8 @@ fn pair(
         ids.push(eos(tokenizer)?);
     }
     let mask = (0..ids.len()).map(|i| i >= given || learn == Learn::All).collect();
-    let thought = Thought { empty: chat::thinks_nothing(completion), lost: false };
+    let empty = chat::learns_no_thought(completion, std::slice::from_ref(&(0..completion.len())));
+    let thought = Thought { empty, lost: false };
     Ok(Encoded { thought, ..Encoded::new(mask, ids) })
 }
 

@@ -1,6 +1,7 @@
 //! Metrics for Prometheus (text exposition format 0.0.4): counters end in `_total`, units are base units.
 
 use super::history::{History, RunState};
+use crate::train::event::Eval;
 use std::fmt::Write;
 
 /// Content type of the response.
@@ -65,7 +66,12 @@ pub fn text(history: &History) -> String {
             out.one(name, "gauge", help, value);
         }
     }
-    let eval = p.eval.as_ref().map(|(_, last)| last);
+    evals(&mut out, p.eval.as_ref().map(|(_, last)| last));
+    devices(&mut out, history);
+    out.0
+}
+
+fn evals(out: &mut Text, eval: Option<&Eval>) {
     out.one("finetune_eval_loss", "gauge", "Loss of the last evaluation.", eval.map(|e| e.eval_loss));
     out.one(
         "finetune_eval_accuracy",
@@ -83,8 +89,6 @@ pub fn text(history: &History) -> String {
         sets.iter()
             .for_each(|set| out.sample("finetune_eval_set_loss", &[("set", &set.name)], set.eval_loss));
     }
-    devices(&mut out, history);
-    out.0
 }
 
 fn devices(out: &mut Text, history: &History) {

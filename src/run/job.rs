@@ -253,7 +253,10 @@ impl Job {
         let p = &self.prepared;
         let known = RefCell::new(Known::default());
         let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
-        let mut work = work.in_sets(&p.eval_sets).predicting(options.output.token_accuracy);
+        let mut work = work.in_sets(&p.eval_sets);
+        if options.output.token_accuracy {
+            work = work.predicting();
+        }
         if let Some(reference) = &self.reference {
             known.replace(self.known(reference, &place.dir));
             work = work.comparing(reference.objective, &known);

@@ -135,31 +135,13 @@ fn read(
             .iter()
             .for_each(|w| say!("warning: {w}"));
     }
-    let fraction = match eval_paths.first() {
-        None => held_back(settings, options, train.samples.len())?,
-        Some(first) => {
-            if options.data.eval_split.is_some() && !options.output.quiet {
-                let named =
-                    first.1.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-                say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
-            }
-            None
-        }
-    };
     let (mut eval, mut eval_sets) = (None, Vec::new());
-    if let Some(fraction) = fraction {
+    if let Some(fraction) = held_back(settings, options, (train.samples.len(), &eval_paths))? {
         let (kept, held) = train.split(fraction, options.optim.seed)?;
         (train, eval) = (kept, Some(held));
     } else if !eval_paths.is_empty() {
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
-        let mut parts = Vec::new();
-        for (name, paths) in &eval_paths {
-            let part = data::load(paths, &read, &tokenizer)?;
-            eval_sets.push((name.clone(), part.samples.len()));
-            parts.push(part);
-        }
-        eval_sets.retain(|(name, _)| eval_paths.len() > 1 || !name.is_empty());
-        eval = Corpus::join(parts);
+        (eval, eval_sets) = evaluation(&eval_paths, &read, &tokenizer)?;
     }
     has_eval(settings, options, eval.as_ref())?;
     let mut config = base.config.clone();
@@ -208,8 +190,36 @@ pub fn plan_options(options: &Options) -> PlanOptions {
     }
 }
 
-/// The share of `n` rows that --eval-split holds back.
-fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<f64>, Refusal> {
+/// The rows of all sets, and the names of the sets with their numbers of rows.
+fn evaluation(
+    sets: &Sets,
+    read: &data::Options,
+    tokenizer: &Tokenizer,
+) -> Result<(Option<Corpus>, Vec<(String, usize)>), Refusal> {
+    let (mut parts, mut named) = (Vec::new(), Vec::new());
+    for (name, paths) in sets {
+        let part = data::load(paths, read, tokenizer)?;
+        named.push((name.clone(), part.samples.len()));
+        parts.push(part);
+    }
+    // A single set needs no name.
+    named.retain(|(name, _)| sets.len() > 1 || !name.is_empty());
+    Ok((Corpus::join(parts), named))
+}
+
+/// The share of `n` rows that --eval-split holds back, where there are no other rows to evaluate on.
+fn held_back(
+    settings: &Settings,
+    options: &Options,
+    (n, sets): (usize, &Sets),
+) -> Result<Option<f64>, Refusal> {
+    if let Some((_, paths)) = sets.first() {
+        if options.data.eval_split.is_some() && !options.output.quiet {
+            let named = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
+            say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
+        }
+        return Ok(None);
+    }
     match options.data.eval_split {
         Some(Split::Rows(held)) if held >= n => {
             let why = format!("{held} of {n} rows held back leave none to train on");

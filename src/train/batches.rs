@@ -82,9 +82,8 @@ impl<'a> Batches<'a> {
 
     /// Counts the most probable tokens that are the targets of an evaluation.
     #[must_use]
-    pub fn predicting(mut self, predicts: bool) -> Self {
-        self.predicts = predicts;
-        self
+    pub fn predicting(self) -> Self {
+        Batches { predicts: true, ..self }
     }
 
     /// Divides the rows to evaluate on into sets, each with its name and number of rows. No microbatch has rows of two.

@@ -92,9 +92,7 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
         }
         custom_prompt(import, key, set);
         let Some(map) = set.as_object() else { continue };
-        if map.get("roles_to_train").is_some_and(|roles| roles.as_array().is_some_and(Vec::is_empty)) {
-            import.set("learn", "marked", format!("{key}: roles_to_train: []"));
-        }
+        only_marked(import, key, map);
         let turns = turns::axolotl(import, key, map);
         let messages = text("field_messages").unwrap_or_else(|| match text("type") {
             Some(kind) if kind.starts_with("sharegpt") => "conversations".into(),
@@ -138,6 +136,13 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
     fields.dedup();
     if !fields.is_empty() && ours == "data" {
         import.set("data_fields", list(&fields), format!("{key}: field names"));
+    }
+}
+
+/// Without a role to train, marked messages alone are trained on.
+fn only_marked(import: &mut Import, key: &str, set: &Map<String, Value>) {
+    if set.get("roles_to_train").and_then(Value::as_array).is_some_and(Vec::is_empty) {
+        import.set("learn", "marked", format!("{key}: roles_to_train: []"));
     }
 }
 
