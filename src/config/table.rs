@@ -105,7 +105,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "learn", One("answers|last|marked|all"), "answers", "what is trained on: answers; last: the last one of a conversation; marked: messages with `train: true` alone; all: prompts too"),
-    opt(Data, "eval-data", Many("[NAME=]PATH"), "", "rows to evaluate on, never trained on; with names, several sets that are scored apart"),
+    opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; NAME=PATH for each of several sets"),
     opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),
     opt(Data, "long-rows", One("cut|split|drop|refuse"), "cut", "what happens to rows of more tokens: cut off their end, split them into rows, leave them out, or refuse them"),

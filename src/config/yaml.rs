@@ -189,8 +189,9 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
 /// Whether a mapping under this key is a list of NAME=VALUE.
 fn holds_pairs(key: &str) -> bool {
     let key = alias::ours(key).unwrap_or(key);
-    let pairs = [table::Takes::Many("NAME=VALUE"), table::Takes::Many("[NAME=]PATH")];
-    table::find(&key.replace('_', "-")).is_some_and(|opt| pairs.contains(&opt.takes))
+    let takes_pairs =
+        |opt: &table::Opt| opt.takes == table::Takes::Many("NAME=VALUE") || opt.name == "eval-data";
+    table::find(&key.replace('_', "-")).is_some_and(takes_pairs)
 }
 
 /// A value or a list of values, as it is written in a NAME=VALUE.
