@@ -6,6 +6,8 @@ mod cli_fixture;
 mod eval_sets;
 #[path = "cli_runs/learn.rs"]
 mod learn;
+#[path = "cli_runs/rows_of_a_run.rs"]
+mod rows_of_a_run;
 #[path = "cli_runs/spellings.rs"]
 mod spellings;
 

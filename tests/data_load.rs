@@ -2,6 +2,7 @@
 
 use finetune::data::{self, Corpus, DataError, LabelMap, LongRows, Options, Task, Tokenizer, files};
 use serde_json::{Value, json};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 fn tokenizer() -> Tokenizer {
@@ -56,6 +57,14 @@ fn parquet(path: &Path, columns: &[(&str, &[&str])]) {
     writer.close().unwrap();
 }
 
+fn gzip(text: &str) -> Vec<u8> {
+    let mut packed = Vec::new();
+    flate2::read::GzEncoder::new(text.as_bytes(), flate2::Compression::fast())
+        .read_to_end(&mut packed)
+        .unwrap();
+    packed
+}
+
 #[test]
 fn every_kind_of_file_gives_the_same_rows() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,6 +83,9 @@ fn every_kind_of_file_gives_the_same_rows() {
         write(dir.path(), "lines.json", &lines),
         write(dir.path(), "array.json", serde_json::to_string_pretty(&objects).unwrap()),
         write(dir.path(), "rows.csv", &csv),
+        write(dir.path(), "rows.csv.gz", gzip(&csv)),
+        // gzip's files may be concatenated.
+        write(dir.path(), "rows.jsonl.gz", [gzip(&lines[..30]), gzip(&lines[30..])].concat()),
         path,
     ];
     let first = load(&all[..1], &Options::default()).unwrap();
@@ -349,6 +361,25 @@ fn limit_reads_only_the_needed_rows() {
         assert_eq!(corpus.samples.len(), limit);
         assert!((0..limit).all(|i| corpus.samples.get(i).ids == whole.samples.get(i).ids));
     }
+}
+
+#[test]
+fn max_rows_reads_the_first_rows_of_each_set() {
+    let dir = tempfile::tempdir().unwrap();
+    // Broken after the rows that are read; the second row of each set is dropped, and counts as read.
+    let row = |i: usize| format!("{}\n", json!({"text": if i == 1 { "" } else { "some words" }}));
+    let text = |n: usize| format!("{}not json\n", (0..n).map(row).collect::<String>());
+    let [a, b, c] = [3, 5, 2].map(|n| write(dir.path(), &format!("{n}.jsonl"), text(n)));
+    let one = write(dir.path(), "one.jsonl", row(0));
+    let options = |max_rows| Options { max_rows: Some(max_rows), ..Options::default() };
+    let sets = [vec![a, c.clone()], vec![one, b], vec![c]];
+    let corpus = data::load_sets(&sets, &options(2), &tokenizer()).unwrap();
+    assert_eq!((corpus.counts.rows, corpus.ends.as_slice()), (6, &[2, 4, 6][..]));
+    assert_eq!(corpus.samples.iter().map(|sample| sample.row).collect::<Vec<_>>(), [0, 2, 3, 4]);
+    let (train, eval) = corpus.clone().split(0.5, 1).unwrap();
+    assert_eq!((train.ends, eval.ends), (corpus.ends.clone(), corpus.ends));
+    let message = data::load_sets(&sets, &options(4), &tokenizer()).unwrap_err().to_string();
+    assert!(message.contains("3.jsonl:4: not valid JSON"), "{message}");
 }
 
 #[test]

@@ -165,3 +165,43 @@ fn first_fit_matches_a_case_by_hand() {
     let plan = Plan::of_lengths(vec![6, 5, 4, 11, 5, 1, 10, 3], &options);
     assert_eq!(plan.step(1).microbatches, vec![vec![0, 2], vec![1, 4], vec![3], vec![5, 7], vec![6]]);
 }
+
+#[test]
+fn a_mixture_draws_its_shares_in_each_epoch() {
+    let options = PlanOptions { micro_batch_tokens: None, ..plain(7) };
+    let lengths: Vec<u32> = (0..50).map(|i| if i < 40 { 10 } else { 7000 }).collect();
+    let plan = |shuffle, seed| {
+        let options = PlanOptions { shuffle, seed, ..options.clone() };
+        Plan::of_lengths(lengths.clone(), &options).mixed(&[(0..40, 1.0), (40..50, 3.0)])
+    };
+    let epoch = |plan: &Plan, e: u64| -> Vec<usize> {
+        (1..=8).flat_map(|s| plan.step(8 * e + s).rows().collect::<Vec<_>>()).collect()
+    };
+    let mixed = plan(true, 1);
+    assert_eq!(mixed.steps_per_epoch(), 8);
+    // 50 rows, of which a quarter is 12.5: the set with the first of two equal fractions gets the row that is left.
+    for e in 0..4 {
+        let rows = epoch(&mixed, e);
+        let of_set = |set: std::ops::Range<usize>| rows.iter().filter(|row| set.contains(row)).count();
+        assert_eq!((rows.len(), of_set(0..40), of_set(40..50)), (50, 13, 37));
+        let times = |row: usize| rows.iter().filter(|r| **r == row).count();
+        assert!((0..40).all(|row| times(row) <= 1), "{rows:?}");
+        assert!((40..50).all(|row| [3, 4].contains(&times(row))), "{rows:?}");
+    }
+    let drawn = |plan: &Plan, e| {
+        let mut rows = epoch(plan, e);
+        rows.sort_unstable();
+        rows
+    };
+    assert_ne!(drawn(&mixed, 0), drawn(&mixed, 1));
+    assert_ne!(drawn(&mixed, 0), drawn(&plan(true, 2), 0));
+    // A plan that begins in the middle of an epoch, as a resumed run, has the same steps.
+    assert_eq!(plan(true, 1).step(12), mixed.step(12));
+    assert_eq!(epoch(&plan(false, 1), 1), drawn(&mixed, 1));
+    // The mean step of the mixture has more tokens than that of the rows once each.
+    let once = Plan::of_lengths(lengths.clone(), &options);
+    assert!(mixed.micro_batch_tokens() > once.micro_batch_tokens(), "{}", mixed.micro_batch_tokens());
+    let first = PlanOptions { max_steps: Some(1), ..options };
+    let rows = Plan::of_lengths(lengths, &first).mixed(&[(0..40, 1.0), (40..50, 3.0)]).rows();
+    assert!(rows.windows(2).all(|pair| pair[0] < pair[1]) && rows.len() <= 7, "{rows:?}");
+}

@@ -1,4 +1,7 @@
-//! Models by id, from a test server: the requests, the contents of the cache, and the messages to the user.
+//! Models and data sets by id, from a test server: the requests, the contents of the cache, and the messages to the user.
+
+#[path = "hub/data_sets.rs"]
+mod data_sets;
 
 use finetune::format::hub::{Hub, Parts};
 use ring::digest;
@@ -32,6 +35,8 @@ struct Site {
     storage: Option<String>,
     /// The listing has another hash of this file.
     wrong_hash: &'static str,
+    /// The repository is one of a data set.
+    data: bool,
     /// Every request is refused, as a storage refuses a signature that has expired.
     forbids: bool,
     /// `METHOD path [range]`, in order.
@@ -91,6 +96,12 @@ impl Site {
             OLD_COMMIT => Some(OLD_COMMIT),
             _ => None,
         };
+        let of_data = path.starts_with("/datasets/") || path.starts_with("/api/datasets/");
+        if of_data != self.data {
+            return refused("401 Unauthorized", "RepoNotFound");
+        }
+        let path = path.replacen("/api/datasets/", "/api/models/", 1).replacen("/datasets/", "/", 1);
+        let path = path.as_str();
         if let Some(revision) = path.strip_prefix("/api/models/owner/tiny/revision/") {
             return match commit(revision) {
                 Some(sha) => json(self.info(sha)),

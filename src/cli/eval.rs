@@ -19,7 +19,8 @@ use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model;
 use crate::run::folder::{RUN_FILE, run_of};
-use crate::run::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
+use crate::run::prepare::{MAX_SEQ_LEN, check_weights};
+use crate::run::row_sets::eval_sets;
 use crate::run::run_file;
 use crate::train::event::{Eval, Rewards};
 use crate::train::stop::Stop;
@@ -73,10 +74,11 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
         labels: config.labels.clone().map(|names| LabelMap { names }),
+        max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     };
-    let rows = data::load(&eval_files(&paths)?, &read, &tokenizer)?;
+    let rows = data::load_sets(&eval_sets(&paths)?, &read, &tokenizer)?;
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), weights, Need::SPEECH)?;
     let compared = match objective.filter(|_| config.labels.is_none()) {
         Some(objective) => {

@@ -9,10 +9,12 @@ use crate::config::refusal::Refusal;
 use crate::config::{Settings, yaml};
 use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
+use crate::data::splits::Purpose;
 use crate::data::{self, LabelMap};
 use crate::format::peft;
 use crate::run::base_model::{self, BaseModel};
 use crate::run::folder::{RUN_FILE, run_of};
+use crate::run::row_sets::{files_of, on_hub};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,11 +32,13 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     if gguf || path.join("config.json").exists() || !path.exists() && is_model_name(&name) {
         return model(inv, &name);
     }
-    if !path.exists() && name != "-" {
-        let way = "give a model's directory or .gguf file, a run's folder, or a file of rows";
+    // `owner/name` is a model.
+    let hub = on_hub(&name).is_some();
+    if !path.exists() && name != "-" && !hub {
+        let way = "give a model's directory or .gguf file, a run's folder, a file of rows, or owner/name:SPLIT of the Hub";
         return Err(Refusal::failure(format!("{name}: no such file or directory: {way}")));
     }
-    let paths = if path.is_dir() { folder(&path)? } else { vec![path] };
+    let paths = if path.is_dir() { folder(&path)? } else { files_of(&path, Purpose::Train)? };
     if inv.settings.is_given("model") { rows::run(inv, &paths) } else { forms(inv, &paths) }
 }
 
@@ -169,7 +173,11 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let (mut rows, mut by_form, mut fields) = (0u64, BTreeMap::new(), BTreeMap::new());
     let mut first_bad = None;
     let given = inv.settings.is_given("task");
+    let most = options.max_rows.unwrap_or(u64::MAX);
     for path in paths {
+        if rows == most {
+            break;
+        }
         files::read(path, &mut |row| {
             rows += 1;
             let value = row.raw.parse();
@@ -193,7 +201,7 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
                 }
             };
             *by_form.entry(name).or_insert(0u64) += 1;
-            Ok(Flow::Continue)
+            Ok(if rows == most { Flow::Stop } else { Flow::Continue })
         })?;
     }
     let list = |m: Vec<(String, u64)>| m.iter().map(|(k, n)| format!("{k} {n}")).collect::<Vec<_>>();
@@ -252,6 +260,7 @@ fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refu
             .and_then(|b| b.config.labels.clone())
             .filter(|_| classify)
             .map(|names| LabelMap { names }),
+        max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     })

@@ -15,6 +15,7 @@ use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
 use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model;
+use crate::run::row_sets::eval_sets;
 use crate::train::eval::{Confusion, Scores};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
@@ -159,7 +160,7 @@ impl Reader<'_> {
             take(self.plain(text)?)?;
         }
         let paths: Vec<PathBuf> = s.list("data").iter().map(PathBuf::from).collect();
-        for path in &paths {
+        for path in eval_sets(&paths)?.iter().flatten() {
             let mut failed = None;
             files::read(path, &mut |row| {
                 let text = self.row(row.raw, &row.place);

@@ -31,6 +31,7 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("global_batch_size", "batch_size"),
     ("effective_batch_size", "batch_size"),
     ("val_set_size", "eval_split"),
+    ("max_samples", "max_rows"),
     // An option of finetune: the number counts devices.
     ("expect_devices", "expect_workers"),
     ("min_devices", "min_workers"),

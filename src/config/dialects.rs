@@ -218,7 +218,6 @@ const LLAMA_FACTORY: Table = &[
     ("eval_on_each_dataset", When(&[("false", Same)], No("name the sets: eval_data: {code: code.jsonl, chat: chat.jsonl}"))),
     ("compute_accuracy", When(&[("true", Set("token_accuracy", "true"))], Same)),
     ("enable_thinking", When(&[("true", Set("template_args", "enable_thinking=true")), ("false", Set("template_args", "enable_thinking=false"))], No("expected true or false"))),
-    ("max_samples", Lost("take fewer rows into the file; max_steps bounds the run")),
     ("val_size", Key("eval_split")),
     ("train_on_prompt", When(&[("true", Set("learn", "all"))], Same)),
     ("mask_history", When(&[("true", Set("learn", "last"))], Same)),
@@ -250,9 +249,6 @@ const TRL: Table = &[
     ("assistant_only_loss", When(&[("true", Set("learn", "answers"))], Same)),
     ("completion_only_loss", When(&[("false", Set("learn", "all"))], Same)),
     ("truncation_mode", When(&[("keep_start", Same)], No("longer rows lose their end; long_rows: split keeps it"))),
-    ("dataset_config", Lost("rows come from files")),
-    ("dataset_train_split", When(&[("train", Same)], No("rows come from files: name that of the split under data"))),
-    ("dataset_test_split", Lost("rows come from files: name that of the split under eval_data")),
     ("dataset_streaming", STREAMING), ("dataset_kwargs", Lost("rows are what their fields say")),
     ("env", Lost("set variables in the shell")),
     ("eos_token", Lost(TOKENS)), ("pad_token", Lost("padding is never computed, and the tokenizer stays the model's own")),
@@ -342,6 +338,9 @@ pub const ROW_KEYS: &[&str] = &[
     "dataset",
     "eval_dataset",
     "dataset_name",
+    "dataset_config",
+    "dataset_train_split",
+    "dataset_test_split",
     "dataset_text_field",
     "data_files",
 ];
@@ -349,7 +348,7 @@ pub const ROW_KEYS: &[&str] = &[
 /// The tables' explanation of an unknown key, for a user who wrote it into a configuration of finetune.
 pub fn explanation(key: &str, value: &str) -> Option<String> {
     if ROW_KEYS.contains(&key) {
-        return Some("name the files of the rows under data; `finetune import FILE` looks for them".into());
+        return Some("name the rows under data and eval_data; `finetune import FILE` looks for them".into());
     }
     let rule = Dialect::ALL.iter().find_map(|(_, dialect)| dialect.rule(key))?;
     let leave = |why: &str| format!("{why}; leave it out");

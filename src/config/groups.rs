@@ -12,9 +12,9 @@ use super::preference::objective;
 use super::refusal::Refusal;
 use super::settings::Settings;
 pub use super::values::{
-    Amount, Every, class_weights, field_names, filled, real, size, template_args, whole, within,
+    Amount, Every, class_weights, field_names, filled, real, size, template_args, weighted, whole, within,
 };
-use super::values::{amount, choice, eval_sets, paths};
+use super::values::{amount, choice, eval_sets};
 use crate::data::{Learn, LongRows, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
@@ -50,8 +50,10 @@ pub enum Split {
 pub struct DataOptions {
     /// Task of the training.
     pub task: Task,
-    /// Paths; `-` is stdin.
+    /// Paths, and data sets of the Hub; `-` is stdin.
     pub data: Vec<PathBuf>,
+    /// Weight of each entry of `data`; empty: none has one.
+    pub weights: Vec<f64>,
     /// (field of the form, name in the rows)
     pub fields: Vec<(String, String)>,
     /// Supervised part of a row.
@@ -60,6 +62,8 @@ pub struct DataOptions {
     pub eval_data: Vec<(String, Vec<PathBuf>)>,
     /// Part of the data for evaluation, in place of `eval_data`.
     pub eval_split: Option<Split>,
+    /// Rows that are read of each entry of `data` and `eval_data`; `None`: all.
+    pub max_rows: Option<usize>,
     /// Maximum tokens of a row; `None`: by the model.
     pub max_seq_len: Option<usize>,
     /// What is done with longer rows.
@@ -214,13 +218,16 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
     if task != Task::Classify && class_weights.is_some() {
         return Err(s.refuse("class-weights", "goes with --task classify"));
     }
+    let (data, weights) = sets(s)?;
     Ok(DataOptions {
         task,
-        data: paths(s, "data"),
+        data,
+        weights,
         fields: field_names(s)?,
         learn: learn(s, task)?,
         eval_data: eval_sets(s)?,
         eval_split: eval_split(s)?,
+        max_rows: whole(s, "max-rows", 1)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
         long: long_rows(s, task)?,
         packing: s.switch("packing")?,
@@ -231,6 +238,20 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         reference: s.text("reference-adapter")?.map(PathBuf::from),
         max_dropped: amount(s, "max-dropped")?,
     })
+}
+
+/// The entries of --data, and their weights if they have any.
+fn sets(s: &Settings) -> Result<(Vec<PathBuf>, Vec<f64>), Refusal> {
+    let all: Vec<(&str, Option<f64>)> = s.list("data").iter().map(|text| weighted(text)).collect();
+    let weights: Vec<f64> = all.iter().filter_map(|(_, weight)| *weight).collect();
+    if let Some(wrong) = weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+        return Err(s.refuse("data", format!("{wrong} is not a weight: it must be above 0")));
+    }
+    if !weights.is_empty() && weights.len() < all.len() {
+        let (without, _) = all.iter().find(|(_, weight)| weight.is_none()).copied().unwrap_or_default();
+        return Err(s.refuse("data", format!("{without} has no weight, others have one: as {without}=0.5")));
+    }
+    Ok((all.iter().map(|(path, _)| PathBuf::from(path)).collect(), weights))
 }
 
 /// The value of --learn.
@@ -424,6 +445,15 @@ mod tests {
         check("best-metric", "code_loss", 78, "no set of --eval-data has the name code");
         check("eval-data", "code=c.jsonl", 0, "");
         check("token-accuracy", "true", 0, "");
+    }
+
+    #[test]
+    fn weights_and_numbers_of_rows_are_validated() {
+        check("data", "a.jsonl=0.5", 0, "");
+        check("data", "a.jsonl=0", 78, "above 0");
+        check("data", "a.jsonl=nan", 78, "above 0");
+        check("max-rows", "100", 0, "");
+        check("max-rows", "0", 78, "at least 1");
     }
 
     #[test]

@@ -102,9 +102,10 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
     opt(Data, "task", One("NAME"), "sft", "sft, classify, or on preferences dpo, ipo, orpo, cpo, simpo"),
-    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
+    opt(Data, "data", Many("PATH[=WEIGHT]"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, a data set of the Hub (owner/name[:SPLIT][@REVISION]), or - for stdin; with weights each set gets its share of every epoch"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "learn", One("answers|last|marked|all"), "answers", "what is trained on: answers; last: the last one of a conversation; marked: messages with `train: true` alone; all: prompts too"),
+    opt(Data, "max-rows", One("N"), "", "read the first N rows of each --data and of each --eval-data, before --eval-split takes its part"),
     opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; NAME=PATH for each of several sets"),
     opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),

@@ -53,9 +53,10 @@ impl Every {
     }
 }
 
-/// A list of paths.
-pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
-    s.list(name).iter().map(PathBuf::from).collect()
+/// An entry of --data, and its weight: `PATH=WEIGHT`. A file of the whole name wins.
+pub fn weighted(text: &str) -> (&str, Option<f64>) {
+    let split = text.rsplit_once('=').filter(|_| !std::path::Path::new(text).exists());
+    split.and_then(|(path, weight)| Some((path, Some(weight.parse().ok()?)))).unwrap_or((text, None))
 }
 
 /// The name and the path of a NAME=PATH, unless there is a path of this text; otherwise an empty name.

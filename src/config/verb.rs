@@ -201,7 +201,7 @@ const fn reworded(section: Section, name: &'static str, takes: Takes, help: &'st
 const EXPORTS: &[&str] = &["export", "merge"];
 
 /// Rows that replace those of [`TABLE`] for some verbs, where the option means something else than in training.
-static REWORDED: [(&[&str], Opt); 6] = [
+static REWORDED: [(&[&str], Opt); 8] = [
     (
         EXPORTS,
         reworded(
@@ -239,6 +239,8 @@ static REWORDED: [(&[&str], Opt); 6] = [
             "model whose tokenizer and template the rows get",
         ),
     ),
+    (&["inspect"], reworded(Section::Data, "max-rows", Takes::One("N"), "read the first N rows only")),
+    (&["eval"], reworded(Section::Data, "max-rows", Takes::One("N"), "read the first N rows of each --data")),
     (
         &["doctor"],
         reworded(
@@ -259,10 +261,10 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "chat", about: "converse with a model and its adapters on a terminal", positional: "MODEL", most: 1, own: CHAT, shared: Some(SPEAKING) },
     Verb { name: "serve", about: "answer programs that speak OpenAI's interface, with a model and its adapters", positional: "MODEL", most: 1, own: SERVE, shared: Some(SERVING) },
     Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
-    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "reference-adapter", "data", "data-fields", "learn", "max-seq-len", "long-rows", "token-accuracy", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "reference-adapter", "data", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "token-accuracy", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
-    Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "template-args", "task", "loss", "data-fields", "learn", "max-seq-len", "long-rows", "num-classes", "max-dropped", "threads"]) },
+    Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "template-args", "task", "loss", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "num-classes", "max-dropped", "threads"]) },
     Verb { name: "token", about: "print the token that the machines of a run share; create it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
     Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]) },

@@ -1,7 +1,7 @@
 //! Reads rows from files as JSON objects with their positions, in chunks: a file is never held in memory as a whole.
 //!
 //! The format follows from the file name: .jsonl / .ndjson, .json (an array, or one object per line), .csv / .tsv,
-//! .parquet; `-` is JSON lines on stdin. A row of text has at most `LONGEST` bytes. The row files of a folder are named
+//! .parquet; text also as .gz; `-` is JSON lines on stdin. A row of text has at most `LONGEST` bytes. The row files of a folder are named
 //! train*, validation* (or valid, eval, dev) and test*.
 
 mod lines;
@@ -11,6 +11,7 @@ mod table;
 pub use table::delimiter;
 
 use crate::data::error::{DataError, Place};
+use flate2::read::MultiGzDecoder;
 use lines::Lines;
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::Value;
@@ -92,14 +93,23 @@ pub enum Flow {
 /// Receives all rows in order.
 pub type Sink<'a> = &'a mut dyn FnMut(RawRow) -> Result<Flow, DataError>;
 
-const KINDS: &str = ".jsonl, .json, .csv, .tsv or .parquet, or - for JSON lines on standard input";
+const KINDS: &str =
+    ".jsonl, .json, .csv, .tsv (also as .gz) or .parquet, or - for JSON lines on standard input";
 const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet"];
 
 /// Whether the extension of the file is that of a row file.
 pub fn holds_rows(path: &Path) -> bool {
-    path.extension()
-        .and_then(|e| e.to_str())
-        .is_some_and(|end| ENDINGS.contains(&end.to_lowercase().as_str()))
+    let (kind, packed) = kind(path);
+    ENDINGS.contains(&kind.as_str()) && !(packed && kind == "parquet")
+}
+
+/// The extension of a file in lower case, and whether the file is packed by gzip.
+fn kind(path: &Path) -> (String, bool) {
+    let end = |path: &Path| path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+    match end(path).as_str() {
+        "gz" => (end(&path.with_extension("")), true),
+        kind => (kind.to_owned(), false),
+    }
 }
 
 /// Maximum size of a text row in bytes. A longer row is an error.
@@ -111,20 +121,23 @@ pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
     if file == "-" {
         return lines(&mut std::io::stdin().lock(), "stdin", sink);
     }
-    let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let (kind, packed) = kind(path);
     if path.is_dir() {
         return Err(format_error(&file, "is a folder without train, valid or test files".into()));
     }
-    if !ENDINGS.contains(&kind.as_str()) {
+    if !holds_rows(path) {
         return Err(match path.exists() {
             true => format_error(&file, format!("rows must be {KINDS}")),
             false => DataError::File { file, source: std::io::ErrorKind::NotFound.into() },
         });
     }
     let opened = File::open(path).map_err(|source| DataError::File { file: file.clone(), source })?;
+    if kind == "parquet" {
+        return parquet_rows::read(opened, &file, sink);
+    }
+    let opened: Box<dyn Read> = if packed { Box::new(MultiGzDecoder::new(opened)) } else { Box::new(opened) };
     match kind.as_str() {
         "csv" | "tsv" => table::read(opened, &file, sink),
-        "parquet" => parquet_rows::read(opened, &file, sink),
         "json" => {
             let mut reader = BufReader::with_capacity(1 << 20, opened);
             match first_byte(&mut reader, &file)? {
@@ -283,13 +296,18 @@ pub fn folder(path: &Path) -> Result<Folder, DataError> {
     }
 }
 
-enum Part {
+/// What a word in the name of a file says about its rows.
+pub enum Part {
+    /// They are trained on.
     Train,
+    /// They are evaluated on during training.
     Eval,
+    /// They are for a test after it.
     Test,
 }
 
-fn part(word: &str) -> Option<Part> {
+/// What a word in lower case says about the rows of a file.
+pub fn part(word: &str) -> Option<Part> {
     match word {
         "train" | "training" => Some(Part::Train),
         "validation" | "valid" | "val" | "eval" | "dev" => Some(Part::Eval),

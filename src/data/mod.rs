@@ -13,6 +13,7 @@ pub mod learn;
 pub mod plan;
 pub mod preview;
 pub mod samples;
+pub mod splits;
 pub mod template;
 pub mod tokenizer;
 
@@ -77,6 +78,8 @@ pub struct Options {
     /// Number of kept rows after which reading stops (`PlanOptions::rows_needed`). Ignored for a classifier without
     /// `labels`, because all rows are needed to find its classes.
     pub limit: Option<usize>,
+    /// Number of rows of each set that are read, from its beginning; None for all.
+    pub max_rows: Option<u64>,
     /// Number of tokenizer threads; 0 for all.
     pub threads: usize,
 }
@@ -93,6 +96,7 @@ impl Default for Options {
             labels: None,
             max_dropped: None,
             limit: None,
+            max_rows: None,
             threads: 0,
         }
     }
@@ -180,15 +184,28 @@ pub struct Corpus {
     pub counts: Counts,
     /// The classes of a classifier.
     pub labels: Option<LabelMap>,
+    /// For each set, the position in the input data after its last row (`Sample::row`).
+    pub ends: Vec<u64>,
     /// Result of `Samples::hash`, compared when a run is resumed.
     pub hash: String,
 }
 
-/// Reads all files, in the given order, into one corpus.
+/// Reads all files, in the given order, into one corpus. They are one set of rows.
+///
+/// Errors: those of [`load_sets`].
+pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Result<Corpus, DataError> {
+    load_sets(&[paths.to_vec()], options, tokenizer)
+}
+
+/// Reads the files of several sets of rows, in the given order, into one corpus.
 ///
 /// Errors: invalid files and rows, with their position; no rows; no supervised token in any row; a label that is not a
 /// class (`is_configuration`).
-pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Result<Corpus, DataError> {
+pub fn load_sets(
+    sets: &[Vec<PathBuf>],
+    options: &Options,
+    tokenizer: &Tokenizer,
+) -> Result<Corpus, DataError> {
     if options.max_seq_len == 0 {
         return Err(DataError::Options("--max-seq-len must be at least 1".into()));
     }
@@ -204,17 +221,15 @@ pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Resu
         labels: Labels::new(options),
         corpus: Samples::default(),
         counts: Counts::default(),
+        ends: Vec::new(),
         first_too_long: None,
         waiting: Vec::new(),
         bytes: 0,
     };
-    for path in paths {
-        if files::read(path, &mut |row| loader.take(row))? == Flow::Stop {
-            break;
-        }
+    for set in sets {
+        loader.read(set)?;
     }
-    loader.drain()?;
-    loader.finish(paths)
+    loader.finish(sets)
 }
 
 struct Loader<'a> {
@@ -224,6 +239,7 @@ struct Loader<'a> {
     labels: Labels,
     corpus: Samples,
     counts: Counts,
+    ends: Vec<u64>,
     first_too_long: Option<Dropped>,
     waiting: Vec<RawRow>,
     bytes: usize,
@@ -245,6 +261,29 @@ struct Ready {
 }
 
 impl Loader<'_> {
+    /// Reads a set.
+    fn read(&mut self, set: &[PathBuf]) -> Result<(), DataError> {
+        let mut left = self.options.max_rows.unwrap_or(u64::MAX);
+        for path in set {
+            if left == 0 || self.is_full() {
+                break;
+            }
+            files::read(path, &mut |row| {
+                left -= 1;
+                let flow = self.take(row)?;
+                Ok(if left == 0 { Flow::Stop } else { flow })
+            })?;
+        }
+        self.drain()?;
+        self.ends.push(self.counts.rows);
+        Ok(())
+    }
+
+    /// Whether the limit is reached.
+    fn is_full(&self) -> bool {
+        self.limit().is_some_and(|limit| self.corpus.len() >= limit)
+    }
+
     fn take(&mut self, row: RawRow) -> Result<Flow, DataError> {
         self.bytes += row.raw.bytes();
         self.waiting.push(row);
@@ -266,13 +305,12 @@ impl Loader<'_> {
         let ready: Vec<(Place, Result<Ready, DataError>)> =
             self.pool.install(|| rows.into_par_iter().map(|row| ready(row, options, tokenizer)).collect());
         for (place, ready) in ready {
-            if self.limit().is_some_and(|limit| self.corpus.len() >= limit) {
+            if self.is_full() {
                 return Ok(Flow::Stop);
             }
             self.append(place, ready?)?;
         }
-        let enough = self.limit().is_some_and(|limit| self.corpus.len() >= limit);
-        Ok(if enough { Flow::Stop } else { Flow::Continue })
+        Ok(if self.is_full() { Flow::Stop } else { Flow::Continue })
     }
 
     fn append(&mut self, place: Place, ready: Ready) -> Result<(), DataError> {
@@ -300,8 +338,8 @@ impl Loader<'_> {
         Ok(())
     }
 
-    fn finish(mut self, paths: &[PathBuf]) -> Result<Corpus, DataError> {
-        let files = || paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
+    fn finish(mut self, sets: &[Vec<PathBuf>]) -> Result<Corpus, DataError> {
+        let files = || sets.iter().flatten().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
         let (dropped, rows) = (self.counts.dropped, self.counts.rows);
         match self.counts.first_dropped.as_ref().or(self.first_too_long.as_ref()) {
             _ if rows == 0 => return Err(DataError::NoRows { files: files() }),
@@ -319,7 +357,7 @@ impl Loader<'_> {
             Task::Sft | Task::Pairs | Task::Unpaired => None,
         };
         self.corpus.shrink();
-        Ok(Corpus::of(self.corpus, self.counts, labels))
+        Ok(Corpus::of(self.corpus, self.counts, labels, self.ends))
     }
 }
 
@@ -456,11 +494,20 @@ pub fn bounded<T>(
 }
 
 impl Corpus {
-    fn of(samples: Samples, mut counts: Counts, labels: Option<LabelMap>) -> Corpus {
+    fn of(samples: Samples, mut counts: Counts, labels: Option<LabelMap>, ends: Vec<u64>) -> Corpus {
         counts.tokens = samples.total_tokens();
         counts.supervised = if labels.is_some() { samples.len() as u64 } else { samples.total_targets() };
         let hash = samples.hash();
-        Corpus { samples, counts, labels, hash }
+        Corpus { samples, counts, labels, ends, hash }
+    }
+
+    /// The kept rows of each set.
+    pub fn sets(&self) -> Vec<std::ops::Range<usize>> {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        starts
+            .zip(&self.ends)
+            .map(|(start, end)| self.samples.before(*start)..self.samples.before(*end))
+            .collect()
     }
 
     /// The rows of all parts, in their order.
@@ -476,7 +523,7 @@ impl Corpus {
             samples.append(&part.samples);
             counts.add(part.counts);
         }
-        Some(Corpus::of(samples, counts, first.labels))
+        Some(Corpus::of(samples, counts, first.labels, Vec::new()))
     }
 
     /// Splits the corpus into (train, eval). The evaluation part gets `fraction` of the rows, at least one, selected by
@@ -502,7 +549,9 @@ impl Corpus {
         let eval = self.samples.select(|i| leaves[i]);
         let train = self.samples.select(|i| !leaves[i]);
         let read = Counts { rows: eval.len() as u64, ..Counts::default() };
-        Ok((Corpus::of(train, self.counts, self.labels.clone()), Corpus::of(eval, read, self.labels)))
+        let (labels, ends) = (self.labels, self.ends);
+        let train = Corpus::of(train, self.counts, labels.clone(), ends.clone());
+        Ok((train, Corpus::of(eval, read, labels, ends)))
     }
 }
 

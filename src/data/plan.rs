@@ -1,17 +1,21 @@
 //! Determines the rows of each step and their packing into microbatches: a pure function of row lengths, configuration
 //! and seed, independent of the workers.
 //!
-//! Epoch e is a permutation keyed by (seed, e). A step takes the next `batch_size` rows of the permutation; no step
+//! Epoch e is a permutation keyed by (seed, e). With weights of sets of rows (`mixed`), an epoch has as many rows as
+//! without; each set gets a share of them by its weight, and its rows are drawn again for each epoch, keyed by
+//! (seed, e, set). A step takes the next `batch_size` rows of the permutation; no step
 //! spans two epochs, so the last step of an epoch may be short. Packing distributes the rows of one step over
 //! microbatches, first-fit in plan order, and never moves a row to another step. Steps are computed on demand: the plan
 //! holds 4 bytes per row, and 4 more for the order of the current epoch.
 
 use crate::data::samples::Samples;
 use crate::numeric::rng;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// Distinguishes the random numbers of the plan from others with the same seed.
 const ORDER: u64 = 0x6f72_6465_7200_0001;
+const DRAW: u64 = 0x6472_6177_0000_0001;
 /// Evaluation rows are packed in windows of this size, so that the time for packing is linear in the number of rows.
 const EVAL_WINDOW: usize = 256;
 
@@ -70,6 +74,8 @@ pub struct Plan {
     lengths: Vec<u32>,
     budget: usize,
     total: u64,
+    /// Sets of rows, and how many rows of each an epoch has; empty: an epoch has each row once.
+    shares: Vec<(Range<usize>, usize)>,
     /// The order of the last requested epoch.
     order: Mutex<Option<(u64, Vec<u32>)>>,
 }
@@ -92,7 +98,22 @@ impl Plan {
         } else {
             options.max_steps.unwrap_or(options.epochs.saturating_mul(per_epoch))
         };
-        Plan { options, lengths, budget, total, order: Mutex::new(None) }
+        Plan { options, lengths, budget, total, shares: Vec::new(), order: Mutex::new(None) }
+    }
+
+    /// The same plan with sets of rows, each with a weight above 0. Together they have all rows, and none is empty.
+    #[must_use]
+    pub fn mixed(mut self, sets: &[(Range<usize>, f64)]) -> Plan {
+        let counts = shares(self.lengths.len(), &sets.iter().map(|(_, weight)| *weight).collect::<Vec<_>>());
+        self.shares = sets.iter().map(|(rows, _)| rows.clone()).zip(counts).collect();
+        if self.options.micro_batch_tokens.is_none() {
+            let mean = |(rows, count): &(Range<usize>, usize)| {
+                let tokens: u64 = self.lengths[rows.clone()].iter().map(|&l| u64::from(l)).sum();
+                (u128::from(tokens) * *count as u128 / rows.len().max(1) as u128) as u64
+            };
+            self.budget = default_budget(self.shares.iter().map(mean).sum(), self.steps_per_epoch());
+        }
+        self
     }
 
     /// Number of steps of the run, which is the length of the learning rate schedule.
@@ -120,8 +141,10 @@ impl Plan {
         let (epoch, within) = ((s.max(1) - 1) / per_epoch, (s.max(1) - 1) % per_epoch);
         let start = within as usize * self.options.batch_size;
         let end = (start + self.options.batch_size).min(self.lengths.len());
-        let rows: Vec<usize> =
-            if self.options.shuffle { self.shuffled(epoch, start..end) } else { (start..end).collect() };
+        let rows: Vec<usize> = match self.options.shuffle || !self.shares.is_empty() {
+            true => self.ordered(epoch, start..end),
+            false => (start..end).collect(),
+        };
         let microbatches = if self.options.packing {
             first_fit(&rows, |i| self.lengths[i] as usize, self.budget)
         } else {
@@ -130,13 +153,39 @@ impl Plan {
         Step { epoch, microbatches }
     }
 
-    fn shuffled(&self, epoch: u64, range: std::ops::Range<usize>) -> Vec<usize> {
+    fn ordered(&self, epoch: u64, range: Range<usize>) -> Vec<usize> {
         let mut held = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         if held.as_ref().is_none_or(|(e, _)| *e != epoch) {
             *held = None; // never two epochs' orders in memory
-            *held = Some((epoch, rng::permutation(self.lengths.len(), &[self.options.seed, ORDER, epoch])));
+            *held = Some((epoch, self.order(epoch)));
         }
         held.as_ref().map_or(Vec::new(), |(_, order)| order[range].iter().map(|&i| i as usize).collect())
+    }
+
+    /// The rows of an epoch.
+    fn order(&self, epoch: u64) -> Vec<u32> {
+        let mut drawn = self.drawn(epoch);
+        if !self.options.shuffle {
+            drawn.sort_unstable();
+            return drawn;
+        }
+        let order = rng::permutation(self.lengths.len(), &[self.options.seed, ORDER, epoch]);
+        if drawn.is_empty() { order } else { order.into_iter().map(|i| drawn[i as usize]).collect() }
+    }
+
+    /// The rows of an epoch of a mixture, set by set: each row of a set as often as the share has the whole set, and
+    /// for the rest different rows.
+    fn drawn(&self, epoch: u64) -> Vec<u32> {
+        let mut drawn = Vec::new();
+        for (set, (rows, count)) in self.shares.iter().enumerate() {
+            let (first, n) = (rows.start as u32, rows.len());
+            for _ in 0..count / n {
+                drawn.extend(first..first + n as u32);
+            }
+            let rest = rng::permutation(n, &[self.options.seed, DRAW, epoch, set as u64]);
+            drawn.extend(rest.iter().take(count % n).map(|row| first + row));
+        }
+        drawn
     }
 
     /// All rows once and in order, for an evaluation, packed first-fit within windows of 256 rows.
@@ -147,12 +196,13 @@ impl Plan {
 
     /// The rows of all steps, ascending.
     pub fn rows(&self) -> Vec<usize> {
-        if self.total >= self.steps_per_epoch() {
+        if self.total >= self.steps_per_epoch() && self.shares.is_empty() {
             return (0..self.lengths.len()).collect();
         }
         let mut rows: Vec<usize> =
             (1..=self.total).flat_map(|s| self.step(s).rows().collect::<Vec<_>>()).collect();
         rows.sort_unstable();
+        rows.dedup();
         rows
     }
 
@@ -220,6 +270,18 @@ impl Room {
             self.nodes[node] = self.nodes[2 * node].max(self.nodes[2 * node + 1]);
         }
     }
+}
+
+/// `n` rows by weight: rounded down, and the rows that are left to the largest fractions, the first among equals.
+fn shares(n: usize, weights: &[f64]) -> Vec<usize> {
+    let sum: f64 = weights.iter().sum();
+    let exact: Vec<f64> = weights.iter().map(|weight| n as f64 * (weight / sum)).collect();
+    let mut counts: Vec<usize> = exact.iter().map(|share| share.floor() as usize).collect();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()));
+    let left = n.saturating_sub(counts.iter().sum());
+    order.iter().cycle().take(left).for_each(|&set| counts[set] += 1);
+    counts
 }
 
 /// A power of two near (mean tokens per step) / 16, within 256 ..= 4096: the smallest p with mean / 16 <= p sqrt(2).

@@ -152,6 +152,11 @@ impl Samples {
         self.targets.iter().map(|&t| u64::from(t)).sum()
     }
 
+    /// Number of rows before a position in the input data.
+    pub fn before(&self, row: u64) -> usize {
+        self.rows.partition_point(|&r| r < row)
+    }
+
     fn range(&self, i: usize) -> std::ops::Range<usize> {
         let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
         start..self.ends[i] as usize

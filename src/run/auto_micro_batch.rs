@@ -44,7 +44,7 @@ pub fn plan(
 ) -> Result<Plan, Refusal> {
     let typed = prepare::plan_options(options);
     if !options.optim.micro_batch_auto {
-        return Ok(Plan::new(&p.train.samples, &typed));
+        return Ok(prepare::plan(&p.train, options, &typed));
     }
     let (tokens, why) = match kept(options)? {
         Some(kept) => kept,
@@ -52,7 +52,7 @@ pub fn plan(
     };
     p.remarks.push(format!("auto     --micro-batch-tokens {tokens}: {why}"));
     settings.put(NAME, vec![tokens.to_string()], Origin::Computed(format!("auto: {why}")));
-    Ok(Plan::new(&p.train.samples, &PlanOptions { micro_batch_tokens: Some(tokens), ..typed }))
+    Ok(prepare::plan(&p.train, options, &PlanOptions { micro_batch_tokens: Some(tokens), ..typed }))
 }
 
 /// The size of the run that is resumed.
@@ -91,7 +91,7 @@ fn choose(
     let mut least_read = 0.0;
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
-        let planned = Plan::new(&p.train.samples, &typed);
+        let planned = prepare::plan(&p.train, options, &typed);
         let (train, eval) = (&p.train, p.eval.as_ref());
         let (counts, mut load) = count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
         load.trained = shape.trained;

@@ -152,7 +152,7 @@ fn locate(name: &str) -> Result<PathBuf, Refusal> {
 }
 
 /// Prints a line for every quarter of every file.
-fn downloads() -> impl FnMut(&Progress) {
+pub(super) fn downloads() -> impl FnMut(&Progress) {
     let mut said = (String::new(), 0);
     move |p| {
         let now = (p.file.clone(), p.done * 4 / p.total.max(1));

@@ -105,6 +105,7 @@ impl Job {
             .with("packing", options.data.packing)
             .with("no_shuffle", !options.data.shuffle)
             .with("class_weights", weights)
+            .with_some("mixture", mixture(p, options))
             .with_some("dtype", dtype)
             .with_some("learn", options.data.learn.unusual())
             .with_some("quantize", options.model.quantize.map(Recipe::name))
@@ -336,6 +337,13 @@ impl Job {
         notes.extend(p.remarks.clone());
         notes
     }
+}
+
+/// The sets of a mixture: their rows and their weights.
+fn mixture(p: &Prepared, options: &Options) -> Option<String> {
+    let sets = p.train.sets().into_iter().zip(&options.data.weights);
+    let all: Vec<String> = sets.map(|(rows, weight)| format!("{} x {weight}", rows.len())).collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// The learning rates of a run of `total` steps.

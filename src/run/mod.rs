@@ -10,6 +10,7 @@ pub mod folder;
 pub mod job;
 pub mod prepare;
 pub mod prompt;
+pub mod row_sets;
 pub mod row_warnings;
 pub mod run_file;
 pub mod signals;

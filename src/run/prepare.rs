@@ -4,12 +4,13 @@
 use super::adapter;
 use super::base_model::{self, BaseModel};
 use super::folder;
+use super::row_sets::{Evals, sets};
 use super::row_warnings;
 use crate::config::groups::{Options, Split, within};
 use crate::config::refusal::Refusal;
 use crate::config::{Origin, Settings};
 use crate::data::files;
-use crate::data::plan::PlanOptions;
+use crate::data::plan::{Plan, PlanOptions};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
@@ -20,7 +21,7 @@ use crate::model::quantised::Recipe;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::JoinHandle;
 
 /// Default of --max-seq-len, in tokens.
@@ -93,7 +94,7 @@ fn has_rows(options: &Options) -> Result<(), Refusal> {
     }
     if options.data.data.is_empty() {
         return Err(Refusal::usage(format!(
-            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .tsv, .parquet), a folder, or - for stdin"
+            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .tsv, .parquet), a folder, a data set of the Hub, or - for stdin"
         )));
     }
     Ok(())
@@ -123,9 +124,9 @@ fn read(
     }
     let spec = spec(settings, options, &base.config)?;
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
-    let (train_paths, eval_paths) = paths(options)?;
+    let (train_sets, eval_sets) = sets(options)?;
     let read = read_options(options, &base.config, max_seq_len);
-    let mut train = data::load(&train_paths, &read, &tokenizer)?;
+    let mut train = data::load_sets(&train_sets, &read, &tokenizer)?;
     within(settings, &train.counts)?;
     check_classes(&train)?;
     let chat = 2 * train.counts.chat > train.counts.rows;
@@ -135,14 +136,15 @@ fn read(
             .iter()
             .for_each(|w| say!("warning: {w}"));
     }
-    let (mut eval, mut eval_sets) = (None, Vec::new());
-    if let Some(fraction) = held_back(settings, options, (train.samples.len(), &eval_paths))? {
+    let (mut eval, mut named_sets) = (None, Vec::new());
+    if let Some(fraction) = held_back(settings, options, (train.samples.len(), &eval_sets))? {
         let (kept, held) = train.split(fraction, options.optim.seed)?;
         (train, eval) = (kept, Some(held));
-    } else if !eval_paths.is_empty() {
+    } else if !eval_sets.is_empty() {
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
-        (eval, eval_sets) = evaluation(&eval_paths, &read, &tokenizer)?;
+        (eval, named_sets) = evaluation(&eval_sets, &read, &tokenizer)?;
     }
+    check_sets(settings, options, &train)?;
     has_eval(settings, options, eval.as_ref())?;
     let mut config = base.config.clone();
     if let Some(labels) = &train.labels {
@@ -157,7 +159,7 @@ fn read(
         max_seq_len,
         train,
         eval,
-        eval_sets,
+        eval_sets: named_sets,
         chat,
         remarks: vec![],
         hash,
@@ -190,15 +192,36 @@ pub fn plan_options(options: &Options) -> PlanOptions {
     }
 }
 
+/// The plan of the rows to train on, as a mixture if they have weights.
+pub fn plan(train: &Corpus, options: &Options, of: &PlanOptions) -> Plan {
+    let plan = Plan::new(&train.samples, of);
+    match options.data.weights.is_empty() {
+        true => plan,
+        false => plan
+            .mixed(&train.sets().into_iter().zip(options.data.weights.iter().copied()).collect::<Vec<_>>()),
+    }
+}
+
+/// Refuses a set with a weight of which no row is left.
+fn check_sets(settings: &Settings, options: &Options, train: &Corpus) -> Result<(), Refusal> {
+    let data = &options.data;
+    match train.sets().iter().position(|rows| rows.is_empty()) {
+        Some(set) if !data.weights.is_empty() => {
+            let named = data.data.get(set).map(|path| path.display().to_string()).unwrap_or_default();
+            Err(settings.refuse("data", format!("{named} has a weight, and no row to train on")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The rows of all sets, and the names of the sets with their numbers of rows.
-fn evaluation(
-    sets: &Sets,
-    read: &data::Options,
-    tokenizer: &Tokenizer,
-) -> Result<(Option<Corpus>, Vec<(String, usize)>), Refusal> {
+type Evaluation = (Option<Corpus>, Vec<(String, usize)>);
+
+/// Reads the rows to evaluate on.
+fn evaluation(sets: &Evals, read: &data::Options, tokenizer: &Tokenizer) -> Result<Evaluation, Refusal> {
     let (mut parts, mut named) = (Vec::new(), Vec::new());
-    for (name, paths) in sets {
-        let part = data::load(paths, read, tokenizer)?;
+    for (name, files) in sets {
+        let part = data::load_sets(files, read, tokenizer)?;
         named.push((name.clone(), part.samples.len()));
         parts.push(part);
     }
@@ -211,11 +234,12 @@ fn evaluation(
 fn held_back(
     settings: &Settings,
     options: &Options,
-    (n, sets): (usize, &Sets),
+    (n, sets): (usize, &Evals),
 ) -> Result<Option<f64>, Refusal> {
     if let Some((_, paths)) = sets.first() {
         if options.data.eval_split.is_some() && !options.output.quiet {
-            let named = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
+            let named =
+                paths.iter().flatten().next().map(|path| path.display().to_string()).unwrap_or_default();
             say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
         }
         return Ok(None);
@@ -261,7 +285,10 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
         num_classes: data.num_classes,
         labels: config.labels.clone().filter(|_| classify).map(|names| LabelMap { names }),
         max_dropped: None,
-        limit: plan_options(options).rows_needed().filter(|_| data.eval_split.is_none()),
+        limit: plan_options(options)
+            .rows_needed()
+            .filter(|_| data.eval_split.is_none() && data.weights.is_empty()),
+        max_rows: data.max_rows.map(|n| n as u64),
         threads: options.devices.threads.unwrap_or(0),
     }
 }
@@ -286,49 +313,6 @@ fn check_classes(train: &Corpus) -> Result<(), Refusal> {
         ))),
         _ => Ok(()),
     }
-}
-
-/// Name and files of each set of an evaluation.
-type Sets = Vec<(String, Vec<PathBuf>)>;
-
-/// Training files, and the files of each set of the evaluation, the deciding one first; a folder has both.
-fn paths(options: &Options) -> Result<(Vec<PathBuf>, Sets), Refusal> {
-    let (data, deciding) = (&options.data, &options.output.best_set);
-    let (mut train, mut eval) = (Vec::new(), Vec::new());
-    for path in &data.data {
-        match path.is_dir() {
-            true => {
-                let folder = files::folder(path)?;
-                train.extend(folder.train);
-                eval.extend(folder.eval);
-            }
-            false => train.push(path.clone()),
-        }
-    }
-    if data.eval_data.is_empty() {
-        let of_folders = Some((String::new(), eval)).filter(|(_, files)| !files.is_empty());
-        return Ok((train, of_folders.into_iter().collect()));
-    }
-    let named = |(name, paths): &(String, Vec<PathBuf>)| Ok((name.clone(), eval_files(paths)?));
-    let mut sets = data.eval_data.iter().map(named).collect::<Result<Sets, Refusal>>()?;
-    sets.sort_by_key(|(name, _)| deciding.as_ref().is_some_and(|deciding| deciding != name));
-    Ok((train, sets))
-}
-
-/// Evaluation files; for a folder its evaluation files, else its test files, else all.
-pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
-    let mut eval = Vec::new();
-    for path in paths {
-        match path.is_dir() {
-            true => {
-                let folder = files::folder(path)?;
-                let named = if folder.eval.is_empty() { folder.test } else { folder.eval };
-                eval.extend(if named.is_empty() { folder.train } else { named });
-            }
-            false => eval.push(path.clone()),
-        }
-    }
-    Ok(eval)
 }
 
 /// The adapter's configuration. Values from --init-adapter apply unless the user gave others.

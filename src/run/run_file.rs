@@ -2,6 +2,7 @@
 //! The file is valid for --config: the same reader reads it and skips the facts.
 
 use crate::config::demo;
+use crate::config::groups::weighted;
 use crate::config::table::{Section, TABLE, Takes};
 use crate::config::values::named_path;
 use crate::config::{Origin, Settings, yaml};
@@ -67,6 +68,11 @@ const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
 
 /// The recorded form of a value.
 fn recorded(name: &str, value: &str) -> String {
+    if let (path, Some(weight)) = weighted(value)
+        && name == "data"
+    {
+        return format!("{}={weight}", recorded(name, path));
+    }
     if let ("eval-data", (set, path)) = (name, named_path(value))
         && !set.is_empty()
     {
@@ -181,6 +187,8 @@ mod tests {
             ("data", "Cargo.toml", format!("{here}/Cargo.toml")),
             ("eval-data", "code=Cargo.toml", format!("code={here}/Cargo.toml")),
             ("data", "-", "-".into()),
+            ("data", "Cargo.toml=0.5", format!("{here}/Cargo.toml=0.5")),
+            ("data", "owner/name:train=2", "owner/name:train=2".into()),
             ("data", "no/such/file", "no/such/file".into()),
             ("model", "demo", "demo".into()),
             ("model", "demo/model", format!("{here}/demo/model")),

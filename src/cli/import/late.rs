@@ -139,7 +139,7 @@ use_cpu: true
                 "quantize: nf4-double",
                 "gpus: cpu",
             ],
-            &["optim", "save_steps", "dataset_test_split", "pad_token", "report_to"],
+            &["optim", "save_steps", "pad_token", "report_to"],
         );
     }
 

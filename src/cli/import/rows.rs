@@ -1,13 +1,14 @@
-//! Paths of the rows in another trainer's configuration. Files are converted; Hub data sets are not, and an entry of
-//! LLaMA-Factory's `dataset_info.json` is read where that file exists.
+//! Paths of the rows in another trainer's configuration: files, and data sets of the Hub. An entry of LLaMA-Factory's
+//! `dataset_info.json` is read where that file exists.
 
 use super::{Dialect, Import, is_empty, scalar, turns, word};
 use crate::data::files::holds_rows;
 use crate::data::form::is_field;
+use crate::format::looks_like_id;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-const HUB: &str = "rows come from files: save them as .jsonl or .parquet and name the file under data";
+const HUB: &str = "neither a file of rows nor a data set of the Hub (owner/name): name one under data";
 
 /// Converts all keys about rows.
 pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, path: &Path) {
@@ -28,7 +29,7 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
     }
     // With files the name is their format.
     if let Some(name) = keys.get("dataset_name").filter(|v| !is_empty(v) && files.is_none()) {
-        one(import, ("dataset_name", "data"), name);
+        trl(import, keys, &scalar(name));
     }
     if let Some(Value::String(field)) = keys.get("dataset_text_field")
         && field != "text"
@@ -70,11 +71,59 @@ fn is_file(name: &str) -> bool {
     holds_rows(Path::new(name)) || name.starts_with(['.', '/'])
 }
 
-fn one(import: &mut Import, (key, ours): (&str, &str), name: &Value) {
-    let text = scalar(name);
-    match is_file(&text) {
-        true => import.set(ours, word(&text), key),
-        false => import.lose(key, name, HUB),
+/// Our name of a data set of the Hub; `None` for other names and for a part of a split.
+fn on_hub(
+    id: &str,
+    config: Option<String>,
+    split: Option<String>,
+    revision: Option<String>,
+) -> Option<String> {
+    let config = config.filter(|c| c != "default");
+    let part = match (config, split.filter(|s| s != "train")) {
+        (_, Some(split)) if split.contains(['[', '+']) => return None,
+        (None, None) => String::new(),
+        (Some(one), None) | (None, Some(one)) => format!(":{one}"),
+        (Some(config), Some(split)) => format!(":{config}/{split}"),
+    };
+    let revision = revision.map(|r| format!("@{r}")).unwrap_or_default();
+    looks_like_id(id).then(|| format!("{id}{part}{revision}"))
+}
+
+/// Converts TRL's data set. Its rows for evaluation are used if there are evaluations.
+fn trl(import: &mut Import, keys: &Map<String, Value>, name: &str) {
+    let text = |key: &str| keys.get(key).filter(|v| !is_empty(v)).map(scalar);
+    if is_file(name) {
+        return import.set("data", word(name), "dataset_name");
+    }
+    match on_hub(name, text("dataset_config"), text("dataset_train_split"), None) {
+        Some(set) => import.set("data", word(&set), "dataset_name"),
+        None => return import.lose("dataset_name", &Value::from(name), HUB),
+    }
+    let evaluates = text("eval_strategy").is_some_and(|v| v != "no" && v != "false");
+    let split = text("dataset_test_split").or_else(|| Some("test".into()));
+    if let Some(set) = on_hub(name, text("dataset_config"), split, None).filter(|_| evaluates) {
+        import.set("eval_data", word(&set), "dataset_test_split");
+    }
+}
+
+/// The files of a data set of Axolotl's, or its name on the Hub.
+fn files_of(
+    import: &mut Import,
+    key: &str,
+    (path, named): (&str, Option<Vec<String>>),
+    text: &dyn Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    match named {
+        Some(named) if looks_like_id(path) => named.iter().map(|file| format!("{path}:{file}")).collect(),
+        Some(named) => named,
+        None if is_file(path) => vec![path.to_owned()],
+        None => {
+            let set = on_hub(path, text("name"), text("split"), text("revision"));
+            if set.is_none() {
+                import.lose(&format!("{key}: path"), &Value::from(path), HUB);
+            }
+            set.into_iter().collect()
+        }
     }
 }
 
@@ -85,11 +134,8 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
         let text = |name: &str| set.get(name).filter(|v| !is_empty(v)).map(scalar);
         let path = text("path").unwrap_or_default();
         let named = text("data_files").map(|f| f.split(',').map(String::from).collect::<Vec<_>>());
-        match named {
-            Some(named) => files.extend(named),
-            None if is_file(&path) => files.push(path),
-            None => import.lose(&format!("{key}: path"), &Value::from(path), HUB),
-        }
+        let hub = looks_like_id(&path);
+        files.extend(files_of(import, key, (&path, named), &text));
         custom_prompt(import, key, set);
         let Some(map) = set.as_object() else { continue };
         only_marked(import, key, map);
@@ -110,6 +156,7 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
         for (lost, value) in map.iter().filter(|(name, value)| !is_known(name) && !is_empty(value)) {
             match (lost.as_str(), scalar(value).as_str()) {
                 ("roles_to_train", "assistant") | ("train_on_eos", "turn") | ("split", "train") => {}
+                ("split", _) if hub => {}
                 ("message_field_training", "train" | "training" | "weight") => {}
                 ("ds_type", kind) if files.iter().all(|f| f.trim_end_matches('l').ends_with(kind)) => {}
                 ("roles_to_train" | "train_on_eos" | "message_field_training", _) => {
@@ -182,6 +229,10 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
                 files.push(word(&path.display().to_string()));
                 fields.extend(columns(import, name, entry));
             }
+            (Some(entry), None) if of_entry(entry).is_some() => {
+                files.extend(of_entry(entry).map(|set| word(&set)));
+                fields.extend(columns(import, name, entry));
+            }
             _ if is_file(name) => files.push(word(name)),
             _ => {
                 let why = "an entry of dataset_info.json: name the file that it stands for under data";
@@ -197,6 +248,12 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
     if !fields.is_empty() && ours == "data" {
         import.set("data_fields", format!("[{}]", fields.join(", ")), format!("{key}: columns"));
     }
+}
+
+/// The data set of the Hub that an entry names.
+fn of_entry(entry: &Value) -> Option<String> {
+    let text = |key: &str| entry.get(key).filter(|v| !is_empty(v)).map(scalar);
+    on_hub(&text("hf_hub_url")?, text("subset"), text("split"), None)
 }
 
 /// FORM=ROW of an entry; columns without an equivalent are lost.
@@ -221,7 +278,9 @@ fn columns(import: &mut Import, name: &str, entry: &Value) -> Vec<String> {
     }
     for (lost, value) in entry.as_object().into_iter().flatten() {
         let usual = ["file_name", "columns", "tags", "hf_hub_url", "ms_hub_url", "formatting"];
-        let said = !usual.contains(&lost.as_str()) && !is_empty(value) && *value != Value::Bool(false);
+        let of_hub = ["subset", "split"].contains(&lost.as_str()) && of_entry(entry).is_some();
+        let said =
+            !of_hub && !usual.contains(&lost.as_str()) && !is_empty(value) && *value != Value::Bool(false);
         if said {
             let why = "rows are what their file and their fields say";
             import.lose(&format!("dataset: {name}: {lost}"), value, why);

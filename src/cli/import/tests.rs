@@ -27,7 +27,15 @@ datasets:
     type: chat_template
     field_messages: turns
   - path: someone/set
+    name: main
+    split: train
     type: alpaca
+  - path: other/set
+    split: train_sft
+    revision: v2
+  - path: a/b
+    data_files: c.jsonl
+  - path: squad
 dataset_prepared_path: prepared
 val_set_size: 0.05
 output_dir: ./outputs/one
@@ -64,7 +72,7 @@ fn axolotl_configuration_is_converted() {
         &[
             "model: owner/base-1b",
             "quantize: nf4",
-            "data: [rows/a.jsonl]",
+            "data: [rows/a.jsonl, \"someone/set:main\", \"other/set:train_sft@v2\", \"a/b:c.jsonl\"]",
             "data_fields: [\"messages=turns\"]",
             "eval_split: 0.05",
             "output: ./outputs/one",
@@ -164,11 +172,12 @@ eval_strategy: steps
 #[test]
 fn llama_factory_defaults_are_written_out() {
     check(
-        "model_name_or_path: m\nstage: dpo\nfinetuning_type: full\nlora_target: q_proj,v_proj\n",
+        "model_name_or_path: m\nstage: dpo\nmax_samples: 1000\nfinetuning_type: full\nlora_target: q_proj,v_proj\n",
         Dialect::LlamaFactory,
         &[
             "rank: 8",
             "alpha: 16",
+            "max_rows: 1000",
             "learning_rate: 5e-5",
             "lr_scheduler: linear",
             "target_modules: \"q_proj,v_proj\"",
@@ -184,6 +193,9 @@ fn trl_configuration_is_converted() {
         "
 model_name_or_path: owner/base-0.5b
 dataset_name: someone/set
+dataset_config: main
+dataset_test_split: validation
+eval_strategy: epoch
 use_peft: true
 lora_r: 64
 lora_target_modules: [q_proj, v_proj]
@@ -201,6 +213,8 @@ eos_token: <end>
         &[
             "model: owner/base-0.5b",
             "quantize: nf4",
+            "data: \"someone/set:main\"",
+            "eval_data: \"someone/set:main/validation\"",
             "rank: 64",
             "alpha: 32",
             "dropout: 0.05",
@@ -211,7 +225,13 @@ eos_token: <end>
             "learning_rate: 0.0001",
             "lr_scheduler: linear",
         ],
-        &["dtype", "eos_token", "dataset_name"],
+        &["dtype", "eos_token"],
+    );
+    check(
+        "model_name_or_path: m\ndataset_name: o/n\ndataset_train_split: \"train[:10%]\"\nlora_target_modules: q_proj\n",
+        Dialect::Trl,
+        &[],
+        &["dataset_name"],
     );
     check(
         "model_name_or_path: m\ndataset_name: ./rows.parquet\ndataset_text_field: body\nlora_task_type: SEQ_CLS\n",
@@ -288,6 +308,24 @@ fn an_entry_of_dataset_info_is_looked_up() {
         |key: &str| import.lines.iter().find(|l| l.key == key).map(|l| l.value.clone()).unwrap_or_default();
     assert!(line("data").ends_with("data/mine.json]"), "{}", line("data"));
     assert_eq!(line("data_fields"), "[\"instruction=q\", \"output=a\"]");
+}
+
+#[test]
+fn an_entry_with_a_hub_id_names_a_data_set() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    let info = r#"{"theirs": {"hf_hub_url": "o/n", "subset": "main", "split": "test", "columns": {"prompt": "q"}},
+                   "none": {"hf_hub_url": "squad", "split": "test"}}"#;
+    std::fs::write(dir.path().join("data/dataset_info.json"), info).unwrap();
+    let text = "model_name_or_path: m\nstage: sft\ndataset: theirs,none\n";
+    let (found, import) = convert(text, &dir.path().join("c.yaml"), None).unwrap();
+    let result = import.render(Path::new("c.yaml"), found);
+    assert!(result.contains("\ndata: [\"o/n:main/test\"]"), "{result}");
+    assert!(result.contains("\ndata_fields: [\"instruction=q\"]"), "{result}");
+    assert_eq!(
+        import.lost.iter().map(|(key, value, _)| format!("{key} {value}")).collect::<Vec<_>>(),
+        ["dataset none"]
+    );
 }
 
 /// Rows of {from, value} under any name, LLaMA-Factory's default without tags; and rows of {role, content}.

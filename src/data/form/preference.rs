@@ -42,10 +42,13 @@ pub(super) fn pair(fields: &Fields<'_>) -> Result<Form, String> {
 
 /// An answer that is wanted or not.
 pub(super) fn single(fields: &Fields<'_>) -> Result<Form, String> {
-    if !fields.has(&["prompt", "completion", "label"]) {
+    let turns =
+        ["messages", "conversations"].into_iter().find(|name| fields.get(name).is_some_and(|v| v != ""));
+    let turns = turns.filter(|_| !fields.has(&["completion"]));
+    if !fields.has(&["label"]) || turns.is_none() && !fields.has(&["prompt", "completion"]) {
         return Err(format!(
-            "no answer with a label: it has the fields [{}]; needed are prompt, completion and label (true or false); \
-             --data-fields FIELD=COLUMN renames",
+            "no answer with a label: it has the fields [{}]; needed are label (true or false), and prompt and completion, \
+             or messages or conversations that end with the answer; --data-fields FIELD=COLUMN renames",
             fields.names()
         ));
     }
@@ -57,7 +60,23 @@ pub(super) fn single(fields: &Fields<'_>) -> Result<Form, String> {
         Some(Value::String(s)) if ["false", "0"].contains(&s.trim().to_lowercase().as_str()) => false,
         _ => return Err("`label` must be true or false".into()),
     };
-    Ok(Form::Answers { said: said(fields, &["completion"])?, wanted: Some(wanted) })
+    let said = match turns {
+        Some(name) => ended(fields, name)?,
+        None => said(fields, &["completion"])?,
+    };
+    Ok(Form::Answers { said, wanted: Some(wanted) })
+}
+
+/// A conversation whose last message is the answer.
+fn ended(fields: &Fields<'_>, name: &str) -> Result<Said, String> {
+    let Some(Value::Array(list)) = fields.structured(name)? else {
+        return Err(format!("`{name}` must be a list of messages"));
+    };
+    let mut prompt = list.iter().map(turns::sharegpt).collect::<Result<Vec<_>, _>>()?;
+    match prompt.pop() {
+        Some(answer) if answer["role"] == "assistant" => conversation(fields, prompt, vec![vec![answer]]),
+        _ => Err(format!("`{name}` must end with the assistant's message, which has the label")),
+    }
 }
 
 fn said(fields: &Fields<'_>, names: &[&str]) -> Result<Said, String> {
@@ -164,4 +183,33 @@ fn common_text(texts: &[String]) -> usize {
         }
     };
     if one[..at].ends_with(' ') { at - 1 } else { at }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Options, Task, form};
+
+    fn read(row: Value) -> Result<Form, String> {
+        form::of(&row, &Options { task: Task::Unpaired, ..Options::default() })
+    }
+
+    #[test]
+    fn labelled_conversations_are_prompts_with_answers() {
+        let (user, answer) =
+            (json!({"role": "user", "content": "q"}), json!({"role": "assistant", "content": "a"}));
+        let expected = read(json!({"prompt": [user], "completion": [answer], "label": true})).unwrap();
+        assert!(matches!(&expected, Form::Answers { wanted: Some(true), .. }));
+        let turns = json!([{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]);
+        for row in [
+            json!({"messages": [user, answer], "label": true}),
+            json!({"conversations": turns, "label": "true"}),
+        ] {
+            assert_eq!(read(row.clone()).unwrap(), expected, "{row}");
+        }
+        let error = read(json!({"messages": [user], "label": true})).unwrap_err();
+        assert!(error.contains("`messages` must end with the assistant's message"), "{error}");
+        assert!(read(json!({"messages": [user, answer]})).unwrap_err().contains("needed are label"));
+        assert!(read(json!({"prompt": "q", "label": true})).unwrap_err().contains("needed are label"));
+    }
 }

@@ -1,6 +1,7 @@
 //! The cache on disk, in the layout of `huggingface_hub`: `blobs/HASH`, `snapshots/COMMIT/NAME` as links to blobs,
 //! `refs/REVISION` with a commit. A reference is written last, so a named snapshot was complete.
 
+use super::Kind;
 use crate::format::atomic;
 use crate::format::error::FormatError;
 use std::fs;
@@ -20,15 +21,15 @@ pub(super) const SMALL_FILES: [&str; 6] = [
     "chat_template.jinja",
 ];
 
-/// The folder of one model in the cache.
+/// The folder of one model or data set in the cache.
 pub(super) struct Repository {
     root: PathBuf,
     lock: PathBuf,
 }
 
 impl Repository {
-    pub fn new(cache: &Path, id: &str) -> Self {
-        let name = format!("models--{}", id.replace('/', "--"));
+    pub fn new(cache: &Path, kind: Kind, id: &str) -> Self {
+        let name = format!("{}--{}", kind.plural(), id.replace('/', "--"));
         Repository { root: cache.join(&name), lock: cache.join(".locks").join(&name) }
     }
 
@@ -44,13 +45,23 @@ impl Repository {
         self.root.join("blobs").join(hash)
     }
 
-    /// The folder of `revision`, if it contains all files of a model.
-    pub fn whole_snapshot(&self, revision: &str) -> Option<PathBuf> {
+    /// The commit that `revision` refers to: itself, if nothing is known about it.
+    pub fn commit(&self, revision: &str) -> Option<String> {
         if revision.split('/').any(|part| part == "..") || revision.starts_with('/') {
             return None;
         }
         let named = fs::read_to_string(self.root.join("refs").join(revision)).ok();
-        let folder = self.snapshot(named.as_deref().unwrap_or(revision).trim());
+        Some(named.as_deref().unwrap_or(revision).trim().to_owned())
+    }
+
+    /// The file with the names of the files of `commit`.
+    pub fn names(&self, commit: &str) -> PathBuf {
+        self.root.join(".names").join(commit)
+    }
+
+    /// The folder of `revision`, if it contains all files of a model.
+    pub fn whole_snapshot(&self, revision: &str) -> Option<PathBuf> {
+        let folder = self.snapshot(&self.commit(revision)?);
         let has = |name: &str| folder.join(name).is_file();
         let weights = has(SINGLE) || shards(&folder).is_ok_and(|all| all.iter().all(|shard| has(shard)));
         (has("config.json") && has("tokenizer.json") && weights).then_some(folder)
@@ -64,17 +75,20 @@ impl Repository {
         atomic::write_file(&self.root.join("refs").join(revision), commit.as_bytes())
     }
 
-    /// Creates the link `snapshots/COMMIT/NAME` -> `../../blobs/HASH`.
+    /// Creates the link `snapshots/COMMIT/NAME` -> `../../blobs/HASH`, with one more `..` for each folder of the name.
     pub fn link(&self, commit: &str, name: &str, hash: &str) -> Result<(), FormatError> {
-        let folder = self.snapshot(commit);
-        let pointer = folder.join(name);
+        let pointer = self.snapshot(commit).join(name);
         let fail = |e| FormatError::io(&pointer, e);
-        fs::create_dir_all(&folder).map_err(fail)?;
+        if let Some(folder) = pointer.parent() {
+            fs::create_dir_all(folder).map_err(fail)?;
+        }
         if fs::symlink_metadata(&pointer).is_ok() {
             fs::remove_file(&pointer).map_err(fail)?;
         }
         #[cfg(unix)]
-        let made = std::os::unix::fs::symlink(Path::new("../../blobs").join(hash), &pointer);
+        let above = "../".repeat(name.matches('/').count());
+        #[cfg(unix)]
+        let made = std::os::unix::fs::symlink(format!("{above}../../blobs/{hash}"), &pointer);
         #[cfg(not(unix))]
         let made = fs::copy(self.blob(hash), &pointer).map(drop);
         made.map_err(fail)

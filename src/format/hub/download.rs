@@ -26,7 +26,7 @@ pub(super) struct Listed {
     large: bool,
 }
 
-impl Session<'_> {
+impl Session {
     /// Downloads `names` of `commit` into the snapshot, except those that exist.
     pub fn files(
         &self,
@@ -51,7 +51,7 @@ impl Session<'_> {
 
     /// The Hub's listing of the files `names`, in their order.
     pub fn list(&self, commit: &str, names: &[String]) -> Result<Vec<Listed>, FormatError> {
-        let path = format!("/api/models/{}/paths-info/{}", self.id, encoded(commit));
+        let path = format!("/api/{}/{}/paths-info/{}", self.kind.plural(), self.id, encoded(commit));
         let answer = self.client.json(&path, Some(&serde_json::json!({"paths": names})));
         let answer = answer.map_err(|failure| self.explain(failure))?;
         let mut all: Vec<_> = answer.as_array().into_iter().flatten().filter_map(listed).collect();

@@ -1,4 +1,4 @@
-//! Downloads models by Hub id into the cache of Python's `huggingface_hub` (HF_HUB_CACHE, HF_HOME).
+//! Downloads models and data sets by Hub id into the cache of Python's `huggingface_hub` (HF_HUB_CACHE, HF_HOME).
 //!
 //! Rules: only necessary files are downloaded; unsupported models are rejected before any weights are downloaded; an
 //! interrupted download continues where it stopped; a complete snapshot is used if the Hub is unreachable.
@@ -8,9 +8,12 @@
 
 mod cache;
 mod client;
+mod data_set;
 mod download;
 mod environment;
 mod outline;
+
+pub use data_set::DataSet;
 
 use super::directory;
 use super::error::FormatError;
@@ -22,6 +25,46 @@ use std::time::Duration;
 
 /// The Hub's code of a repository that does not exist, or that is private.
 const NO_REPOSITORY: &str = "RepoNotFound";
+
+/// The kind of a repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Model,
+    Data,
+}
+
+impl Kind {
+    fn noun(self) -> &'static str {
+        match self {
+            Kind::Model => "model",
+            Kind::Data => "data set",
+        }
+    }
+
+    /// The word of the Hub's interface and of folders in the cache.
+    fn plural(self) -> &'static str {
+        match self {
+            Kind::Model => "models",
+            Kind::Data => "datasets",
+        }
+    }
+
+    /// The beginning of the path of a repository's page.
+    fn page(self) -> &'static str {
+        match self {
+            Kind::Model => "",
+            Kind::Data => "datasets/",
+        }
+    }
+
+    /// What may be given in place of an id.
+    fn here(self) -> &'static str {
+        match self {
+            Kind::Model => "a directory or .gguf",
+            Kind::Data => "a file of rows",
+        }
+    }
+}
 
 /// Progress of a download.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +82,7 @@ pub struct Progress {
 pub struct Hub {
     /// The URL of the Hub: `https://huggingface.co`, or HF_ENDPOINT.
     pub endpoint: String,
-    /// The folder that contains `models--owner--name`.
+    /// The folder that contains `models--owner--name` and `datasets--owner--name`.
     pub cache: PathBuf,
     /// HF_TOKEN, else the token of `hf auth login`. It is sent to the Hub only.
     pub token: Option<String>,
@@ -112,65 +155,80 @@ impl Hub {
         if !directory::looks_like_id(id) {
             return Err(error(id, "not a Hub id", "write it as owner/name", true));
         }
-        let here = Repository::new(&self.cache, id);
-        let whole = here.whole_snapshot(revision.unwrap_or("main"));
-        let pinned = revision.is_some_and(|r| r.len() == 40 && r.bytes().all(|b| b.is_ascii_hexdigit()));
+        let whole = Repository::new(&self.cache, Kind::Model, id).whole_snapshot(revision.unwrap_or("main"));
         match &whole {
-            Some(folder) if pinned || self.offline => return Ok(folder.clone()),
+            Some(folder) if is_pinned(revision) || self.offline => return Ok(folder.clone()),
             _ => {}
         }
-        if self.offline {
-            let what = "not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub";
-            return Err(error(id, what, "unset it, or give a directory or .gguf", false));
-        }
-        if self.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
-            let what = "the token of HF_TOKEN or of `hf auth login` holds a space, a line end or another odd character";
-            return Err(error(id, what, "give the token alone", true));
-        }
-        let client = Client::new(&self.endpoint, self.token.clone(), self.patience);
-        let session = Session { id, here: &here, client, patience: self.patience };
-        match session.fetch(revision, parts, progress) {
+        match self.session(Kind::Model, id)?.fetch(revision, parts, progress) {
             Err(FormatError::Hub { permanent: false, .. }) if whole.is_some() => {
                 whole.ok_or_else(|| unreachable(id))
             }
             other => other,
         }
     }
+
+    /// Access to a repository on the Hub.
+    fn session(&self, kind: Kind, id: &str) -> Result<Session, FormatError> {
+        if self.offline {
+            let what = "not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub";
+            return Err(error(id, what, &format!("unset it, or give {}", kind.here()), false));
+        }
+        if self.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
+            let what = "the token of HF_TOKEN or of `hf auth login` holds a space, a line end or another odd character";
+            return Err(error(id, what, "give the token alone", true));
+        }
+        let client = Client::new(&self.endpoint, self.token.clone(), self.patience);
+        let here = Repository::new(&self.cache, kind, id);
+        Ok(Session { id: id.to_owned(), kind, here, client, patience: self.patience })
+    }
 }
 
-/// A download in progress.
-struct Session<'a> {
-    id: &'a str,
-    here: &'a Repository,
+/// Whether a revision is a commit, which never changes.
+fn is_pinned(revision: Option<&str>) -> bool {
+    revision.is_some_and(|r| r.len() == 40 && r.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Access to a repository on the Hub, and to its folder in the cache.
+struct Session {
+    id: String,
+    kind: Kind,
+    here: Repository,
     client: Client,
     patience: Duration,
 }
 
-impl Session<'_> {
-    fn fetch(
-        &self,
-        revision: Option<&str>,
-        parts: Parts<'_>,
-        progress: &mut dyn FnMut(&Progress),
-    ) -> Result<PathBuf, FormatError> {
+impl Session {
+    /// The commit of a revision, and the names of its files.
+    fn listing(&self, revision: Option<&str>) -> Result<(String, Vec<String>), FormatError> {
+        let (id, noun) = (&self.id, self.kind.noun());
         let at = revision.map(|name| format!("/revision/{}", encoded(name))).unwrap_or_default();
-        let info = self.client.json(&format!("/api/models/{}{at}", self.id), None);
+        let info = self.client.json(&format!("/api/{}/{id}{at}", self.kind.plural()), None);
         let info = info.map_err(|failure| match (failure, revision) {
             (Failure::Refused(404, code, _), Some(name)) if code.as_deref() != Some(NO_REPOSITORY) => {
                 let what = format!("it has no revision '{name}'");
-                error(self.id, &what, "name a branch, a tag or a commit of it", true)
+                error(id, &what, "name a branch, a tag or a commit of it", true)
             }
             (Failure::Refused(404, ..), _) => {
-                error(self.id, "no such model on the Hub", "check the spelling", true)
+                error(id, &format!("no such {noun} on the Hub"), "check the spelling", true)
             }
             (failure, _) => self.explain(failure),
         })?;
         let commit = info["sha"].as_str().filter(|sha| is_plain(sha)).map(str::to_owned);
         let commit = commit.ok_or_else(|| self.odd("it did not name the commit"))?;
         let files = info["siblings"].as_array().into_iter().flatten();
-        let names: Vec<String> =
-            files.filter_map(|file| file["rfilename"].as_str().map(str::to_owned)).collect();
-        refuse(self.id, &names)?;
+        let names = files.filter_map(|file| file["rfilename"].as_str().map(str::to_owned));
+        Ok((commit, names.collect()))
+    }
+
+    fn fetch(
+        &self,
+        revision: Option<&str>,
+        parts: Parts<'_>,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<PathBuf, FormatError> {
+        let (commit, names) = self.listing(revision)?;
+        refuse(&self.id, &names)?;
         let small = cache::SMALL_FILES.iter().filter(|f| names.iter().any(|n| n == *f));
         let small: Vec<String> = small.map(|f| (*f).to_owned()).collect();
         self.files(&commit, &small, progress)?;
@@ -196,22 +254,25 @@ impl Session<'_> {
     /// The path of the content of a file on the Hub.
     fn content_path(&self, commit: &str, name: &str) -> String {
         let name: Vec<String> = name.split('/').map(encoded).collect();
-        format!("/{}/resolve/{commit}/{}", self.id, name.join("/"))
+        format!("/{}{}/resolve/{commit}/{}", self.kind.page(), self.id, name.join("/"))
     }
 
     fn odd(&self, what: &str) -> FormatError {
-        error(self.id, &format!("the Hub's answer is not usable: {what}"), "check HF_ENDPOINT", false)
+        error(&self.id, &format!("the Hub's answer is not usable: {what}"), "check HF_ENDPOINT", false)
     }
 
     /// The message to the user.
     fn explain(&self, failure: Failure) -> FormatError {
-        let id = self.id;
+        let (id, noun) = (&self.id, self.kind.noun());
         let again = "run again: the download goes on where it stopped";
-        let licence = format!("accept the licence at https://huggingface.co/{id}, set HF_TOKEN");
+        let page = self.kind.page();
+        let licence = format!("accept the licence at https://huggingface.co/{page}{id}, set HF_TOKEN");
         match failure {
             Failure::Unreachable(host, why) => {
-                let way = "check the network, set HF_ENDPOINT to a mirror, or give a directory or .gguf on this machine";
-                error(id, &format!("cannot reach {host}: {}", one_line(&why)), way, false)
+                let here = self.kind.here();
+                let way =
+                    format!("check the network, set HF_ENDPOINT to a mirror, or give {here} on this machine");
+                error(id, &format!("cannot reach {host}: {}", one_line(&why)), &way, false)
             }
             Failure::Stalled => {
                 let what = format!("the Hub sent nothing for {} seconds", self.patience.as_secs());
@@ -220,11 +281,11 @@ impl Session<'_> {
             // The Hub answers anonymous requests for missing repositories with 401 and the reason in a header.
             Failure::Refused(401, Some(code), _) if code == NO_REPOSITORY => {
                 let way = "check the spelling; if it is private, set HF_TOKEN";
-                error(id, "no such model on the Hub", way, true)
+                error(id, &format!("no such {noun} on the Hub"), way, true)
             }
             Failure::Refused(401, ..) => error(id, "the Hub wants to know who you are (401)", &licence, true),
             Failure::Refused(403, ..) => {
-                error(id, "your token may not read this model (403)", &licence, true)
+                error(id, &format!("your token may not read this {noun} (403)"), &licence, true)
             }
             Failure::Refused(_, _, what) | Failure::Broken(what) => error(id, &one_line(&what), again, false),
         }

@@ -5,7 +5,7 @@
 
 use super::cache::{INDEX, Repository, SMALL_FILES};
 use super::client::Failure;
-use super::{Progress, Session};
+use super::{Kind, Progress, Session};
 use crate::format::atomic;
 use crate::format::error::FormatError;
 use crate::format::safetensors::MOST_HEADER_BYTES;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// Size of the first request: most headers fit.
 const FIRST: u64 = 1 << 18;
 
-impl Session<'_> {
+impl Session {
     /// Creates the outline of `commit` in `cache`; the small files must be in the snapshot.
     pub(super) fn outline(
         &self,
@@ -24,7 +24,8 @@ impl Session<'_> {
         weights: &[String],
         (cache, progress): (&Path, &mut dyn FnMut(&Progress)),
     ) -> Result<PathBuf, FormatError> {
-        let (whole, folder) = (self.here.snapshot(commit), Repository::new(cache, self.id).snapshot(commit));
+        let (whole, folder) =
+            (self.here.snapshot(commit), Repository::new(cache, Kind::Model, &self.id).snapshot(commit));
         fs::create_dir_all(&folder).map_err(|e| FormatError::io(&folder, e))?;
         for name in SMALL_FILES.iter().chain([&INDEX]).filter(|name| whole.join(name).is_file()) {
             let to = folder.join(name);
