@@ -114,14 +114,7 @@ fn read(
     let hash = hash(&base.path);
     let model = &options.model;
     let tokenizer = base.tokenizer_with(model.chat_template.as_deref(), &model.template_args)?;
-    if let (Some(labels), false) = (&base.config.labels, options.data.task == Task::Classify) {
-        let why = format!(
-            "{} is a classifier ({} labels), which writes no text: give --task classify",
-            options.model.model,
-            labels.len()
-        );
-        return Err(settings.refuse("task", why));
-    }
+    check_base(settings, options, &base.config)?;
     let spec = spec(settings, options, &base.config)?;
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_sets, eval_sets) = sets(options)?;
@@ -164,6 +157,19 @@ fn read(
         remarks: vec![],
         hash,
     })
+}
+
+/// Refuses a classifier as the base of another task.
+fn check_base(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
+    match &config.labels {
+        Some(labels) if options.data.task != Task::Classify => {
+            let (name, n) = (&options.model.model, labels.len());
+            let why =
+                format!("{name} is a classifier ({n} labels), which writes no text: give --task classify");
+            Err(settings.refuse("task", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses what needs rows of an evaluation where there are none.
