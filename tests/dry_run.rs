@@ -13,6 +13,13 @@ use finetune::model::decoder::{Build, Cost, Decoder, DryRuns, Keep, dry_run};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Ticket, Want};
 use finetune::numeric::tensor::Tensors;
+use std::path::PathBuf;
+
+/// The golden models. Those with experts are left out: a dry run takes an even choice of experts, on which the copies for the
+/// products of a single expert depend.
+fn golden() -> impl Iterator<Item = PathBuf> {
+    case::golden().into_iter().filter(|dir| Case::open(dir).config.experts.is_none())
+}
 
 /// A model, and the microbatch that is computed.
 struct Job<'a> {
@@ -73,7 +80,7 @@ impl Job<'_> {
 /// The memory of three microbatches that go through streamed layers together, for every golden model.
 #[test]
 fn dry_peak_of_a_group_equals_the_cpu() {
-    for dir in case::golden() {
+    for dir in golden() {
         let case = Case::open(&dir);
         let (config, tensors) = (&case.config, &*case.tensors);
         let batches: Vec<Microbatch> = (0..3).map(|i| case.microbatch(i, 3)).collect();
@@ -100,7 +107,7 @@ fn dry_peak_of_a_group_equals_the_cpu() {
 
 /// Every golden model with its adapter, and with dropout; a masked adapter reads its own input.
 fn check<B: Fused>(device: &str, open: &dyn Fn() -> B) {
-    for dir in case::golden() {
+    for dir in golden() {
         let case = Case::open(&dir);
         for dropout in [0.0, 0.1] {
             let name = format!("{} {dropout}", dir.file_name().unwrap().to_string_lossy());
@@ -159,7 +166,7 @@ fn dry_peak_of_smollm2_equals_the_cpu() {
 /// Arithmetic and bytes of the ops that the CPU really computes; copies to and from the host are not in a dry run.
 #[test]
 fn dry_run_counts_the_work_of_real_ops() {
-    for dir in case::golden() {
+    for dir in golden() {
         let case = Case::open(&dir);
         let (config, tensors, batch) = (&case.config, &*case.tensors, case.microbatch(0, 3));
         for keep in [Keep::Everything, Keep::Parts([1, 0, 1]), Keep::Inputs] {

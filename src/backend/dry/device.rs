@@ -98,6 +98,8 @@ pub enum Op<'a> {
     Attention(Heads, usize),
     /// Its gradient; q, k, v and the output.
     AttentionGrad(Heads, usize, [Matrix; 4]),
+    /// Sums of rows.
+    Sum,
     /// Losses of x over a vocabulary, and columns of their gradient: 0 for none.
     HeadLoss(Matrix, usize, usize),
 }

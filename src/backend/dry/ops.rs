@@ -3,6 +3,7 @@
 use super::{Dry, Ids, Low, Memory, Op, Tokens, Way, Weight, read, written};
 use crate::backend::fused::{
     lm_head_loss_in_chunks, lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs,
+    sum_rows_in_verbs,
 };
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
@@ -191,6 +192,12 @@ impl Fused for Dry {
     ) {
         if !self.device.inside(Op::AdaptedGrad(written(&dx), read(&args.dy), w, low(&args))) {
             lora_linear_grad_in_verbs(self, (dx, write), w, args);
+        }
+    }
+
+    fn sum_rows(&mut self, out: ViewMut<Memory>, write: Write, x: View<Memory>, rows: &[Ids]) {
+        if !self.device.inside(Op::Sum) {
+            sum_rows_in_verbs(self, (out, write), x, rows);
         }
     }
 
