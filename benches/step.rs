@@ -60,7 +60,7 @@ fn random_blocks(block: Block, (rows, cols): (usize, usize), size: f32) -> Block
 impl Random {
     /// The shape of a matrix of a layer.
     fn matrix(&self, name: &str) -> Option<(usize, usize)> {
-        let path = name.strip_prefix("model.")?.strip_suffix(".weight")?;
+        let path = name.strip_prefix("model.").unwrap_or(name).strip_suffix(".weight")?;
         let layer = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
         let found = layout::matrices(&self.0, layer).into_iter().find(|matrix| matrix.path == path);
         found.map(|matrix| matrix.shape)
@@ -165,23 +165,16 @@ fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, device:
     }
 }
 
-fn main() {
-    let arguments = Arguments(std::env::args().collect());
-    let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
-    let micro = arguments.number("--micro", "1024");
-    let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
-    let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
+/// The model that the arguments describe.
+fn model(arguments: &Arguments) -> Config {
     let hidden = arguments.number("--hidden", "576");
     let heads = arguments.number("--heads", &(hidden / 64).max(1).to_string());
     // A third of the heads, or the next lower number that divides them.
     let shared = (1..=(heads / 3).max(1)).rev().find(|kv| heads.is_multiple_of(*kv)).unwrap_or(1);
     let size = if arguments.get("--heads", "").is_empty() { 64 } else { hidden / heads };
-    let blocks = arguments.get("--blocks", "none");
-    let block =
-        (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
     let experts = arguments.number("--experts", "0");
     let class = if experts > 0 { "Qwen3MoeForCausalLM" } else { "LlamaForCausalLM" };
-    let config = Config::from_json(&json!({
+    Config::from_json(&json!({
         "architectures": [class], "num_experts": experts, "num_experts_per_tok": arguments.number("--chosen", "8"),
         "moe_intermediate_size": arguments.number("--feed-forward", "1536"), "norm_topk_prob": true,
         "hidden_act": "silu", "vocab_size": arguments.number("--vocab", "49152"),
@@ -190,7 +183,19 @@ fn main() {
         "num_key_value_heads": arguments.number("--kv-heads", &shared.to_string()), "head_dim": size, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
         "tie_word_embeddings": true, "max_position_embeddings": 8192
     }))
-    .unwrap_or_else(|e| panic!("{e}"));
+    .unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn main() {
+    let arguments = Arguments(std::env::args().collect());
+    let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
+    let micro = arguments.number("--micro", "1024");
+    let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
+    let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
+    let blocks = arguments.get("--blocks", "none");
+    let block =
+        (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
+    let config = model(&arguments);
     let targets = config.family.modules();
     let lora = LoraSpec {
         rank: 16,
