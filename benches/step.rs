@@ -186,6 +186,18 @@ fn model(arguments: &Arguments) -> Config {
     .unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Rank 16 on every module that can have an adapter.
+fn adapter(config: &Config) -> LoraSpec {
+    LoraSpec {
+        rank: 16,
+        alpha: 32.0,
+        rslora: false,
+        dropout: 0.0,
+        targets: config.family.modules().into_iter().map(String::from).collect(),
+        seed: 1,
+    }
+}
+
 fn main() {
     let arguments = Arguments(std::env::args().collect());
     let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
@@ -196,15 +208,7 @@ fn main() {
     let block =
         (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
     let config = model(&arguments);
-    let targets = config.family.modules();
-    let lora = LoraSpec {
-        rank: 16,
-        alpha: 32.0,
-        rslora: false,
-        dropout: 0.0,
-        targets: targets.into_iter().map(String::from).collect(),
-        seed: 1,
-    };
+    let lora = adapter(&config);
     let tensors = Random(config.clone(), block);
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
