@@ -3,10 +3,10 @@
 //!
 //! Epoch e is a permutation keyed by (seed, e). With weights of sets of rows (`mixed`), an epoch has as many rows as
 //! without; each set gets a share of them by its weight, and its rows are drawn again for each epoch, keyed by
-//! (seed, e, set). A step takes the next `batch_size` rows of the permutation; no step
-//! spans two epochs, so the last step of an epoch may be short. Packing distributes the rows of one step over
-//! microbatches, first-fit in plan order, and never moves a row to another step. Steps are computed on demand: the plan
-//! holds 4 bytes per row, and 4 more for the order of the current epoch.
+//! (seed, e, set). A step takes the next `batch_size` rows of the permutation; no step spans two epochs, so the last step
+//! of an epoch may be short. Packing distributes the rows of one step over microbatches, first-fit in plan order, and
+//! never moves a row to another step. Steps are computed on demand: the plan holds 4 bytes per row, and 4 more for the
+//! order of the current epoch.
 
 use crate::data::samples::Samples;
 use crate::numeric::rng;
@@ -56,7 +56,7 @@ impl PlanOptions {
 pub struct Step {
     /// Epoch number, from 0.
     pub epoch: u64,
-    /// Sample indices; each occurs once per epoch, and no microbatch is empty.
+    /// Sample indices; each occurs once per epoch (in a mixture, as often as it is drawn). No microbatch is empty.
     pub microbatches: Vec<Vec<usize>>,
 }
 

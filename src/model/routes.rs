@@ -37,8 +37,10 @@ impl Routes {
                 order.truncate(k);
             }
             order.sort_unstable_by(better);
-            let most = f64::from(logits[order[0] as usize]);
-            let power = |&expert: &u32| (f64::from(logits[expert as usize]) - most).exp();
+            // A logit that is no number stays visible, also that of an expert that is not chosen.
+            let is_bad = logits.iter().any(|logit| logit.is_nan());
+            let most = if is_bad { f64::NAN } else { f64::from(logits[order[0] as usize]) };
+            let power = |&expert: &u32| libm::exp(f64::from(logits[expert as usize]) - most);
             // Of the chosen ones, or of all.
             let sum: f64 = order.iter().map(power).sum();
             weights.extend(order[..k].iter().map(|expert| (power(expert) / sum) as f32));
@@ -149,6 +151,17 @@ mod tests {
         }
         let ties = Routes::of(&[7.0, 9.0, 9.0, 7.0, 9.0], &experts(5, 2));
         assert_eq!(dense(&ties, 1, 5), [0.0, 0.5, 0.5, 0.0, 0.0], "the lowest numbers");
+    }
+
+    #[test]
+    fn a_bad_logit_makes_all_weights_of_its_token_bad() {
+        for bad in [f32::NAN, -f32::NAN] {
+            for of in [experts(3, 1), plain(3, 1)] {
+                let routes = Routes::of(&[1.0, bad, 2.0, 1.0, 0.0, 2.0], &of);
+                let of_token = |token| routes.tokens.iter().position(|t| *t == token).unwrap();
+                assert!(routes.weights[of_token(0)].is_nan() && routes.weights[of_token(1)].is_finite());
+            }
+        }
     }
 
     #[test]
