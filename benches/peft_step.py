@@ -26,9 +26,11 @@ p.add_argument("--layers", type=int, default=30)
 a = p.parse_args()
 torch.set_num_threads(a.threads)
 torch.manual_seed(0)
+heads = max(a.hidden // 64, 1)
+shared = next(kv for kv in range(max(heads // 3, 1), 0, -1) if heads % kv == 0)
 sizes = dict(
     vocab_size=49152, hidden_size=a.hidden, intermediate_size=a.feed_forward, num_hidden_layers=a.layers,
-    num_attention_heads=max(a.hidden // 64, 1), num_key_value_heads=3, head_dim=64, rms_norm_eps=1e-5,
+    num_attention_heads=heads, num_key_value_heads=shared, head_dim=64, rms_norm_eps=1e-5,
     tie_word_embeddings=True, max_position_embeddings=8192, attn_implementation="sdpa",
 )
 if a.experts:

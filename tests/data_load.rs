@@ -407,6 +407,23 @@ fn a_split_is_a_partition_keyed_by_the_seed() {
 }
 
 #[test]
+fn a_split_keeps_the_parts_of_a_row_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = format!("{}\n", json!({ "text": " red".repeat(18) }));
+    let path = [write(dir.path(), "rows.jsonl", row.repeat(8))];
+    let parts = Options { long: LongRows::Split, max_seq_len: 6, ..Options::default() };
+    let corpus = load(&path, &parts).unwrap();
+    assert!(corpus.samples.len() > 16);
+    let (train, eval) = corpus.split(0.2, 1).unwrap();
+    let rows = |c: &Corpus| c.samples.iter().map(|s| s.row).collect::<std::collections::BTreeSet<_>>();
+    assert!(rows(&train).is_disjoint(&rows(&eval)));
+    assert_eq!(rows(&train).len() + rows(&eval).len(), 8);
+    let one = [write(dir.path(), "one.jsonl", row)];
+    let error = load(&one, &parts).unwrap().split(0.2, 1).unwrap_err().to_string();
+    assert!(error.contains("leaves one side without rows"), "{error}");
+}
+
+#[test]
 fn folders_are_sorted_into_parts() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("data")).unwrap();

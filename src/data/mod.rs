@@ -527,7 +527,7 @@ impl Corpus {
     }
 
     /// Splits the corpus into (train, eval). The evaluation part gets `fraction` of the rows, at least one, selected by
-    /// `seed`; both parts keep the order of the data. The counts of rows read stay with the training part.
+    /// `seed`; both parts keep the order of the data, and parts of one row go to one side. The counts of rows read stay with the training part.
     ///
     /// Errors: a fraction that is not between 0 and 1, or that leaves one part without rows.
     pub fn split(self, fraction: f64, seed: u64) -> Result<(Corpus, Corpus), DataError> {
@@ -546,6 +546,17 @@ impl Corpus {
         let mut leaves = vec![false; n];
         let order = crate::numeric::rng::permutation(n, &[seed, SPLIT]);
         order[..wanted].iter().for_each(|&i| leaves[i as usize] = true);
+        // The parts of a long row stay together.
+        for i in 1..n {
+            if self.samples.get(i).row == self.samples.get(i - 1).row {
+                leaves[i] = leaves[i - 1];
+            }
+        }
+        if leaves.iter().all(|leaf| *leaf == leaves[0]) {
+            return Err(DataError::Options(format!(
+                "--eval-split {fraction} of {n} parts of long rows leaves one side without rows"
+            )));
+        }
         let eval = self.samples.select(|i| leaves[i]);
         let train = self.samples.select(|i| !leaves[i]);
         let read = Counts { rows: eval.len() as u64, ..Counts::default() };

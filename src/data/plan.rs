@@ -273,7 +273,7 @@ impl Room {
 }
 
 /// `n` rows by weight: rounded down, and the rows that are left to the largest fractions, the first among equals.
-fn shares(n: usize, weights: &[f64]) -> Vec<usize> {
+pub fn shares(n: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| n as f64 * (weight / sum)).collect();
     let mut counts: Vec<usize> = exact.iter().map(|share| share.floor() as usize).collect();

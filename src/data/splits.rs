@@ -165,12 +165,9 @@ fn by_config<'a>(
         let all = listed(config.splits.iter().map(|(split, _)| split.as_str()));
         return Err(format!("the configuration {} has the splits {all}: name one as :SPLIT", config.name));
     };
-    match matching(patterns) {
-        files if files.is_empty() => Err(format!(
-            "README.md names {} for the split {name}, which are no files of rows",
-            patterns.join(", ")
-        )),
-        files => Ok(files),
+    match patterns.iter().find(|pattern| matching(std::slice::from_ref(*pattern)).is_empty()) {
+        Some(gone) => Err(format!("README.md names {gone} for the split {name}, which is no file of rows")),
+        None => Ok(matching(patterns)),
     }
 }
 
@@ -396,6 +393,8 @@ mod tests {
         super::tests::check(&files, Some(&of_one), Some("test"), Train, &files[2..3]);
         let gone = card.replace("en/held", "en/gone");
         super::tests::check(&files, Some(&gone), Some("en/test"), Train, &["README.md names en/gone.jsonl"]);
+        let gone = card.replace("en/a.jsonl", "en/gone.jsonl");
+        super::tests::check(&files, Some(&gone), Some("en"), Train, &["README.md names en/gone.jsonl"]);
         for (pattern, name, expected) in [
             ("*.json", "a.json", true),
             ("*.json", "d/a.json", false),

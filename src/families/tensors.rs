@@ -91,8 +91,8 @@ impl Family {
         all
     }
 
-    /// The last parts of the names of [`Family::matrices`] that can have an adapter. Beside experts it is those of
-    /// attention: recent transformers keep all experts of a layer in two tensors, which PEFT's LoRA does not adapt.
+    /// The last parts of the names of [`Family::matrices`] that can have an adapter. A family with experts has
+    /// adapters on attention only: recent transformers keep all experts of a layer in two tensors, which PEFT's LoRA does not adapt.
     pub fn modules(&self) -> Vec<&'static str> {
         let adapted = |matrix: &&Matrix| !self.experts || matrix.is_of_attention();
         self.matrices().iter().filter(adapted).map(Matrix::module).collect()

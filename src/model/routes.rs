@@ -29,8 +29,9 @@ impl Routes {
         let mut chosen = Vec::with_capacity(logits.len() / count * k);
         let (mut weights, mut probabilities) = (Vec::new(), Vec::new());
         for logits in logits.chunks_exact(count) {
-            let better =
-                |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
+            // -0 equals 0.
+            let key = |expert: u32| logits[expert as usize] + 0.0;
+            let better = |&a: &u32, &b: &u32| key(b).total_cmp(&key(a)).then(a.cmp(&b));
             let mut order: Vec<u32> = (0..count as u32).collect();
             if experts.normalised && k < count {
                 order.select_nth_unstable_by(k, better);
@@ -82,7 +83,7 @@ impl Routes {
         self.tokens.len()
     }
 
-    /// The experts with pairs, ascending, and these.
+    /// The experts that have pairs, ascending, each with its pairs.
     pub fn of_experts(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let all = self.bounds.windows(2).map(|w| w[0]..w[1]).enumerate();
         all.filter(|(_, pairs)| !pairs.is_empty())

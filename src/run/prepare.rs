@@ -10,7 +10,7 @@ use crate::config::groups::{Options, Split, within};
 use crate::config::refusal::Refusal;
 use crate::config::{Origin, Settings};
 use crate::data::files;
-use crate::data::plan::{Plan, PlanOptions};
+use crate::data::plan::{Plan, PlanOptions, shares};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
@@ -208,13 +208,14 @@ pub fn plan(train: &Corpus, options: &Options, of: &PlanOptions) -> Plan {
     }
 }
 
-/// Refuses a set with a weight of which no row is left.
+/// Refuses a set with a weight of which no row is left, or would ever be drawn.
 fn check_sets(settings: &Settings, options: &Options, train: &Corpus) -> Result<(), Refusal> {
     let data = &options.data;
-    match train.sets().iter().position(|rows| rows.is_empty()) {
+    let counts = shares(train.samples.len(), &data.weights);
+    match train.sets().iter().zip(counts).position(|(rows, count)| rows.is_empty() || count == 0) {
         Some(set) if !data.weights.is_empty() => {
             let named = data.data.get(set).map(|path| path.display().to_string()).unwrap_or_default();
-            Err(settings.refuse("data", format!("{named} has a weight, and no row to train on")))
+            Err(settings.refuse("data", format!("{named} has a weight, and no row to train on: it is empty, or its share of an epoch is less than one row")))
         }
         _ => Ok(()),
     }

@@ -51,4 +51,6 @@ fn a_mixture_has_the_same_bytes_after_a_resume_and_on_a_line() {
     let resumed = format!("{} --max-steps 11 -o again --resume", run.replace("0.25", "0.5"));
     refused(&resumed, 78, "mixture");
     refused("demo --data rows.jsonl=0.5 --data few.jsonl -o no", 78, "few.jsonl has no weight");
+    let never = "demo --data rows.jsonl=1 --data few.jsonl=0.001 -o no";
+    refused(never, 78, "its share of an epoch is less than one row");
 }

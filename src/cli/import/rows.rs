@@ -73,13 +73,14 @@ fn is_file(name: &str) -> bool {
 
 /// Our name of a data set of the Hub; `None` for other names and for a part of a split.
 fn on_hub(
-    id: &str,
+    (id, ours): (&str, &str),
     config: Option<String>,
     split: Option<String>,
     revision: Option<String>,
 ) -> Option<String> {
     let config = config.filter(|c| c != "default");
-    let part = match (config, split.filter(|s| s != "train")) {
+    // Without a split --data takes `train`, and --eval-data others.
+    let part = match (config, split.filter(|s| s != "train" || ours != "data")) {
         (_, Some(split)) if split.contains(['[', '+']) => return None,
         (None, None) => String::new(),
         (Some(one), None) | (None, Some(one)) => format!(":{one}"),
@@ -95,13 +96,14 @@ fn trl(import: &mut Import, keys: &Map<String, Value>, name: &str) {
     if is_file(name) {
         return import.set("data", word(name), "dataset_name");
     }
-    match on_hub(name, text("dataset_config"), text("dataset_train_split"), None) {
+    match on_hub((name, "data"), text("dataset_config"), text("dataset_train_split"), None) {
         Some(set) => import.set("data", word(&set), "dataset_name"),
         None => return import.lose("dataset_name", &Value::from(name), HUB),
     }
     let evaluates = text("eval_strategy").is_some_and(|v| v != "no" && v != "false");
     let split = text("dataset_test_split").or_else(|| Some("test".into()));
-    if let Some(set) = on_hub(name, text("dataset_config"), split, None).filter(|_| evaluates) {
+    if let Some(set) = on_hub((name, "eval_data"), text("dataset_config"), split, None).filter(|_| evaluates)
+    {
         import.set("eval_data", word(&set), "dataset_test_split");
     }
 }
@@ -109,16 +111,19 @@ fn trl(import: &mut Import, keys: &Map<String, Value>, name: &str) {
 /// The files of a data set of Axolotl's, or its name on the Hub.
 fn files_of(
     import: &mut Import,
-    key: &str,
+    (key, ours): (&str, &str),
     (path, named): (&str, Option<Vec<String>>),
     text: &dyn Fn(&str) -> Option<String>,
 ) -> Vec<String> {
     match named {
-        Some(named) if looks_like_id(path) => named.iter().map(|file| format!("{path}:{file}")).collect(),
+        Some(named) if looks_like_id(path) => {
+            let revision = text("revision").map(|r| format!("@{r}")).unwrap_or_default();
+            named.iter().map(|file| format!("{path}:{}{revision}", file.trim())).collect()
+        }
         Some(named) => named,
         None if is_file(path) => vec![path.to_owned()],
         None => {
-            let set = on_hub(path, text("name"), text("split"), text("revision"));
+            let set = on_hub((path, ours), text("name"), text("split"), text("revision"));
             if set.is_none() {
                 import.lose(&format!("{key}: path"), &Value::from(path), HUB);
             }
@@ -135,7 +140,7 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
         let path = text("path").unwrap_or_default();
         let named = text("data_files").map(|f| f.split(',').map(String::from).collect::<Vec<_>>());
         let hub = looks_like_id(&path);
-        files.extend(files_of(import, key, (&path, named), &text));
+        files.extend(files_of(import, (key, ours), (&path, named), &text));
         custom_prompt(import, key, set);
         let Some(map) = set.as_object() else { continue };
         only_marked(import, key, map);
@@ -229,8 +234,8 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
                 files.push(word(&path.display().to_string()));
                 fields.extend(columns(import, name, entry));
             }
-            (Some(entry), None) if of_entry(entry).is_some() => {
-                files.extend(of_entry(entry).map(|set| word(&set)));
+            (Some(entry), None) if of_entry(entry, ours).is_some() => {
+                files.extend(of_entry(entry, ours).map(|set| word(&set)));
                 fields.extend(columns(import, name, entry));
             }
             _ if is_file(name) => files.push(word(name)),
@@ -251,9 +256,10 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
 }
 
 /// The data set of the Hub that an entry names.
-fn of_entry(entry: &Value) -> Option<String> {
+fn of_entry(entry: &Value, ours: &str) -> Option<String> {
     let text = |key: &str| entry.get(key).filter(|v| !is_empty(v)).map(scalar);
-    on_hub(&text("hf_hub_url")?, text("subset"), text("split"), None)
+    let split = text("split").or_else(|| Some("train".into()));
+    on_hub((&text("hf_hub_url")?, ours), text("subset"), split, None)
 }
 
 /// FORM=ROW of an entry; columns without an equivalent are lost.
@@ -278,7 +284,7 @@ fn columns(import: &mut Import, name: &str, entry: &Value) -> Vec<String> {
     }
     for (lost, value) in entry.as_object().into_iter().flatten() {
         let usual = ["file_name", "columns", "tags", "hf_hub_url", "ms_hub_url", "formatting"];
-        let of_hub = ["subset", "split"].contains(&lost.as_str()) && of_entry(entry).is_some();
+        let of_hub = ["subset", "split"].contains(&lost.as_str()) && of_entry(entry, "data").is_some();
         let said =
             !of_hub && !usual.contains(&lost.as_str()) && !is_empty(value) && *value != Value::Bool(false);
         if said {

@@ -311,6 +311,17 @@ fn an_entry_of_dataset_info_is_looked_up() {
 }
 
 #[test]
+fn revisions_and_splits_of_data_sets_are_carried_over() {
+    check(
+        "base_model: m\nsequence_len: 64\ndatasets:\n  - path: o/n\n    data_files: a.jsonl, b.jsonl\n    revision: v1\n\
+         test_datasets:\n  - path: o/n\n    split: train\n",
+        Dialect::Axolotl,
+        &["data: [\"o/n:a.jsonl@v1\", \"o/n:b.jsonl@v1\"]", "eval_data: [\"o/n:train\"]"],
+        &[],
+    );
+}
+
+#[test]
 fn an_entry_with_a_hub_id_names_a_data_set() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("data")).unwrap();

@@ -98,7 +98,8 @@ fn said(fields: &Fields<'_>, names: &[&str]) -> Result<Said, String> {
             let answers = messages_of(fields, names)?;
             let user = vec![json!({"role": "user", "content": prompt})];
             // Some data sets repeat the prompt in both lists.
-            let (prompt, answers) = if common(&answers) > 0 { implied(answers) } else { (user, answers) };
+            let repeated = common(&answers) > 0 && answers[0][0]["role"] != "assistant";
+            let (prompt, answers) = if repeated { implied(answers) } else { (user, answers) };
             conversation(fields, prompt, answers)
         }
         (Some(name), _) => {
@@ -192,6 +193,23 @@ mod tests {
 
     fn read(row: Value) -> Result<Form, String> {
         form::of(&row, &Options { task: Task::Unpaired, ..Options::default() })
+    }
+
+    #[test]
+    fn a_text_prompt_stays_before_answers_that_begin_alike() {
+        let of = |role: &str, content: &str| json!({"role": role, "content": content});
+        let lists = |first: Value| {
+            let answers = ["a", "b"].map(|text| json!([first, of("assistant", text)]));
+            let row = json!({"prompt": "q", "chosen": answers[0], "rejected": answers[1]});
+            form::of(&row, &Options { task: Task::Pairs, ..Options::default() }).unwrap()
+        };
+        let expected = |prompt: Value| {
+            let row = json!({"prompt": prompt, "chosen": [of("assistant", "a")], "rejected": [of("assistant", "b")]});
+            form::of(&row, &Options { task: Task::Pairs, ..Options::default() }).unwrap()
+        };
+        assert_eq!(lists(of("user", "q")), expected(json!([of("user", "q")])), "repeated in both lists");
+        let called = lists(of("assistant", "let me see"));
+        assert!(format!("{called:?}").contains("\"q\""), "{called:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// Fields of a message that say whether it is trained on: of this program, Axolotl, and OpenAI.
 const MARKS: [&str; 3] = ["train", "training", "weight"];
 /// Fields of a ShareGPT turn that a message has too.
-const KEPT: [&str; 5] = ["train", "training", "weight", "reasoning_content", "thinking"];
+const KEPT: [&str; 6] = ["train", "training", "weight", "reasoning_content", "thinking", "reasoning"];
 
 /// Whether a message is marked to be trained on (`train` and `training`: true or false; `weight`: 1 or 0); `None`
 /// without a mark.

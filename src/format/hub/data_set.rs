@@ -42,7 +42,9 @@ impl Hub {
         };
         match known {
             Some(known) if self.offline => Ok(found(None, known)),
-            Some(known) if is_pinned(revision) => Ok(found(self.session(Kind::Data, id).ok(), known)),
+            Some(known) if is_pinned(revision) && here().names(&known.1).is_file() => {
+                Ok(found(self.session(Kind::Data, id).ok(), known))
+            }
             known => {
                 let session = self.session(Kind::Data, id)?;
                 match (session.listing(revision), known) {

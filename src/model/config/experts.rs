@@ -20,7 +20,8 @@ pub struct Experts {
 
 /// Reads the keys of Qwen3-MoE. transformers 5 writes `num_local_experts` for `num_experts`.
 pub(super) fn read(fields: &Fields, layers: usize) -> Result<Experts, ConfigError> {
-    let name = if fields.mentions("num_experts") { "num_experts" } else { "num_local_experts" };
+    let local = fields.mentions("num_local_experts") && !fields.mentions("num_experts");
+    let name = if local { "num_local_experts" } else { "num_experts" };
     let count = fields.size(name, 1..=1 << 16)?;
     let every = fields.optional_size("decoder_sparse_step", 1..=1 << 16)?.unwrap_or(1);
     let dense = |layer: &usize| -> Result<bool, ConfigError> {

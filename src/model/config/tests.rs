@@ -139,7 +139,7 @@ fn experts_and_sparse_layers_are_read() {
 fn unsupported_features_are_refused_by_name() {
     let cases = [
         (json!({"architectures": ["MixtralForCausalLM"]}), "mixture of experts"),
-        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`num_local_experts` is missing"),
+        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`num_experts` is missing"),
         (experts(json!({"num_experts_per_tok": 9})), "num_experts_per_tok"),
         (experts(json!({"mlp_only_layers": ["a"]})), "mlp_only_layers"),
         (experts(json!({"use_sliding_window": true})), "use_sliding_window"),

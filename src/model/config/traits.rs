@@ -20,7 +20,7 @@ const TRAITS: [(&str, &str, Computed); 21] = [
     ("final_logit_softcapping", "a soft cap of logits", Computed::No),
     ("partial_rotary_factor", "a partial rotary embedding", Computed::Yes),
     ("num_experts", "a mixture of experts", Computed::Yes),
-    ("num_local_experts", "a mixture of experts", Computed::Yes),
+    ("num_local_experts", "a mixture of experts", Computed::No),
     ("n_routed_experts", "a mixture of experts", Computed::No),
     ("kv_lora_rank", "latent attention", Computed::No),
     ("parallel_attn", "parallel attention and feed-forward", Computed::No),
