@@ -29,7 +29,7 @@ fn documented_numbers_match_the_wire() {
     assert_eq!(documented(text, "Worker to coordinator:"), variants(source, "ToCoordinator"));
     assert_eq!(documented(text, "Coordinator to worker:"), variants(source, "ToWorker"));
     assert_eq!(variants(source, "Bye"), ["Done", "Later", "Halted", "Refused", "Out"]);
-    assert_eq!(variants(source, "Work"), ["Train", "Recheck", "Eval", "Prompt", "Verify"]);
+    assert_eq!(variants(source, "Work"), ["Train", "Recheck", "Eval", "Prompt", "Verify", "Predict"]);
     assert_eq!(variants(source, "Trouble"), ["Device", "Value"]);
     assert_eq!(variants(source, "Packed"), ["Fixed", "Single"]);
 }
