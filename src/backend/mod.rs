@@ -316,9 +316,9 @@ pub trait Backend {
     /// dx[T, C] = 0 but `dx[rows[n]] = dout[n]`; the rows are distinct.
     fn gather_rows_grad(&mut self, dx: ViewMut<Self::Memory>, dout: View<Self::Memory>, rows: &Self::Ids);
 
-    /// out[N, F] = scales[n] * `x[n]`, with scales [N, 1].
+    /// out[N, F] = `scales[n] * x[n]`, with scales [N, 1].
     fn scale_rows(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>, scales: View<Self::Memory>);
-    /// dscales[N, 1] = sum of `dx[n] * x[n]` and, in place, dx := scales[n] * `dx[n]`, given the gradient of
+    /// dscales[N, 1] = sum of `dx[n] * x[n]` and, in place, dx := `scales[n] * dx[n]`, given the gradient of
     /// [`Backend::scale_rows`] in dx[N, F].
     fn scale_rows_grad(
         &mut self,
