@@ -120,7 +120,6 @@ impl Assembly {
         }
         if self.rest == 0 {
             self.bytes.clear();
-            self.bytes.reserve((rest + len) as usize);
         }
         (self.lease, self.rest) = (lease, rest);
         self.bytes.extend_from_slice(bytes);

@@ -445,6 +445,28 @@ pub enum Work {
     Predict(Microbatch),
 }
 
+impl Work {
+    /// The microbatch; a prompt is none.
+    pub fn batch(&self) -> Option<&Microbatch> {
+        match self {
+            Work::Train(batch)
+            | Work::Recheck(batch)
+            | Work::Eval(batch)
+            | Work::Verify(batch)
+            | Work::Predict(batch) => Some(batch),
+            Work::Prompt { .. } => None,
+        }
+    }
+
+    /// The tokens of the microbatch or of the prompt.
+    pub fn ids(&self) -> &[u32] {
+        match self {
+            Work::Prompt { ids, .. } => ids,
+            _ => self.batch().map_or(&[], |batch| &batch.ids),
+        }
+    }
+}
+
 /// Values of a running sum.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Packed {

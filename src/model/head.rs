@@ -131,7 +131,7 @@ impl<B: Fused> Head<B> {
             None => Ok(values),
             Some(i) => Err(Fault::NonFinite {
                 device: backend.class(),
-                what: format!("logit {}", i % self.outputs),
+                what: format!("the logit {}", i % self.outputs),
                 value: values[i].to_string(),
             }),
         }

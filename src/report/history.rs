@@ -3,9 +3,10 @@
 
 use super::progress::Progress;
 use crate::train::event::{
-    Change, Done, Eval, Event, Halt, LineFormed, Part, Rewards, RunStart, Sample, SeatPart, Shared, Step,
+    Change, Done, Eval, Event, Halt, LineFormed, Part, Rewards, RunStart, Sample, Seat, SeatPart, Shared,
+    Step,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of steps that the lanes show; device activity of earlier steps is dropped.
@@ -30,6 +31,8 @@ pub struct History {
     pub halt: Option<Halt>,
     /// Workers that hold the model together, by their name as one worker.
     pub lines: BTreeMap<String, LineFormed>,
+    /// The lanes of seats, also of earlier splits: the line, and the name of the lane.
+    seat_lanes: BTreeSet<(String, String)>,
     /// How the run ended.
     pub done: Option<Done>,
     /// Pairs of worker and device, in the order of their first activity.
@@ -151,6 +154,8 @@ impl History {
             Event::Best(_) | Event::Early(_) => {} // handled by Progress
             Event::Checkpoint(_) | Event::Speed(_) | Event::Forecast(_) => {}
             Event::Line(formed) => {
+                let lanes = formed.seats.iter().map(|seat| (formed.worker.clone(), lane(seat)));
+                self.seat_lanes.extend(lanes);
                 self.lines.insert(formed.worker.clone(), formed.clone());
             }
             Event::Fault(halt) => self.halt = Some(halt.clone()),
@@ -198,9 +203,9 @@ impl History {
     fn lanes(&self, shared: &Shared) -> Vec<Part> {
         let seats = |part: &Part| -> Vec<Part> {
             let line = shared.lines.iter().find(|line| line.worker == part.worker);
-            let seats = line.iter().flat_map(|line| line.seats.iter().enumerate());
-            let of = |(place, seat): (usize, &SeatPart)| Part {
-                device: self.seat(&part.worker, place).unwrap_or_else(|| seat.worker.clone()),
+            let seats = line.iter().flat_map(|line| &line.seats);
+            let of = |seat: &SeatPart| Part {
+                device: self.seat(&part.worker, &seat.worker).unwrap_or_else(|| seat.worker.clone()),
                 microbatches: seat.microbatches,
                 busy: seat.busy,
                 spans: seat.spans.clone(),
@@ -212,16 +217,14 @@ impl History {
         shared.devices.iter().flat_map(seats).collect()
     }
 
-    /// The name of the lane of a seat: its worker and layers.
-    fn seat(&self, line: &str, place: usize) -> Option<String> {
-        let seat = self.lines.get(line)?.seats.get(place)?;
-        Some(format!("{}, {}", seat.worker, seat.range()))
+    /// The name of the lane of a worker's seat in a line.
+    fn seat(&self, line: &str, worker: &str) -> Option<String> {
+        self.lines.get(line)?.seats.iter().find(|seat| seat.worker == worker).map(lane)
     }
 
     /// Whether a lane is that of a seat of this line.
     pub fn is_seat(&self, line: &str, lane: &str) -> bool {
-        let seats = self.lines.get(line).map_or(0, |line| line.seats.len());
-        (0..seats).any(|place| self.seat(line, place).is_some_and(|name| name == lane))
+        self.seat_lanes.contains(&(line.to_owned(), lane.to_owned()))
     }
 
     /// The work of a single device in one process, which has no worker name.
@@ -353,4 +356,8 @@ pub struct Member<'a> {
     pub gone: bool,
     /// Reason for leaving.
     pub reason: &'a str,
+}
+/// The name of the lane of a seat: its worker and layers.
+fn lane(seat: &Seat) -> String {
+    format!("{}, {}", seat.worker, seat.range())
 }

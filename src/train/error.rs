@@ -47,10 +47,10 @@ pub enum TrainError {
     },
     /// The loss of an evaluation, or a value on the way to it, is not finite.
     #[error(
-        "evaluation after step {step}: {} became {} (rows {}){}",
+        "evaluation after step {step}: {} became {}{}{}",
         shown(.tensor),
         short(*.value),
-        list(.rows),
+        if .rows.is_empty() { String::new() } else { format!(" (rows {})", list(.rows)) },
         .finding.as_ref().map_or(": look at these rows".into(), |f| format!(" on {f}: {}", f.advice()))
     )]
     Evaluation {

@@ -76,9 +76,9 @@ fn a_line_of_workers_runs_every_kind_of_task() {
 /// Prompts and held-out rows, more than the seats have at the same time, in lines of two and three seats.
 #[test]
 fn a_line_of_workers_gives_the_texts_of_one_process() {
-    let prompts =
-        "--sample-prompt Why? --sample-prompt 1+1= --eval-data rows.jsonl --sample-rows 6 --eval-steps 2";
-    let run = format!("{RUN} --max-steps 4 {prompts}");
+    // The last one is longer than the longest microbatch.
+    let prompts = format!("--sample-prompt Why? --sample-prompt 1+1= --sample-prompt {}", "1+1=".repeat(60));
+    let run = format!("{RUN} --max-steps 4 {prompts} --eval-data rows.jsonl --sample-rows 6 --eval-steps 2");
     let alone = Fleet::new();
     let bytes = alone.alone(&run);
     let texts = |fleet: &Fleet, out: &str| {

@@ -162,14 +162,7 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
         machine::Again::Not(place) => Again { place: at(place), bad: false },
     });
     let finding = Box::new(Finding { place: at(place), class: place.class.clone(), again });
-    let rows = match (task.work)(found.item) {
-        Work::Train(batch)
-        | Work::Recheck(batch)
-        | Work::Eval(batch)
-        | Work::Predict(batch)
-        | Work::Verify(batch) => batch.rows,
-        Work::Prompt { .. } => vec![],
-    };
+    let rows = (task.work)(found.item).batch().map_or(vec![], |batch| batch.rows.clone());
     let (value, after) = (*value, task.after);
     match found.kind {
         Kind::Train => TrainError::NonFinite {
@@ -256,7 +249,7 @@ impl Accounts {
         let part = self.lines.entry(line).or_default().entry(place).or_default();
         (part.worker, part.device, part.microbatches) = (worker, device, part.microbatches + 1);
         for (from, to) in spans {
-            part.busy += to.saturating_duration_since(from).as_secs_f64();
+            part.busy += to.saturating_duration_since(from.max(began)).as_secs_f64();
             let milli = |at: Instant| at.saturating_duration_since(began).as_millis() as f64 / 1e3;
             part.spans.push((milli(from), milli(to)));
         }

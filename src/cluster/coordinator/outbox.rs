@@ -2,7 +2,7 @@
 //! grows too long is disconnected.
 
 use super::super::link::End;
-use super::super::message::{ToWorker, Work};
+use super::super::message::ToWorker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{self, Sender, UnboundedReceiver, UnboundedSender};
@@ -78,14 +78,10 @@ impl Postman {
 fn size(message: &ToWorker) -> u64 {
     match message {
         ToWorker::ParametersPiece { bytes, .. } | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
-        ToWorker::Lease(lease) => match &lease.work {
-            Work::Prompt { ids, .. } => 4 * ids.len() as u64,
-            Work::Train(batch)
-            | Work::Recheck(batch)
-            | Work::Eval(batch)
-            | Work::Predict(batch)
-            | Work::Verify(batch) => 8 * batch.ids.len() as u64,
-        },
+        ToWorker::Lease(lease) => {
+            let bytes = if lease.work.batch().is_some() { 8 } else { 4 };
+            bytes * lease.work.ids().len() as u64
+        }
         _ => 0,
     }
 }

@@ -271,7 +271,8 @@ impl DeviceWorker {
             }
             // A microbatch whose step equals that of the parameters belongs to an evaluation.
             Work::Recheck(batch) if batch.step == after => {
-                self.losses(batch, Want::Loss)?;
+                // Finds a bad logit too, which a loss may hide.
+                self.losses(batch, Want::Predictions)?;
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
             Work::Recheck(batch) => {

@@ -186,6 +186,13 @@ impl DeviceQueue {
         true
     }
 
+    /// A lease is not taken: hidden states that come for it are not waited for.
+    pub fn passes_over(&self, lease: LeaseId) {
+        let mut state = self.state();
+        state.inbox.newest = state.inbox.newest.max(lease);
+        self.bell.notify_one();
+    }
+
     /// Begins a conversation of a seat with these neighbours. Returns its number.
     pub fn join(&self, neighbours: Neighbours) -> u64 {
         let round = self.state().inbox.begin(neighbours);
@@ -213,6 +220,7 @@ impl DeviceQueue {
                 *seen = state.inbox.round;
                 state.running.clear();
                 state.called_back.clear();
+                self.cancel.lower();
                 return Act::Reset(state.inbox.neighbours.clone());
             }
             if let Some((lease, back)) = state.inbox.back.pop_front() {

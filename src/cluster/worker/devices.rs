@@ -58,7 +58,7 @@ pub(super) struct DeviceThreads {
     queues: Vec<Arc<DeviceQueue>>,
     /// The trials of each device when it was opened.
     measured: Vec<Trials>,
-    /// Most bytes of the hidden states of a microbatch.
+    /// Most bytes of the hidden states of a microbatch or a prompt.
     hidden_bytes: usize,
     too_large: Arc<AtomicBool>,
 }
@@ -71,7 +71,8 @@ impl DeviceThreads {
     pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
         let of = (model.to_string(), blueprint.shape.clone());
         let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
-        let hidden_bytes = of.1.tokens.saturating_mul(4 * blueprint.config.hidden);
+        let longest = limits.tokens.max(limits.positions);
+        let hidden_bytes = longest.saturating_mul(4 * blueprint.config.hidden);
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
         let (mut devices, mut queues, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let (mut measured, too_large) = (Vec::new(), Arc::default());
@@ -150,6 +151,13 @@ impl DeviceThreads {
     /// Gives a device a lease. Returns false if there is no such device any more.
     pub fn put(&self, device: u16, job: QueuedLease) -> bool {
         self.queues.get(usize::from(device)).is_some_and(|queue| queue.put(job))
+    }
+
+    /// A lease is not taken: hidden states that come for it are not waited for.
+    pub fn passes_over(&self, device: u16, lease: LeaseId) {
+        if let Some(queue) = self.queues.get(usize::from(device)) {
+            queue.passes_over(lease);
+        }
     }
 
     /// The lease that a device computes.

@@ -49,7 +49,7 @@ impl Worker<'_> {
         self.seat = plan.clone();
         let shape = Shape { portion: plan.as_ref().map(Portion::of), ..Shape::of(&manifest) };
         let key = (manifest.model_hash.clone(), shape);
-        let threads = match self.threads.take().filter(|threads| threads.of == key) {
+        let threads = match self.threads.take().filter(|threads| threads.of == key && !threads.too_large()) {
             Some(threads) => threads,
             None => {
                 let blueprint = match blueprint {

@@ -16,12 +16,9 @@ impl Limits {
     /// Checks a lease. The error is one line: the excess and the agreed limit.
     pub fn check(&self, work: &Work) -> Result<(), String> {
         let Limits { tokens, positions } = *self;
-        let (what, long, limit, whose) = match work {
-            Work::Train(batch)
-            | Work::Recheck(batch)
-            | Work::Eval(batch)
-            | Work::Predict(batch)
-            | Work::Verify(batch) => {
+        let (what, long, limit, whose) = match work.batch() {
+            None => ("a prompt", work.ids().len(), positions, "the model's positions are"),
+            Some(batch) => {
                 let row =
                     batch.bounds.windows(2).map(|b| b[1].saturating_sub(b[0]) as usize).max().unwrap_or(0);
                 match batch.ids.len() > tokens {
@@ -29,7 +26,6 @@ impl Limits {
                     false => ("a row", row, positions, "the model's positions are"),
                 }
             }
-            Work::Prompt { ids, .. } => ("a prompt", ids.len(), positions, "the model's positions are"),
         };
         match long <= limit {
             true => Ok(()),

@@ -255,19 +255,21 @@ impl<'a, 'w> Session<'a, 'w> {
 
     fn leased(&mut self, lease: Lease) -> Result<(), Outcome> {
         self.threads.limits.check(&lease.work).map_err(|reason| Outcome::Refused { reason })?;
-        let number = lease.lease;
+        let (number, device) = (lease.lease, lease.device);
         let current = self.parameters.as_ref().filter(|p| p.step == lease.after);
         let Some(parameters) = current.cloned() else {
+            self.threads.passes_over(device, number);
             self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
             return Ok(());
         };
         if let Work::Train(batch) = &lease.work {
             self.tokens.insert(number, batch.ids.len() as u64);
         }
-        let (device, reply) = (lease.device, self.reply.clone());
+        let reply = self.reply.clone();
         let index = usize::from(device);
         let takes = self.up.get(index) == Some(&true) && self.late.get(index) == Some(&None);
         if !takes || !self.threads.put(device, QueuedLease { lease, parameters, reply }) {
+            self.threads.passes_over(device, number);
             self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
         }
         Ok(())

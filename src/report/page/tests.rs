@@ -84,39 +84,53 @@ fn single_device_has_a_lane_and_no_topology() {
 /// The gaps in the lanes of its seats are the bubble of a line.
 #[test]
 fn each_seat_of_a_line_has_a_lane() {
-    let seat = |worker: &str, first_layer| Seat {
+    let seat = |worker: &str, first_layer, layers| Seat {
         worker: worker.into(),
         device: "cpu 0".into(),
         first_layer,
-        layers: 2,
+        layers,
         memory: 1,
         limit: None,
     };
-    let seats = vec![seat("a", 0), seat("b", 2)];
-    let formed = LineFormed { step: 0, worker: "a + b".into(), seats, token_bytes: 8 };
-    let mut event = step(1, &[HERE, "a + b"], 0.4);
-    if let Event::Step(Step { shared: Some(shared), .. }) = &mut event {
-        let part = |worker: &str, spans: &[(f64, f64)]| SeatPart {
-            worker: worker.into(),
-            device: "cpu 0".into(),
-            microbatches: 1,
-            busy: 0.4,
-            spans: spans.to_vec(),
+    let formed = |seats: [Seat; 2]| {
+        let (worker, seats) = ("a + b".into(), seats.to_vec());
+        Event::Line(LineFormed { step: 0, worker, seats, token_bytes: 8 })
+    };
+    let part = |worker: &str, spans: &[(f64, f64)]| SeatPart {
+        worker: worker.into(),
+        device: "cpu 0".into(),
+        microbatches: 1,
+        busy: 0.4,
+        spans: spans.to_vec(),
+    };
+    let step = |number, seats: Vec<SeatPart>| {
+        let mut event = step(number, &[HERE, "a + b"], 0.4);
+        if let Event::Step(Step { shared: Some(shared), .. }) = &mut event {
+            shared.lines = vec![LinePart { worker: "a + b".into(), seats }];
+        }
+        event
+    };
+    let both = vec![part("a", &[(0.0, 0.1), (0.5, 0.8)]), part("b", &[(0.1, 0.2), (0.2, 0.5)])];
+    let first = [formed([seat("a", 0, 2), seat("b", 2, 2)]), step(1, both)];
+    let drawn = |events: &[Event]| -> Vec<(String, Vec<(f64, f64)>)> {
+        let lanes = lanes(&History::of(events)).lanes.into_iter();
+        let blocks = |lane: &crate::report::draw::Lane| {
+            lane.blocks.iter().map(|block| (block.from, block.to)).collect()
         };
-        let seats = vec![part("a", &[(0.0, 0.1), (0.5, 0.8)]), part("b", &[(0.1, 0.2), (0.2, 0.5)])];
-        shared.lines = vec![LinePart { worker: "a + b".into(), seats }];
-    }
-    let lanes = lanes(&History::of(&[Event::Line(formed), event])).lanes;
-    let drawn: Vec<(&str, Vec<(f64, f64)>)> = lanes
-        .iter()
-        .map(|lane| (&lane.name[..], lane.blocks.iter().map(|block| (block.from, block.to)).collect()))
-        .collect();
+        lanes.map(|lane| (lane.name.clone(), blocks(&lane))).collect()
+    };
     let want = [
         ("here, cpu 0", vec![(0.0, 0.5)]),
         ("a, layers 0 to 1", vec![(0.0, 0.1), (0.5, 0.8)]),
         ("b, layers 2 to 3", vec![(0.1, 0.2), (0.2, 0.5)]),
     ];
-    assert_eq!(drawn, want);
+    assert_eq!(drawn(&first), want.map(|(name, blocks)| (name.to_owned(), blocks)));
+    // Another split, and a step in which the first seat did nothing.
+    let [line, event] = first;
+    let later =
+        [line, event, formed([seat("a", 0, 3), seat("b", 3, 1)]), step(2, vec![part("b", &[(0.0, 0.3)])])];
+    let names: Vec<String> = drawn(&later).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["here, cpu 0", "a, layers 0 to 1", "b, layers 2 to 3", "b, layer 3"]);
 }
 
 #[test]

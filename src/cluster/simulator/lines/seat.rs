@@ -7,7 +7,7 @@ use super::super::worker::Cheats;
 use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use crate::cluster::sum_chunk;
 use crate::cluster::worker::depth;
-use crate::model::stage::{Microbatch, Traffic};
+use crate::model::stage::Traffic;
 use crate::train::sum::RewardSums;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -94,28 +94,17 @@ pub fn joined(numbers: &[i64]) -> Vec<i64> {
     numbers.as_chunks::<2>().0.iter().map(|[low, high]| low.wrapping_add(high << 32)).collect()
 }
 
-fn batch(work: &Work) -> Option<&Microbatch> {
-    match work {
-        Work::Train(batch)
-        | Work::Recheck(batch)
-        | Work::Eval(batch)
-        | Work::Predict(batch)
-        | Work::Verify(batch) => Some(batch),
-        Work::Prompt { .. } => None,
-    }
-}
-
 impl Job {
     fn trains(&self) -> bool {
         matches!(self.lease.work, Work::Train(_) | Work::Recheck(_))
     }
 
     fn is_prompt(&self) -> bool {
-        batch(&self.lease.work).is_none()
+        self.lease.work.batch().is_none()
     }
 
     fn tokens(&self) -> u64 {
-        batch(&self.lease.work).map_or(5, |batch| batch.ids.len() as u64)
+        self.lease.work.batch().map_or(5, |batch| batch.ids.len() as u64)
     }
 }
 
@@ -201,11 +190,9 @@ impl Seat {
             ToWorker::Parameters { step, hash } => self.parameters(step, hash),
             ToWorker::Lease(lease) => {
                 let held = self.held.clone().filter(|held| held.step == lease.after && self.late.is_none());
+                self.newest = self.newest.max(lease.lease);
                 match held {
-                    Some(held) => {
-                        self.newest = self.newest.max(lease.lease);
-                        self.queue.push_back(Job { lease: *lease, held, new: vec![] });
-                    }
+                    Some(held) => self.queue.push_back(Job { lease: *lease, held, new: vec![] }),
                     None => self.up(ToCoordinator::Stopped { lease: lease.lease, micros: 0 }),
                 }
             }
@@ -367,7 +354,7 @@ impl Seat {
 
     fn passed(&mut self, job: Job, hidden: Option<u64>) {
         let lease = job.lease.lease;
-        let Some(batch) = batch(&job.lease.work).cloned() else {
+        let Some(batch) = job.lease.work.batch().cloned() else {
             self.open.insert(lease, job);
             return self.speak(lease, hidden);
         };
@@ -380,7 +367,7 @@ impl Seat {
         }
         let parameters = job.held.hash;
         match &job.lease.work {
-            Work::Eval(_) if self.last() => {
+            Work::Eval(_) | Work::Predict(_) if self.last() => {
                 let (sums, micros) = (truth::score_of(value), 1);
                 self.up(ToCoordinator::Score { lease, sums, parameters, micros });
             }

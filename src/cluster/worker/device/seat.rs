@@ -11,7 +11,7 @@ use crate::cluster::worker::parameters::Parameters;
 use crate::cluster::worker::sum::Finished;
 #[cfg(feature = "faults")]
 use crate::model::stage::Fault;
-use crate::model::stage::{LossSums, Microbatch, Model, Output, Session, Ticket, Traffic, Want};
+use crate::model::stage::{LossSums, Model, Output, Session, Ticket, Traffic, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Refused, Scalars, check};
@@ -28,6 +28,14 @@ pub(super) struct Open {
     pub forward: Duration,
     /// The tokens after a prompt.
     pub new: Vec<u32>,
+    /// Passes of a text so far: one for the prompt, one for each token after it.
+    pub passes: usize,
+}
+
+impl Open {
+    fn of(job: QueuedLease, began: Instant, forward: Duration) -> Self {
+        Open { job, began, forward, new: Vec::new(), passes: 0 }
+    }
 }
 
 /// The device failed in this lease.
@@ -111,17 +119,6 @@ fn trains(job: &QueuedLease) -> bool {
     }
 }
 
-fn batch(job: &QueuedLease) -> Option<&Microbatch> {
-    match &job.lease.work {
-        Work::Train(batch)
-        | Work::Recheck(batch)
-        | Work::Eval(batch)
-        | Work::Predict(batch)
-        | Work::Verify(batch) => Some(batch),
-        Work::Prompt { .. } => None,
-    }
-}
-
 fn forget(model: &mut Box<dyn Model>, lease: LeaseId) {
     model.forget(Ticket(lease));
     model.end(Session(lease));
@@ -196,9 +193,7 @@ impl DeviceWorker {
         }
         if is_prompt(&job) {
             let lease = job.lease.lease;
-            sitting
-                .open
-                .insert(lease, Open { job, began: Instant::now(), forward: Duration::ZERO, new: Vec::new() });
+            sitting.open.insert(lease, Open::of(job, Instant::now(), Duration::ZERO));
             return self.speak(sitting, lease, hidden);
         }
         if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
@@ -211,9 +206,7 @@ impl DeviceWorker {
         match output.and_then(|output| sitting.sound(output)) {
             Ok(Output::Hidden(values)) => {
                 if trains {
-                    sitting
-                        .open
-                        .insert(lease, Open { job, began, forward: began.elapsed(), new: Vec::new() });
+                    sitting.open.insert(lease, Open::of(job, began, began.elapsed()));
                 } else {
                     self.queue.finished_one(lease);
                     say(&job, fine(&job, began));
@@ -222,7 +215,7 @@ impl DeviceWorker {
                 Ok(())
             }
             Ok(Output::Loss(sums)) if trains => {
-                sitting.open.insert(lease, Open { job, began, forward: began.elapsed(), new: Vec::new() });
+                sitting.open.insert(lease, Open::of(job, began, began.elapsed()));
                 self.backward(sitting, lease, (None, sums))
             }
             Ok(Output::Loss(sums)) => {
@@ -238,7 +231,7 @@ impl DeviceWorker {
 
     /// Number of hidden states of a microbatch.
     fn due(&self, job: &QueuedLease) -> usize {
-        batch(job).map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden
+        job.lease.work.batch().map_or(0, |batch| batch.ids.len()) * self.shared.blueprint.config.hidden
     }
 
     /// A neighbour has sent another number of values than the microbatch has: the line falls, and the device stays.
@@ -254,7 +247,7 @@ impl DeviceWorker {
     }
 
     fn forward(&mut self, job: &QueuedLease, hidden: Option<&[f32]>) -> Result<Output, Failed> {
-        let Some(batch) = batch(job) else {
+        let Some(batch) = job.lease.work.batch() else {
             return Err(Failed::Device("a prompt is no microbatch".into()));
         };
         self.take_parameters(&job.parameters)?;
@@ -268,7 +261,8 @@ impl DeviceWorker {
         }
         let want = match &job.lease.work {
             _ if trains => Want::Gradient(Ticket(job.lease.lease)),
-            Work::Predict(_) => Want::Predictions,
+            // A computation again finds a bad logit too, which a loss may hide.
+            Work::Predict(_) | Work::Recheck(_) => Want::Predictions,
             _ => Want::Loss,
         };
         Ok(self.model()?.forward(batch, hidden, want)?)

@@ -17,7 +17,7 @@ impl DeviceWorker {
         lease: LeaseId,
         hidden: Option<Vec<f32>>,
     ) -> Result<(), Lost> {
-        let Some(open) = sitting.open.remove(&lease) else { return Ok(()) };
+        let Some(mut open) = sitting.open.remove(&lease) else { return Ok(()) };
         let Work::Prompt { ids, sampling } = &open.job.lease.work else {
             self.forget(lease);
             return self.mislead(&open.job, "its neighbour sent a microbatch twice".into());
@@ -26,10 +26,12 @@ impl DeviceWorker {
         let next = open.new.last().map_or(&ids[..], std::slice::from_ref);
         let most = sampling.max_new_tokens.min(config.max_positions.saturating_sub(ids.len()));
         let due = next.len() * config.hidden;
-        if hidden.as_ref().is_some_and(|hidden| hidden.len() != due) || open.new.len() > most {
+        let is_early = open.passes != open.new.len();
+        if is_early || hidden.as_ref().is_some_and(|hidden| hidden.len() != due) || open.new.len() > most {
             self.forget(lease);
             return self.mislead(&open.job, "its neighbour sent other values than a token has".into());
         }
+        open.passes += 1;
         let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
         let output = caught(|| {
             self.take_parameters(&open.job.parameters)?;
