@@ -134,15 +134,14 @@ def padded(h):
 
 
 def product(a, b):
-    try:
-        if a.shape[0] * b.shape[1] * a.shape[1] <= 1 << 31:
-            raise ImportError  # small enough for numpy, and torch takes seconds to import
-        import torch
-        if torch.cuda.is_available():
-            torch.backends.cuda.matmul.allow_tf32 = False
-            return (torch.from_numpy(a).cuda() @ torch.from_numpy(np.ascontiguousarray(b)).cuda()).cpu().numpy()
-    except ImportError:
-        pass
+    if a.shape[0] * b.shape[1] * a.shape[1] > 1 << 31:  # torch takes seconds to import
+        try:
+            import torch
+            if torch.cuda.is_available():
+                torch.backends.cuda.matmul.allow_tf32 = False
+                return (torch.from_numpy(a).cuda() @ torch.from_numpy(np.ascontiguousarray(b)).cuda()).cpu().numpy()
+        except ImportError:
+            pass
     return a.astype(np.float64) @ b.astype(np.float64) if a.size < 1 << 22 else a @ b
 
 

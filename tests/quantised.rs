@@ -276,8 +276,11 @@ fn damaged(from: &str, to: &str) -> String {
     found.iter().for_each(|&at| bytes[at..at + to.len()].copy_from_slice(to.as_bytes()));
     std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
     let model = format::open(dir.path()).unwrap();
-    let said = model.tensors.blocks("model.layers.1.self_attn.q_proj.weight").map(|_| ()).unwrap_err();
+    let name = "model.layers.1.self_attn.q_proj.weight";
+    let said = model.tensors.blocks(name).map(|_| ()).unwrap_err();
     assert_eq!(said.lines().count(), 1);
+    // Widened numbers need no whole blocks in a row.
+    assert_eq!(model.tensors.tensor(name).is_ok(), said.contains("rows of"), "{said}");
     said
 }
 
@@ -288,6 +291,11 @@ fn damaged_checkpoints_of_bitsandbytes_are_named() {
         ("\"shape\": [64, 64]", "\"shape\": [96, 64]", "is not the codes of 96 x 64 numbers"),
         ("\"shape\": [64, 64]", "\"shape\": [64, 32]", "is not the codes of 64 x 32 numbers"),
         ("\"shape\": [64, 64]", "\"shape\": [128,32]", "rows of 32 numbers"),
+        (
+            "\"dtype\": \"bfloat16\", \"shape\": [64, 64]",
+            "\"shape\": [1099511627776, 64]          ",
+            "is not the codes of 1099511627776 x 64 numbers",
+        ),
         ("\"shape\": [64, 64]", "\"shape\": [64    ]", "a matrix of 1 dimensions"),
         ("\"shape\": [64, 64]", "\"shape\": [64; 64]", "is not the state of a matrix"),
         (".quant_map", ".quant_mop", "weight.quant_map is missing"),

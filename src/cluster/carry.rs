@@ -17,8 +17,8 @@ pub enum Carry {
         /// The sender's place.
         place: u16,
     },
-    /// A part of the hidden states of a microbatch or of new tokens (upwards), or of the gradient of a microbatch's
-    /// (downwards). The parts of one arrive in order.
+    /// A part of hidden states (upwards; of a microbatch or of new tokens), or of the gradient of a microbatch's hidden
+    /// states (downwards). The parts of one lease arrive in order.
     Values {
         /// The lease of the microbatch.
         lease: LeaseId,

@@ -187,8 +187,8 @@ pub enum ToCoordinator {
         /// Peak device memory in bytes, without the frozen weights; 0 if the device does not count memory.
         memory: u64,
     },
-    /// When a seat of a line computed a training microbatch: sent before its [`ToCoordinator::Announce`], and backwards
-    /// from then on, in microseconds.
+    /// The passes of a seat of a line for a training microbatch, in microseconds. The backward pass ends when this message
+    /// is sent, before [`ToCoordinator::Announce`].
     Passes {
         /// The lease of this microbatch.
         lease: LeaseId,

@@ -101,8 +101,10 @@ impl Quantised {
 impl Tensors for Quantised {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         let Some(state) = self.state(name)? else { return self.0.tensor(name) };
+        // Compares the shape with the length of the codes.
+        let blocks = self.pack(name, &state)?;
         let mut values = vec![0.0; state.shape.iter().product()];
-        Block::NF4.widen(&mut values, &self.pack(name, &state)?);
+        Block::NF4.widen(&mut values, &blocks);
         let bytes = Cow::Owned(Dtype::F32.narrow(&values));
         Ok(Some(Tensor { shape: state.shape, dtype: Dtype::F32, bytes }))
     }

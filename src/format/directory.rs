@@ -27,7 +27,8 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
         }
     };
     let Some(text) = text_model(&config, &tensors) else { return with_weights(dir, config, tensors, kind) };
-    // transformers ties no head that the files have and that differs from the embedding, whatever config.json says.
+    // A head in the files is used whatever config.json says: transformers ties none that differs from the embedding, and
+    // one that does not differ gives the same logits.
     if text.names().iter().any(|name| name == "lm_head.weight") {
         config["tie_word_embeddings"] = json!(false);
     }

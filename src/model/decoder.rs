@@ -252,15 +252,14 @@ impl<B: Fused> Decoder<B> {
         Ok(x)
     }
 
-    /// Runs these blocks and records on the tape what backward needs. A cancelled pass returns the output of the last
-    /// block run.
+    /// Runs these blocks and records on the tape what backward needs. Returns the output of the last block.
     fn climb(
         &mut self,
         mut x: B::Memory,
         tape: &mut Tape<B>,
         want: Want,
         some: Range<usize>,
-    ) -> (B::Memory, Result<(), Fault>) {
+    ) -> Result<B::Memory, Fault> {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
@@ -268,12 +267,12 @@ impl<B: Fused> Decoder<B> {
         for i in some {
             let block = match self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i)) {
                 Ok(block) => block,
-                Err(fault) => return (x, Err(fault)),
+                Err(fault) => {
+                    self.backend.recycle(x);
+                    return Err(fault);
+                }
             };
-            let (out, mut saved) = match block.forward(&mut self.backend, x, &batch) {
-                Ok(done) => done,
-                Err(fault) => return (self.backend.memory(0), Err(fault)),
-            };
+            let (out, mut saved) = block.forward(&mut self.backend, x, &batch)?;
             if want.ticket().is_some() {
                 let hold = self.keep.of(i, blocks);
                 saved.shed(&mut self.backend, hold);
@@ -284,7 +283,13 @@ impl<B: Fused> Decoder<B> {
             x = out;
             self.backend.border();
         }
-        (x, self.cancel.check())
+        match self.cancel.check() {
+            Ok(()) => Ok(x),
+            Err(fault) => {
+                self.backend.recycle(x);
+                Err(fault)
+            }
+        }
     }
 }
 

@@ -42,11 +42,16 @@ impl Routes {
             let is_bad = logits.iter().any(|logit| logit.is_nan());
             let most = if is_bad { f64::NAN } else { f64::from(logits[order[0] as usize]) };
             let power = |&expert: &u32| libm::exp(f64::from(logits[expert as usize]) - most);
-            // Of the chosen ones, or of all.
-            let sum: f64 = order.iter().map(power).sum();
-            weights.extend(order[..k].iter().map(|expert| (power(expert) / sum) as f32));
+            // Of the chosen ones, or of all; best first.
+            let powers: Vec<f64> = order.iter().map(power).collect();
+            let sum: f64 = powers.iter().sum();
+            weights.extend(powers[..k].iter().map(|power| (power / sum) as f32));
             if !experts.normalised {
-                probabilities.extend((0..count as u32).map(|expert| power(&expert) / sum));
+                let first = probabilities.len();
+                probabilities.resize(first + count, 0.0);
+                for (&expert, power) in order.iter().zip(&powers) {
+                    probabilities[first + expert as usize] = power / sum;
+                }
             }
             chosen.extend_from_slice(&order[..k]);
         }

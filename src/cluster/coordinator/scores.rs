@@ -85,7 +85,7 @@ fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) 
         let what = if tokens { "targets" } else { "rows" };
         return Err(format!("it made {} predictions for {predicted} {what}", sums.predictions.len()));
     }
-    // A token that does not exist is no target's.
+    // Tokens have no such check: an id beyond the vocabulary equals no target, so it only counts as wrong.
     if matches!(batch.targets, Targets::Tokens(_)) {
         return Ok(());
     }

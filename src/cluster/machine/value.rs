@@ -77,7 +77,8 @@ impl Machine {
     }
 
     /// Where results are checked, the run does not halt because of one device: if two other members of its class find no
-    /// bad value, or this process does, its member is taken out; one is enough if it has left. Returns false if no member can decide that.
+    /// bad value, or this process does, its member is taken out. If that member has already left, one other is enough.
+    /// Returns false if no member can decide that.
     fn outvotes(&mut self, id: DeviceId) -> bool {
         let verifies = self.verifies();
         let Some(recheck) = self.recheck.as_mut().filter(|_| verifies) else { return false };

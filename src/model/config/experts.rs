@@ -2,6 +2,7 @@
 
 use super::read::Fields;
 use super::{ConfigError, key};
+use serde_json::Value;
 
 /// The experts of the sparse layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,19 +25,16 @@ pub(super) fn read(fields: &Fields, layers: usize) -> Result<Experts, ConfigErro
     let name = if local { "num_local_experts" } else { "num_experts" };
     let count = fields.size(name, 1..=1 << 16)?;
     let every = fields.optional_size("decoder_sparse_step", 1..=1 << 16)?.unwrap_or(1);
-    let dense = |layer: &usize| -> Result<bool, ConfigError> {
-        let list = fields.list("mlp_only_layers")?;
-        let listed = list.is_some_and(|list| list.iter().any(|v| v.as_u64() == Some(*layer as u64)));
-        Ok(listed || !(layer + 1).is_multiple_of(every))
-    };
-    if let Some(other) = fields.list("mlp_only_layers")?.into_iter().flatten().find(|v| !v.is_u64()) {
-        return Err(key("mlp_only_layers", format!("has {other}, which is no layer")));
-    }
+    let number =
+        |v: &Value| v.as_u64().ok_or_else(|| key("mlp_only_layers", format!("has {v}, which is no layer")));
+    let dense = fields.list("mlp_only_layers")?.into_iter().flatten().map(number);
+    let dense = dense.collect::<Result<Vec<u64>, _>>()?;
+    let is_sparse = |layer: usize| (layer + 1).is_multiple_of(every) && !dense.contains(&(layer as u64));
     Ok(Experts {
         count,
         chosen: fields.size("num_experts_per_tok", 1..=count)?,
         feed_forward: fields.size("moe_intermediate_size", 1..=1 << 22)?,
         normalised: fields.flag("norm_topk_prob")?.unwrap_or(false),
-        sparse: (0..layers).map(|layer| dense(&layer).map(|dense| !dense)).collect::<Result<_, _>>()?,
+        sparse: (0..layers).map(is_sparse).collect(),
     })
 }

@@ -88,9 +88,8 @@ impl<B: Fused> Decoder<B> {
     /// Runs the forward pass of these blocks.
     fn rise(&mut self, member: &mut Member<B>, blocks: Range<usize>) -> Result<(), Fault> {
         let x = member.stream.take().ok_or_else(|| self.fault(EMPTY))?;
-        let (x, risen) = self.climb(x, &mut member.tape, Want::Gradient(WHOLE), blocks);
-        member.stream = Some(x);
-        risen
+        member.stream = Some(self.climb(x, &mut member.tape, Want::Gradient(WHOLE), blocks)?);
+        Ok(())
     }
 
     /// Runs the head, and begins the way down.

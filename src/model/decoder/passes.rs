@@ -40,9 +40,11 @@ impl<B: Fused> Decoder<B> {
         want.ticket().into_iter().for_each(|ticket| self.forget(ticket));
         let (mut tape, x) = self.begin(batch, input)?;
         let blocks = 0..self.shelf.len();
-        let (x, climbed) = self.climb(x, &mut tape, want, blocks);
-        let top = climbed.and_then(|()| self.conclude(&x, &mut tape, batch, want));
-        self.backend.recycle(x);
+        let top = self.climb(x, &mut tape, want, blocks).and_then(|x| {
+            let top = self.conclude(&x, &mut tape, batch, want);
+            self.backend.recycle(x);
+            top
+        });
         match want.ticket().filter(|_| top.is_ok()) {
             Some(ticket) => drop(self.tapes.insert(ticket, tape)),
             None => self.release(tape),

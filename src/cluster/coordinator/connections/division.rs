@@ -73,12 +73,11 @@ impl Division {
 impl Formed {
     /// The same, unless a worker has too little memory for the number of layers that was typed for it.
     pub fn within(self, workers: &[&Capacity]) -> Formed {
-        let small = |place: &&Place| place.needs > workers[place.worker].limit;
-        match &self {
-            Formed::Line(places) => {
-                places.iter().find(small).map_or(self.clone(), |place| Formed::TooSmall(place.worker))
-            }
-            _ => self,
+        let Formed::Line(places) = &self else { return self };
+        let small = places.iter().find(|place| place.needs > workers[place.worker].limit);
+        match small.map(|place| place.worker) {
+            Some(worker) => Formed::TooSmall(worker),
+            None => self,
         }
     }
 }

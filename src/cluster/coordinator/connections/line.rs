@@ -8,7 +8,7 @@ use super::{Desk, Reception, host};
 use crate::cluster::coordinator::outbox::Outbox;
 use crate::cluster::coordinator::{Incoming, Passes, Rejected};
 use crate::cluster::link::{ROOM, WorkerLink, pair};
-use crate::cluster::message::{Bye, Device, SeatPlan, ToCoordinator, ToWorker, Trials, Trouble};
+use crate::cluster::message::{Bye, Device, LeaseId, SeatPlan, ToCoordinator, ToWorker, Trials, Trouble};
 use crate::cluster::plain::plain;
 use crate::model::line;
 use crate::model::memory::Limit;
@@ -260,14 +260,16 @@ impl Standing {
                     }
                 },
                 event = self.events.recv() => match event {
-                    Some(FromSeat::Said { place, message, .. })
-                        if matches!(*message, ToCoordinator::Passes { .. }) =>
-                    {
-                        self.passed(place, &message);
-                    }
                     Some(FromSeat::Said { place, mut message, .. }) => {
-                        if let ToCoordinator::Fault { fault: Trouble::Value { tensor, .. }, .. } = &mut *message {
-                            *tensor += &format!(" on {}", self.chairs[place].name);
+                        match &mut *message {
+                            ToCoordinator::Passes { lease, forward, between, backward } => {
+                                self.passed(place, *lease, [*forward, *between, *backward]);
+                                continue;
+                            }
+                            ToCoordinator::Fault { fault: Trouble::Value { tensor, .. }, .. } => {
+                                *tensor += &format!(" on {}", self.chairs[place].name);
+                            }
+                            _ => {}
                         }
                         let heard = self.translation.up(place, *message);
                         let Heard { driver: up, seats } = heard.map_err(|fall| match fall {
@@ -289,19 +291,13 @@ impl Standing {
     }
 
     /// Tells the driver when a seat computed a microbatch, if its times are possible.
-    fn passed(&mut self, place: usize, message: &ToCoordinator) {
-        let ToCoordinator::Passes { lease, forward, between, backward } = *message else { return };
+    fn passed(&mut self, place: usize, lease: LeaseId, [forward, between, backward]: [u64; 3]) {
         let now = std::time::Instant::now();
-        let before = |micros: [u64; 3]| {
-            let sum = micros.iter().fold(0, |sum: u64, part| sum.saturating_add(*part));
-            now.checked_sub(Duration::from_micros(sum))
-        };
-        let (Some(from), Some(end), Some(again)) =
-            (before([forward, between, backward]), before([0, between, backward]), before([0, 0, backward]))
-        else {
-            return;
-        };
-        if self.translation.is_timed(place, lease) {
+        let before = |at: std::time::Instant, micros| at.checked_sub(Duration::from_micros(micros));
+        let Some(again) = before(now, backward) else { return };
+        let Some(end) = before(again, between) else { return };
+        let Some(from) = before(end, forward) else { return };
+        if self.translation.times_once(place, lease) {
             let chair = &self.chairs[place];
             let device = chair.device.as_ref().map_or_else(String::new, |device| plain(&device.name));
             let (line, seat) = (self.name.clone(), (place, plain(&chair.name), device));

@@ -213,8 +213,8 @@ impl Translation {
         }
     }
 
-    /// Whether the seat says for the first time when it computed this lease.
-    pub fn is_timed(&mut self, seat: usize, lease: LeaseId) -> bool {
+    /// Records that the seat said when it computed this lease. False if it had said so before, or if the lease is not open.
+    pub fn times_once(&mut self, seat: usize, lease: LeaseId) -> bool {
         self.open.get_mut(&lease).is_some_and(|open| open.timed.insert(seat))
     }
 

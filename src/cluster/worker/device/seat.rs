@@ -33,8 +33,9 @@ pub(super) struct Open {
 }
 
 impl Open {
-    fn of(job: QueuedLease, began: Instant, forward: Duration) -> Self {
-        Open { job, began, forward, new: Vec::new(), passes: 0 }
+    /// A lease whose first pass began at this time.
+    fn new(job: QueuedLease, began: Instant) -> Self {
+        Open { job, began, forward: began.elapsed(), new: Vec::new(), passes: 0 }
     }
 }
 
@@ -55,10 +56,10 @@ fn after(layer: usize) -> String {
     format!("hidden states after layer {}", layer - 1)
 }
 
-/// The first value that is not finite, as a fault of `what`.
-fn not_finite(values: &[f32], what: &dyn Fn() -> String) -> Option<Failed> {
+/// The trouble with the first value that is not finite, under the name `what`.
+fn not_finite(values: &[f32], what: &dyn Fn() -> String) -> Option<Trouble> {
     let value = f64::from(*values.iter().find(|value| !value.is_finite())?);
-    Some(Failed::Value(Trouble::Value { tensor: what(), value }))
+    Some(Trouble::Value { tensor: what(), value })
 }
 
 /// The leases of a seat in one conversation.
@@ -90,7 +91,7 @@ impl Sitting {
             }
             _ => None,
         };
-        bad.map_or(Ok(output), Err)
+        bad.map_or(Ok(output), |trouble| Err(Failed::Value(trouble)))
     }
 
     /// Time that a lease took: since it began, or since the lease before it ended.
@@ -193,7 +194,7 @@ impl DeviceWorker {
         }
         if is_prompt(&job) {
             let lease = job.lease.lease;
-            sitting.open.insert(lease, Open::of(job, Instant::now(), Duration::ZERO));
+            sitting.open.insert(lease, Open::new(job, Instant::now()));
             return self.speak(sitting, lease, hidden);
         }
         if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.len() != self.due(&job)) {
@@ -206,7 +207,7 @@ impl DeviceWorker {
         match output.and_then(|output| sitting.sound(output)) {
             Ok(Output::Hidden(values)) => {
                 if trains {
-                    sitting.open.insert(lease, Open::of(job, began, began.elapsed()));
+                    sitting.open.insert(lease, Open::new(job, began));
                 } else {
                     self.queue.finished_one(lease);
                     say(&job, fine(&job, began));
@@ -215,7 +216,7 @@ impl DeviceWorker {
                 Ok(())
             }
             Ok(Output::Loss(sums)) if trains => {
-                sitting.open.insert(lease, Open::of(job, began, began.elapsed()));
+                sitting.open.insert(lease, Open::new(job, began));
                 self.backward(sitting, lease, (None, sums))
             }
             Ok(Output::Loss(sums)) => {
@@ -320,11 +321,11 @@ impl DeviceWorker {
                     None => input.iter().for_each(|values| sitting.neighbours.down(lease, values)),
                 }
                 let report = match (self.report(sitting, &job, (loss, gradient), began), bad) {
-                    (Report::Trained { finished, .. }, Some(Failed::Value(trouble))) => {
+                    (Report::Trained { finished, .. }, Some(trouble)) => {
                         self.shared.buffers.give_back(finished.gradient);
                         Report::Trouble { lease, trouble }
                     }
-                    (Report::Fine { .. }, Some(Failed::Value(trouble))) => Report::Trouble { lease, trouble },
+                    (Report::Fine { .. }, Some(trouble)) => Report::Trouble { lease, trouble },
                     (report, _) => report,
                 };
                 self.queue.finished_one(lease);
