@@ -4,6 +4,7 @@
 //!
 //! `FINETUNE_SEEDS=100000` runs that many seeds; `FINETUNE_SEED=17` runs one seed and prints its events.
 
+mod agenda;
 mod driver;
 mod fate;
 mod lines;

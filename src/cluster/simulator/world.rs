@@ -3,6 +3,7 @@
 
 use super::super::machine::{Config, Event, Kind, MemberId, Note, Tally, Verify};
 use super::super::message::{Bye, LeaseId, ToCoordinator, ToWorker};
+use super::agenda::{Agenda, Next};
 use super::driver::{Act, Disk, Driver, Outcome};
 use super::fate::{Blow, Fate};
 use super::network::{Care, Way, care_down, care_up};
@@ -83,9 +84,7 @@ pub struct Report {
 pub struct World {
     fate: Fate,
     plan: Plan,
-    now: Micros,
-    order: u64,
-    ahead: BTreeMap<(Micros, u8, u64), Happening>,
+    agenda: Agenda<Happening>,
     driver: Option<Driver>,
     disk: Disk,
     busy: Micros,
@@ -114,9 +113,7 @@ impl World {
         };
         let mut world = World {
             plan: fate.plan(),
-            now: 0,
-            order: 0,
-            ahead: BTreeMap::new(),
+            agenda: Agenda::default(),
             driver: None,
             disk: Disk { epoch: 0, step: 0, parameters: truth::initial() },
             busy: 0,
@@ -139,14 +136,7 @@ impl World {
     }
 
     fn at(&mut self, at: Micros, what: Happening) {
-        self.order += 1;
-        self.ahead.insert((at.max(self.now), 1, self.order), what);
-    }
-
-    /// Postpones an event to the front of those at that time.
-    fn put_off(&mut self, at: Micros, what: Happening) {
-        self.order += 1;
-        self.ahead.insert((at, 0, self.order), what);
+        self.agenda.at(at, what);
     }
 
     /// Runs until the run has ended or the time is up.
@@ -154,22 +144,12 @@ impl World {
         let mut happened = 0;
         loop {
             let wake = self.driver.as_ref().and_then(|d| d.machine.wake()).map(|w| w.as_micros() as Micros);
-            let wake = wake.map(|w| w.max(self.busy));
-            let next = self.ahead.first_key_value().map(|(k, _)| k.0);
-            let wakes = match (wake, next) {
-                (Some(wake), Some(next)) => wake < next,
-                (wake, _) => wake.is_some(),
-            };
-            let Some(now) = (if wakes { wake } else { next }) else { break };
-            self.now = now.max(self.now);
+            let next = self.agenda.next(wake.map(|w| w.max(self.busy)), bound);
             happened += 1;
-            if now > bound || happened > MOST_EVENTS {
-                break;
-            }
-            if wakes {
-                self.coordinator(|driver, now| driver.event(Event::Time, now));
-            } else if let Some((_, what)) = self.ahead.pop_first() {
-                self.happens(what);
+            match next.filter(|_| happened <= MOST_EVENTS) {
+                None => break,
+                Some(Next::Wake) => self.coordinator(|driver, now| driver.event(Event::Time, now)),
+                Some(Next::Happens(what)) => self.happens(what),
             }
             if self.driver.as_ref().is_some_and(|d| d.outcome != Outcome::Running) {
                 break;
@@ -177,8 +157,8 @@ impl World {
         }
         let outcome = self.driver.as_ref().map_or(Outcome::Running, |d| d.outcome.clone());
         self.keep_records();
-        let World { now: time, tallies, notes, wronged, found, driver, .. } = self;
-        Report { outcome, time, tallies, notes, wronged, found, happened, driver }
+        let World { agenda, tallies, notes, wronged, found, driver, .. } = self;
+        Report { outcome, time: agenda.now, tallies, notes, wronged, found, happened, driver }
     }
 
     fn keep_records(&mut self) {
@@ -191,7 +171,7 @@ impl World {
 
     fn say(&self, what: &dyn Fn() -> String) {
         if self.voice == Voice::Aloud {
-            println!("{:>12.3} ms  {}", self.now as f64 / 1e3, what());
+            println!("{:>12.3} ms  {}", self.agenda.now as f64 / 1e3, what());
         }
     }
 
@@ -205,11 +185,11 @@ impl World {
             Happening::Finished { conn, .. } | Happening::Nudge(conn) => self.host_of(*conn),
             _ => None,
         };
-        if let Some(until) = host.map(|h| self.hosts[h].frozen).filter(|&f| f > self.now) {
-            return self.put_off(until, what);
+        if let Some(until) = host.map(|h| self.hosts[h].frozen).filter(|&f| f > self.agenda.now) {
+            return self.agenda.put_off(until, what);
         }
-        if matches!(what, Happening::Up(..) | Happening::LostUp(..)) && self.busy > self.now {
-            return self.put_off(self.busy, what);
+        if matches!(what, Happening::Up(..) | Happening::LostUp(..)) && self.busy > self.agenda.now {
+            return self.agenda.put_off(self.busy, what);
         }
         match &what {
             Happening::Nudge(_) | Happening::Finished { .. } => {}
@@ -241,13 +221,13 @@ impl World {
             Happening::Nudge(conn) => {
                 if self.worker(conn).is_some() {
                     self.tell(conn, |worker, now| worker.nudge(now));
-                    self.at(self.now + 500 * MILLI, Happening::Nudge(conn));
+                    self.at(self.agenda.now + 500 * MILLI, Happening::Nudge(conn));
                 }
             }
             Happening::Blow(blow) => self.blow(blow),
             Happening::Back(host) => {
                 self.hosts[host].alive = true;
-                self.at(self.now, Happening::Dial(host));
+                self.at(self.agenda.now, Happening::Dial(host));
             }
             Happening::Boot => self.boot(),
             Happening::Nonsense(conn) => self.nonsense(conn),
@@ -278,14 +258,14 @@ impl World {
             verify: (self.fate.verify > 0.0).then(|| Verify::new(self.fate.verify, key)),
             ..Config::default()
         };
-        let mut driver = Driver::new(&self.plan, config, self.disk.clone(), self.now);
+        let mut driver = Driver::new(&self.plan, config, self.disk.clone(), self.agenda.now);
         driver.tolerates = self.fate.tolerates();
         self.driver = Some(driver);
         self.coordinator(|_, _| {});
     }
 
     fn coordinator(&mut self, act: impl FnOnce(&mut Driver, Micros)) {
-        let now = self.now;
+        let now = self.agenda.now;
         let Some(driver) = &mut self.driver else { return };
         act(driver, now);
         for act in std::mem::take(&mut driver.acts) {
@@ -300,7 +280,7 @@ impl World {
     fn down(&mut self, conn: u64, message: ToWorker) {
         let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
         let care = care_down(&message);
-        for at in wire.down.arrivals(self.now, care, &self.fate.weather, &mut self.draws) {
+        for at in wire.down.arrivals(self.agenda.now, care, &self.fate.weather, &mut self.draws) {
             self.at(at, Happening::Down(conn, message.clone()));
         }
     }
@@ -309,10 +289,10 @@ impl World {
         let Some(wire) = self.wires.get_mut(&conn) else { return };
         if matches!(message, ToCoordinator::SumPiece { .. }) {
             // Sums are large: a connection can be lost in the middle of one.
-            wire.up.takes(self.now, self.draws.between(0, self.fate.weather.bulk + 1));
+            wire.up.takes(self.agenda.now, self.draws.between(0, self.fate.weather.bulk + 1));
         }
         let care = care_up(&message);
-        for at in wire.up.arrivals(self.now, care, &self.fate.weather, &mut self.draws) {
+        for at in wire.up.arrivals(self.agenda.now, care, &self.fate.weather, &mut self.draws) {
             self.at(at, Happening::Up(conn, message.clone()));
         }
     }
@@ -321,7 +301,7 @@ impl World {
     fn close(&mut self, conn: u64) {
         let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
         wire.open = false;
-        let at = wire.down.arrivals(self.now, Care::InOrder, &self.fate.weather, &mut self.draws);
+        let at = wire.down.arrivals(self.agenda.now, Care::InOrder, &self.fate.weather, &mut self.draws);
         if wire.host.is_some() {
             self.at(at[0], Happening::LostDown(conn));
         }
@@ -339,7 +319,7 @@ impl World {
         let Some(host) = self.host_of(conn) else { return };
         if self.hosts[host].conn == Some(conn) {
             self.disconnect(host);
-            let soon = self.now + self.draws.between(10 * MILLI, SECOND);
+            let soon = self.agenda.now + self.draws.between(10 * MILLI, SECOND);
             self.at(soon, Happening::Dial(host));
         }
     }
@@ -355,7 +335,7 @@ impl World {
     }
 
     fn tell(&mut self, conn: u64, act: impl FnOnce(&mut Worker, Micros) -> Vec<Effect>) {
-        let now = self.now;
+        let now = self.agenda.now;
         let Some(worker) = self.worker(conn) else { return };
         let effects = act(worker, now);
         for effect in effects {

@@ -1,6 +1,7 @@
 //! Virtual time, the connections, and the coordinator's side of lines (`coordinator/connections`): workers that wait, lines
 //! that form, stand and fall.
 
+use super::super::agenda::{Agenda, Next};
 use super::super::driver::{Act, Disk, Driver, Outcome};
 use super::super::network::{Care, Way};
 use super::super::truth::{self, Plan, WIDTH};
@@ -67,9 +68,7 @@ struct Line {
 pub struct World {
     fate: Fate,
     plan: Plan,
-    now: Micros,
-    order: u64,
-    ahead: BTreeMap<(Micros, u64), Happening>,
+    agenda: Agenda<Happening>,
     driver: Option<Driver>,
     disk: Disk,
     hosts: Vec<Host>,
@@ -85,9 +84,7 @@ impl World {
         let disk = Disk { epoch: 0, step: 0, parameters: truth::initial() };
         let mut world = World {
             plan: fate.plan(),
-            now: 0,
-            order: 0,
-            ahead: BTreeMap::new(),
+            agenda: Agenda::default(),
             driver: None,
             disk,
             hosts,
@@ -104,31 +101,23 @@ impl World {
     }
 
     fn at(&mut self, at: Micros, what: Happening) {
-        self.order += 1;
-        self.ahead.insert((at.max(self.now), self.order), what);
+        self.agenda.at(at, what);
     }
 
     /// Runs until the run has ended or the time is up.
     pub fn run(mut self, bound: Micros) -> (Outcome, Micros) {
         for _ in 0..MOST_EVENTS {
             let wake = self.driver.as_ref().and_then(|d| d.machine.wake()).map(|w| w.as_micros() as Micros);
-            let next = self.ahead.first_key_value().map(|(key, _)| key.0);
-            let wakes = wake.is_some_and(|wake| next.is_none_or(|next| wake < next));
-            let Some(now) = (if wakes { wake } else { next }) else { break };
-            self.now = now.max(self.now);
-            if now > bound {
-                break;
-            }
-            if wakes {
-                self.coordinator(|driver, now| driver.event(Event::Time, now));
-            } else if let Some((_, what)) = self.ahead.pop_first() {
-                self.happens(what);
+            match self.agenda.next(wake, bound) {
+                None => break,
+                Some(Next::Wake) => self.coordinator(|driver, now| driver.event(Event::Time, now)),
+                Some(Next::Happens(what)) => self.happens(what),
             }
             if self.driver.as_ref().is_some_and(|d| d.outcome != Outcome::Running) {
                 break;
             }
         }
-        (self.driver.map_or(Outcome::Running, |d| d.outcome), self.now)
+        (self.driver.map_or(Outcome::Running, |d| d.outcome), self.agenda.now)
     }
 
     /// The worker of a seat, unless its line is over for it.
@@ -144,13 +133,14 @@ impl World {
             _ => None,
         };
         // A frozen process sees no event before it continues.
-        if let Some(until) = host.map(|host| self.hosts[host].frozen).filter(|until| *until > self.now) {
+        if let Some(until) = host.map(|host| self.hosts[host].frozen).filter(|until| *until > self.agenda.now)
+        {
             return self.at(until, what);
         }
         match what {
             Happening::Dial(host) => {
                 if self.hosts[host].alive && self.hosts[host].seat.is_none() {
-                    let soon = self.now + self.draws.between(MILLI, 200 * MILLI);
+                    let soon = self.agenda.now + self.draws.between(MILLI, 200 * MILLI);
                     self.at(soon, Happening::Reported(host));
                 }
             }
@@ -165,13 +155,13 @@ impl World {
             Happening::Nudge(at) => {
                 if self.host(at).is_some() {
                     self.tell(at, Seat::nudge);
-                    self.at(self.now + 500 * MILLI, Happening::Nudge(at));
+                    self.at(self.agenda.now + 500 * MILLI, Happening::Nudge(at));
                 }
             }
             Happening::Blow(blow) => self.blow(blow),
             Happening::Back(host) => {
                 self.hosts[host].alive = true;
-                self.at(self.now, Happening::Dial(host));
+                self.at(self.agenda.now, Happening::Dial(host));
             }
             Happening::Boot => self.boot(),
         }
@@ -187,9 +177,9 @@ impl World {
             recheck: Duration::from_secs(20),
             ..Config::default()
         };
-        self.driver = Some(Driver::new(&self.plan, config, self.disk.clone(), self.now));
+        self.driver = Some(Driver::new(&self.plan, config, self.disk.clone(), self.agenda.now));
         self.coordinator(|_, _| {});
-        (0..self.hosts.len()).for_each(|host| self.at(self.now, Happening::Dial(host)));
+        (0..self.hosts.len()).for_each(|host| self.at(self.agenda.now, Happening::Dial(host)));
     }
 
     /// The division of the workers that wait, once they are enough.
@@ -220,7 +210,7 @@ impl World {
             Formed::TooSmall(one) => {
                 let host = self.waiting.remove(one);
                 self.fate.capacities[host].limit = 10 * WIDTH as u64 - 1;
-                self.at(self.now + SECOND, Happening::Dial(host));
+                self.at(self.agenda.now + SECOND, Happening::Dial(host));
             }
             Formed::Whole(_) => panic!("no worker has room for all layers"),
         }
@@ -233,7 +223,7 @@ impl World {
             let mut seat = Seat::new(&self.plan, (place, of), layers.clone());
             seat.cheats = self.fate.cheats;
             self.hosts[*host].seat = Some(((id, place), seat));
-            let loaded = self.now + self.draws.between(10 * MILLI, SECOND);
+            let loaded = self.agenda.now + self.draws.between(10 * MILLI, SECOND);
             self.at(loaded, Happening::Linked((id, place)));
         }
         let (hosts, layers): (Vec<usize>, Vec<Range<usize>>) = seats.into_iter().unzip();
@@ -252,7 +242,7 @@ impl World {
 
     /// A line joins the driver once all of its seats are connected.
     fn linked(&mut self, (id, place): At) {
-        self.at(self.now + 500 * MILLI, Happening::Nudge((id, place)));
+        self.at(self.agenda.now + 500 * MILLI, Happening::Nudge((id, place)));
         let Some(line) = self.lines.get_mut(&id) else { return };
         line.linked.insert(place);
         if line.linked.len() == line.hosts.len() {
@@ -269,7 +259,7 @@ impl World {
 
     /// Lets the driver act, and carries out what it says to lines.
     fn coordinator(&mut self, act: impl FnOnce(&mut Driver, Micros)) {
-        let now = self.now;
+        let now = self.agenda.now;
         let Some(driver) = &mut self.driver else { return };
         act(driver, now);
         for act in std::mem::take(&mut driver.acts) {
@@ -294,7 +284,7 @@ impl World {
     fn arrival(&mut self, (id, place): At, way: usize) -> Option<Micros> {
         let line = self.lines.get_mut(&id)?;
         let way = &mut line.ways[place][way];
-        way.arrivals(self.now, Care::InOrder, &self.fate.weather, &mut self.draws).pop()
+        way.arrivals(self.agenda.now, Care::InOrder, &self.fate.weather, &mut self.draws).pop()
     }
 
     fn down(&mut self, at: At, message: ToWorker) {
@@ -348,7 +338,7 @@ impl World {
     fn out(&mut self, at: At, pause: Micros) {
         let Some(host) = self.host(at) else { return };
         self.hosts[host].seat = None;
-        self.at(self.now + pause, Happening::Dial(host));
+        self.at(self.agenda.now + pause, Happening::Dial(host));
     }
 
     fn tell(&mut self, at: At, act: impl FnOnce(&mut Seat) -> Vec<Effect>) {
@@ -368,7 +358,7 @@ impl World {
                 Effect::Start(tokens) => {
                     let layers = self.lines.get(&id).map_or(1, |line| line.layers[place].len());
                     let time = tokens as f64 * layers as f64 * self.fate.pace(host);
-                    self.at(self.now + 1 + time as Micros, Happening::Finished(at));
+                    self.at(self.agenda.now + 1 + time as Micros, Happening::Finished(at));
                 }
             }
         }
@@ -400,18 +390,18 @@ impl World {
                 if !self.hosts[host].alive {
                     return;
                 }
-                let noticed = self.now + if silent { SILENCE } else { MILLI };
+                let noticed = self.agenda.now + if silent { SILENCE } else { MILLI };
                 seated(host).into_iter().for_each(|at| self.at(noticed, Happening::Gone(at)));
                 self.hosts[host] = Host::default();
                 self.waiting.retain(|other| *other != host);
-                self.at(self.now + back, Happening::Back(host));
+                self.at(self.agenda.now + back, Happening::Back(host));
             }
             Blow::Freeze { host, length } => {
-                self.hosts[host].frozen = self.now + length;
+                self.hosts[host].frozen = self.agenda.now + length;
                 if let Some(at) =
                     self.hosts[host].seat.as_ref().map(|(at, _)| *at).filter(|_| length > SILENCE)
                 {
-                    self.at(self.now + SILENCE, Happening::Gone(at));
+                    self.at(self.agenda.now + SILENCE, Happening::Gone(at));
                 }
             }
             // The seat that hears nothing leaves; the coordinator's connections stay up.
@@ -421,7 +411,7 @@ impl World {
                 let to = if upwards { Some(place + 1) } else { place.checked_sub(1) };
                 if let Some(to) = to.filter(|to| *to < line.hosts.len()) {
                     line.dropped.insert((place, to));
-                    self.at(self.now + SILENCE + LAST_WORDS, Happening::Gone((id, to)));
+                    self.at(self.agenda.now + SILENCE + LAST_WORDS, Happening::Gone((id, to)));
                 }
             }
             Blow::Ill { host } => self.hosts[host].seat.iter_mut().for_each(|(_, seat)| seat.ill = true),
@@ -433,7 +423,7 @@ impl World {
                     self.disk = driver.disk;
                     (0..=self.count).for_each(|id| self.end(id, None));
                     self.waiting.clear();
-                    self.at(self.now + back, Happening::Boot);
+                    self.at(self.agenda.now + back, Happening::Boot);
                 }
             }
         }

@@ -12,27 +12,28 @@ impl World {
             Blow::Kill { worker, back, end } => self.kill(worker, back, end),
             Blow::Freeze { worker, length } => self.freeze(worker, length),
             Blow::Leave { worker, back } => {
-                let Some(conn) = self.hosts[worker].conn.filter(|_| self.hosts[worker].frozen <= self.now)
+                let Some(conn) =
+                    self.hosts[worker].conn.filter(|_| self.hosts[worker].frozen <= self.agenda.now)
                 else {
                     return;
                 };
                 self.tell(conn, |w, now| w.leave(now));
                 self.hosts[worker].alive = false;
-                self.at(self.now + back, Happening::Back(worker));
+                self.at(self.agenda.now + back, Happening::Back(worker));
             }
             Blow::Reset { worker } => {
                 if let Some(conn) = self.hosts[worker].conn {
                     self.black(conn);
-                    self.at(self.now + MILLI, Happening::LostUp(conn, "reset"));
-                    self.at(self.now + MILLI, Happening::LostDown(conn));
+                    self.at(self.agenda.now + MILLI, Happening::LostUp(conn, "reset"));
+                    self.at(self.agenda.now + MILLI, Happening::LostDown(conn));
                 }
             }
             Blow::Cut { worker } => {
                 if let Some(conn) = self.hosts[worker].conn {
                     self.black(conn);
                     let (here, there) = (self.draws.between(0, SECOND), self.draws.between(0, SECOND));
-                    self.at(self.now + SILENCE + here, Happening::LostUp(conn, "silent"));
-                    self.at(self.now + SILENCE + there, Happening::LostDown(conn));
+                    self.at(self.agenda.now + SILENCE + here, Happening::LostUp(conn, "silent"));
+                    self.at(self.agenda.now + SILENCE + there, Happening::LostDown(conn));
                 }
             }
             Blow::Ill { worker, device, ill } => {
@@ -53,9 +54,9 @@ impl World {
             }
             Blow::Restart { back } => self.restart(back),
             Blow::Nonsense => {
-                if self.driver.is_some() && self.busy <= self.now {
+                if self.driver.is_some() && self.busy <= self.agenda.now {
                     let conn = self.connect(None);
-                    self.at(self.now, Happening::Nonsense(conn));
+                    self.at(self.agenda.now, Happening::Nonsense(conn));
                 }
             }
         }
@@ -76,18 +77,18 @@ impl World {
                 self.black(conn);
             }
             let noticed = if end == End::Silent { SILENCE } else { MILLI };
-            self.at(self.now + noticed, Happening::LostUp(conn, "gone"));
+            self.at(self.agenda.now + noticed, Happening::LostUp(conn, "gone"));
         }
         if let Some(back) = back {
-            self.at(self.now + back, Happening::Back(worker));
+            self.at(self.agenda.now + back, Happening::Back(worker));
         }
     }
 
     fn freeze(&mut self, worker: usize, length: Micros) {
         let host = &mut self.hosts[worker];
-        host.frozen = self.now + length;
+        host.frozen = self.agenda.now + length;
         if let Some(conn) = host.conn.filter(|_| length > SILENCE) {
-            self.at(self.now + SILENCE, Happening::LostUp(conn, "silent"));
+            self.at(self.agenda.now + SILENCE, Happening::LostUp(conn, "silent"));
         }
     }
 
@@ -99,7 +100,7 @@ impl World {
         (self.driver, self.busy) = (None, 0);
         let open: Vec<u64> = self.wires.iter().filter(|(_, w)| w.open).map(|(c, _)| *c).collect();
         open.into_iter().for_each(|conn| self.close(conn));
-        self.at(self.now + back, Happening::Boot);
+        self.at(self.agenda.now + back, Happening::Boot);
     }
 
     /// Sends one invalid message, and schedules another one.
@@ -135,7 +136,7 @@ impl World {
         };
         if self.wires.get(&conn).is_some_and(|w| w.open) {
             self.up(conn, message);
-            let soon = self.now + self.draws.between(MILLI, 500 * MILLI);
+            let soon = self.agenda.now + self.draws.between(MILLI, 500 * MILLI);
             self.at(soon, Happening::Nonsense(conn));
         }
     }

@@ -10,7 +10,7 @@ impl World {
         }
         let hiccup = if self.draws.chance(0.03) { 3.0 } else { 1.0 };
         let took = tokens as f64 * engine.micros_per_token * (0.95 + 0.1 * self.draws.unit()) * hiccup;
-        self.at(self.now + took as Micros, Happening::Finished { conn, device, lease });
+        self.at(self.agenda.now + took as Micros, Happening::Finished { conn, device, lease });
     }
 
     pub(super) fn over(&mut self, conn: u64, bye: Bye) {
@@ -27,7 +27,7 @@ impl World {
                 self.found.push(self.hosts[host].forgeries);
             }
             self.hosts[host].damaged = false;
-            self.at(self.now + 3 * SECOND, Happening::Dial(host));
+            self.at(self.agenda.now + 3 * SECOND, Happening::Dial(host));
         }
     }
 
@@ -36,10 +36,10 @@ impl World {
             return;
         }
         if self.driver.is_none() {
-            let later = self.now + self.draws.between(200 * MILLI, SECOND);
+            let later = self.agenda.now + self.draws.between(200 * MILLI, SECOND);
             return self.at(later, Happening::Dial(host));
         }
-        let handshake = self.now + 40 + 4 * self.draws.around(self.fate.weather.delay);
+        let handshake = self.agenda.now + 40 + 4 * self.draws.around(self.fate.weather.delay);
         self.at(handshake, Happening::Accepted(host));
     }
 
@@ -48,8 +48,8 @@ impl World {
         if !self.hosts[host].alive || self.hosts[host].conn.is_some() || all_gone {
             return;
         }
-        if self.driver.is_none() || self.busy > self.now {
-            return self.at(self.now + 300 * MILLI, Happening::Dial(host));
+        if self.driver.is_none() || self.busy > self.agenda.now {
+            return self.at(self.agenda.now + 300 * MILLI, Happening::Dial(host));
         }
         let old: Vec<u64> =
             self.wires.iter().filter(|(_, w)| w.open && w.host == Some(host)).map(|(c, _)| *c).collect();
@@ -62,7 +62,7 @@ impl World {
         worker.forgery = self.hosts[host].forgery;
         self.hosts[host].worker = Some(worker);
         self.hosts[host].conn = Some(conn);
-        let loaded = self.now + self.draws.between(MILLI, 300 * MILLI);
+        let loaded = self.agenda.now + self.draws.between(MILLI, 300 * MILLI);
         self.at(loaded, Happening::Loaded(conn));
         self.at(loaded, Happening::Nudge(conn));
     }
