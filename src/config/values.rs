@@ -55,7 +55,7 @@ impl Every {
 
 /// An entry of --data, and its weight: `PATH=WEIGHT`. A file of the whole name wins.
 pub fn weighted(text: &str) -> (&str, Option<f64>) {
-    let split = text.rsplit_once('=').filter(|_| !std::path::Path::new(text).exists());
+    let split = text.rsplit_once('=').filter(|_| !Path::new(text).exists());
     split.and_then(|(path, weight)| Some((path, Some(weight.parse().ok()?)))).unwrap_or((text, None))
 }
 

@@ -116,8 +116,7 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Typed>, Refusal> {
             continue;
         }
         match node.value {
-            Value::Map(_) if holds_pairs(&key.value) => typed.extend(scalar(path, &key, node)?),
-            Value::Map(inner) => section(&mut typed, path, &key, inner)?,
+            Value::Map(inner) if !holds_pairs(&key.value) => section(&mut typed, path, &key, inner)?,
             _ => typed.extend(scalar(path, &key, node)?),
         }
     }
@@ -165,7 +164,7 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
         Value::Scalar(s) => vec![s],
         Value::List(list) => list.into_iter().map(one).collect::<Result<_, _>>()?,
         Value::Map(pairs) if holds_pairs(&key.value) => {
-            let paths = key.value == "eval_data";
+            let paths = key.value.replace('-', "_") == "eval_data";
             // A list of paths is a path each.
             let pairs = pairs.into_iter().flat_map(|(name, node)| match node.value {
                 Value::List(list) if paths => list.into_iter().map(|one| (name.clone(), one)).collect(),
@@ -188,7 +187,8 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
 
 /// Whether a mapping under this key is a list of NAME=VALUE.
 fn holds_pairs(key: &str) -> bool {
-    let key = alias::ours(key).unwrap_or(key);
+    let key = key.replace('-', "_");
+    let key = alias::ours(&key).unwrap_or(&key);
     let takes_pairs =
         |opt: &table::Opt| opt.takes == table::Takes::Many("NAME=VALUE") || opt.name == "eval-data";
     table::find(&key.replace('_', "-")).is_some_and(takes_pairs)
@@ -260,6 +260,8 @@ mod tests {
             "eval_data=code=c.jsonl|chat=a.jsonl|chat=b.jsonl@1",
         );
         check("chat_template_kwargs: {a: null}\n", "chat_template_kwargs=a=null@1");
+        check("eval-data: {chat: [a.jsonl, b.jsonl]}\n", "eval_data=chat=a.jsonl|chat=b.jsonl@1");
+        check("chat-template-kwargs: {a: 1}\n", "chat_template_kwargs=a=1@1");
         check("\n# nothing\n", "");
     }
 

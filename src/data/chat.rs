@@ -85,21 +85,18 @@ pub fn supervised(
     };
     // With `all`, the messages that are not learnt are located, else those that are.
     let located = |i: &usize| marks[*i].unwrap_or(learnt(*i)) == (learn != Learn::All);
+    let cut = |span| cut_after_end(&whole.text, span, tokenizer);
     let mut spans = Vec::new();
     for i in (0..messages.len()).filter(located) {
         let span = match &whole.generation {
             Some(blocks) if is_answer(&messages[i]) => block(blocks, messages, i)?,
-            _ if is_answer(&messages[i]) => turn(template, chat, i, &whole.text)?,
-            _ => other_turn(template, chat, i, &whole.text)?,
+            _ if is_answer(&messages[i]) => cut(turn(template, chat, i, &whole.text)?),
+            _ => cut(other_turn(template, chat, i, &whole.text)?),
         };
         if span.start >= kept {
             break;
         }
-        spans.push(if whole.generation.is_some() && is_answer(&messages[i]) {
-            span
-        } else {
-            cut_after_end(&whole.text, span, tokenizer)
-        });
+        spans.push(span);
     }
     Ok(if learn == Learn::All { complement(&spans, whole.text.len()) } else { spans })
 }

@@ -130,19 +130,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds what was read of other files; tokens are counted with the rows.
-    fn add(&mut self, other: Counts) {
-        self.rows += other.rows;
-        self.dropped += other.dropped;
-        self.truncated += other.truncated;
-        self.split = (self.split.0 + other.split.0, self.split.1 + other.split.1);
-        self.too_long += other.too_long;
-        self.chat += other.chat;
-        self.empty_thoughts += other.empty_thoughts;
-        self.lost_thoughts += other.lost_thoughts;
-        self.first_dropped = self.first_dropped.take().or(other.first_dropped);
-    }
-
     /// What was done with rows longer than --max-seq-len, to append to a line about rows.
     pub fn lengths(&self) -> String {
         let (truncated, (split, pieces), too_long) = (self.truncated, self.split, self.too_long);
@@ -510,24 +497,9 @@ impl Corpus {
             .collect()
     }
 
-    /// The rows of all parts, in their order.
-    pub fn join(parts: Vec<Corpus>) -> Option<Corpus> {
-        let mut parts = parts.into_iter();
-        let first = parts.next()?;
-        let rest: Vec<Corpus> = parts.collect();
-        if rest.is_empty() {
-            return Some(first);
-        }
-        let (mut samples, mut counts) = (first.samples, first.counts);
-        for part in rest {
-            samples.append(&part.samples);
-            counts.add(part.counts);
-        }
-        Some(Corpus::of(samples, counts, first.labels, Vec::new()))
-    }
-
     /// Splits the corpus into (train, eval). The evaluation part gets `fraction` of the rows, at least one, selected by
-    /// `seed`; both parts keep the order of the data, and parts of one row go to one side. The counts of rows read stay with the training part.
+    /// `seed`; both parts keep the order of the data, and parts of one row go to one side. The counts of rows read stay
+    /// with the training part.
     ///
     /// Errors: a fraction that is not between 0 and 1, or that leaves one part without rows.
     pub fn split(self, fraction: f64, seed: u64) -> Result<(Corpus, Corpus), DataError> {

@@ -190,25 +190,15 @@ impl Samples {
     /// The rows whose index `keep` accepts.
     pub(crate) fn select(&self, keep: impl Fn(usize) -> bool) -> Samples {
         let mut out = Samples::default();
-        out.take(self, keep);
-        out.shrink();
-        out
-    }
-
-    /// Appends all rows of others.
-    pub(crate) fn append(&mut self, others: &Samples) {
-        self.take(others, |_| true);
-        self.shrink();
-    }
-
-    fn take(&mut self, others: &Samples, keep: impl Fn(usize) -> bool) {
-        for i in (0..others.len()).filter(|&i| keep(i)) {
-            let sample = others.get(i);
+        for i in (0..self.len()).filter(|&i| keep(i)) {
+            let sample = self.get(i);
             let mask = (0..sample.ids.len()).map(|k| sample.supervised(k)).collect();
             let second = sample.second.unwrap_or(0) as u32;
             let encoded = Encoded { second, ..Encoded::new(mask, sample.ids.to_vec()) };
-            self.push(sample.row, &encoded, sample.label);
+            out.push(sample.row, &encoded, sample.label);
         }
+        out.shrink();
+        out
     }
 
     pub(crate) fn shrink(&mut self) {

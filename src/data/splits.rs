@@ -4,6 +4,7 @@
 
 use crate::data::files::{self, Part};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What the rows are for.
@@ -43,7 +44,7 @@ pub fn choose(
     if let Some(file) = part.filter(|part| rows.contains(part)) {
         return Ok(vec![file.to_owned()]);
     }
-    let configs = card.map(configs).unwrap_or_default();
+    let configs = card.map(configs).transpose()?.unwrap_or_default();
     let chosen = match configs.is_empty() {
         true => by_names(&rows, part, purpose)?,
         false => by_config(&configs, &rows, (part, purpose))?,
@@ -79,11 +80,16 @@ fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// The configurations in the head of README.md.
-fn configs(card: &str) -> Vec<Config> {
+fn configs(card: &str) -> Result<Vec<Config>, String> {
     let head =
         card.strip_prefix("---").and_then(|rest| rest.split_once("\n---")).map_or("", |(head, _)| head);
     let options = serde_yaml::options! { with_snippet: false };
-    let head: Value = serde_yaml::from_str_with_options(head, options).unwrap_or_default();
+    let head: Value = match head.trim() {
+        "" => Value::Null,
+        _ => serde_yaml::from_str_with_options(head, options).map_err(|e| {
+            format!("the head of README.md is not YAML ({}): name a file as :FILE", e.without_snippet())
+        })?,
+    };
     let config = |config: &Value| {
         let splits = match (&config["data_files"], config["data_dir"].as_str()) {
             (Value::Null, None) => return None,
@@ -93,7 +99,7 @@ fn configs(card: &str) -> Vec<Config> {
         let name = config["config_name"].as_str().unwrap_or("default").to_owned();
         Some(Config { is_default: config["default"] == true || name == "default", name, splits })
     };
-    head["configs"].as_array().into_iter().flatten().filter_map(config).collect()
+    Ok(head["configs"].as_array().into_iter().flatten().filter_map(config).collect())
 }
 
 /// `data_files` of a configuration: a pattern, a list of them, or those of each split.
@@ -282,16 +288,18 @@ fn split_of(name: &str) -> Option<String> {
 
 /// Refuses a series of which parts are missing.
 fn complete(files: &[&str]) -> Result<(), String> {
+    let mut all = BTreeMap::new();
     for file in files {
-        let parts =
-            |file: &str| numbered(file.rsplit('/').next()?.split('.').next()?).map(|(.., count)| count);
-        let Some(count) = parts(file) else { continue };
-        let there = files.iter().filter(|other| series(other) == series(file)).count() as u64;
-        if there != count {
-            return Err(format!("{there} of {count} parts of {file} are there"));
+        let (above, last) = file.rsplit_once('/').unwrap_or(("", file));
+        let (whole, ending) = last.split_once('.').unwrap_or((last, ""));
+        if let Some((stem, _, count)) = numbered(whole) {
+            all.entry((above, stem, ending, count)).or_insert((0, *file)).0 += 1;
         }
     }
-    Ok(())
+    match all.iter().find(|((.., count), (there, _))| there != count) {
+        Some(((.., count), (there, file))) => Err(format!("{there} of {count} parts of {file} are there")),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -391,6 +399,22 @@ mod tests {
         let of_one = card.replace("config_name: en", "config_name: en\n  default: true");
         super::tests::check(&files, Some(&of_one), None, Train, &files[..2]);
         super::tests::check(&files, Some(&of_one), Some("test"), Train, &files[2..3]);
+        super::tests::check(
+            &files,
+            Some("---\na: [\n---\n"),
+            None,
+            Train,
+            &["the head of README.md is not YAML"],
+        );
+        let parts = [
+            "d/part1-00000-of-00002.json",
+            "d/part1-00001-of-00002.json",
+            "d/part2-00000-of-00002.json",
+            "d/part2-00001-of-00002.json",
+        ];
+        let of_parts = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: [d/part1-*, d/part2-*]\n---\n";
+        super::tests::check(&parts, Some(of_parts), None, Train, &parts);
+        super::tests::check(&parts[..3], Some(of_parts), None, Train, &["1 of 2 parts of d/part2-00000"]);
         let gone = card.replace("en/held", "en/gone");
         super::tests::check(&files, Some(&gone), Some("en/test"), Train, &["README.md names en/gone.jsonl"]);
         let gone = card.replace("en/a.jsonl", "en/gone.jsonl");

@@ -109,6 +109,7 @@ impl Job {
             .with_some("dtype", dtype)
             .with_some("learn", options.data.learn.unusual())
             .with_some("quantize", options.model.quantize.map(Recipe::name))
+            .with_some("best_metric", p.eval_sets.first().map(|(set, _)| set))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let reference = Reference::new(p, &writer, &model_hash, options)?;
         let identity = reference.iter().fold(identity, |identity, reference| reference.identify(identity));

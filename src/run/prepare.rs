@@ -4,7 +4,7 @@
 use super::adapter;
 use super::base_model::{self, BaseModel};
 use super::folder;
-use super::row_sets::{Evals, sets};
+use super::row_sets::{Evals, Set, sets};
 use super::row_warnings;
 use crate::config::groups::{Options, Split, within};
 use crate::config::refusal::Refusal;
@@ -37,7 +37,7 @@ pub struct Prepared {
     pub config: Config,
     /// The adapter.
     pub spec: LoraSpec,
-    /// Tokens of the longest row; longer ones were cut.
+    /// Largest number of tokens of a row (--long-rows decides about longer ones).
     pub max_seq_len: usize,
     /// Rows.
     pub train: Corpus,
@@ -135,7 +135,7 @@ fn read(
         (train, eval) = (kept, Some(held));
     } else if !eval_sets.is_empty() {
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
-        (eval, named_sets) = evaluation(&eval_sets, &read, &tokenizer)?;
+        (eval, named_sets) = evaluation(settings, &eval_sets, &read, &tokenizer)?;
     }
     check_sets(settings, options, &train)?;
     has_eval(settings, options, eval.as_ref())?;
@@ -213,11 +213,12 @@ fn check_sets(settings: &Settings, options: &Options, train: &Corpus) -> Result<
     let data = &options.data;
     let counts = shares(train.samples.len(), &data.weights);
     match train.sets().iter().zip(counts).position(|(rows, count)| rows.is_empty() || count == 0) {
-        Some(set) if !data.weights.is_empty() => {
+        Some(set) => {
             let named = data.data.get(set).map(|path| path.display().to_string()).unwrap_or_default();
-            Err(settings.refuse("data", format!("{named} has a weight, and no row to train on: it is empty, or its share of an epoch is less than one row")))
+            let why = "it is empty, or its share of an epoch is less than one row";
+            Err(settings.refuse("data", format!("{named} has a weight, and no row to train on: {why}")))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
@@ -225,16 +226,23 @@ fn check_sets(settings: &Settings, options: &Options, train: &Corpus) -> Result<
 type Evaluation = (Option<Corpus>, Vec<(String, usize)>);
 
 /// Reads the rows to evaluate on.
-fn evaluation(sets: &Evals, read: &data::Options, tokenizer: &Tokenizer) -> Result<Evaluation, Refusal> {
-    let (mut parts, mut named) = (Vec::new(), Vec::new());
-    for (name, files) in sets {
-        let part = data::load_sets(files, read, tokenizer)?;
-        named.push((name.clone(), part.samples.len()));
-        parts.push(part);
+fn evaluation(
+    settings: &Settings,
+    sets: &Evals,
+    read: &data::Options,
+    tokenizer: &Tokenizer,
+) -> Result<Evaluation, Refusal> {
+    let files: Vec<Set> = sets.iter().flat_map(|(_, files)| files.clone()).collect();
+    let corpus = data::load_sets(&files, read, tokenizer)?;
+    let mut rows = corpus.sets().into_iter().map(|rows| rows.len());
+    let mut count = |files: &[Set]| rows.by_ref().take(files.len()).sum::<usize>();
+    let mut named: Vec<_> = sets.iter().map(|(name, files)| (name.clone(), count(files))).collect();
+    if let Some((name, _)) = named.iter().find(|(_, rows)| *rows == 0) {
+        return Err(settings.refuse("eval-data", format!("the set {name:?} has no row to evaluate on")));
     }
     // A single set needs no name.
     named.retain(|(name, _)| sets.len() > 1 || !name.is_empty());
-    Ok((Corpus::join(parts), named))
+    Ok((Some(corpus), named))
 }
 
 /// The share of `n` rows that --eval-split holds back, where there are no other rows to evaluate on.

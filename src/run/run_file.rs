@@ -68,8 +68,8 @@ const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
 
 /// The recorded form of a value.
 fn recorded(name: &str, value: &str) -> String {
-    if let (path, Some(weight)) = weighted(value)
-        && name == "data"
+    if name == "data"
+        && let (path, Some(weight)) = weighted(value)
     {
         return format!("{}={weight}", recorded(name, path));
     }

@@ -19,6 +19,7 @@ fn data_site() -> Site {
         ("data/train-00001-of-00002.jsonl", rows(5..12)),
         ("data/test-00000-of-00001.jsonl", rows(20..23)),
         ("../../../../evil.jsonl", rows(0..1)),
+        ("/evil/train.jsonl", rows(0..1)),
         ("images.zip", b"not wanted".to_vec()),
     ]);
     Site { files, data: true, ..Site::default() }
@@ -65,12 +66,13 @@ fn a_data_set_trains_like_its_files() {
     let before = site.log().len();
     finetune(at, "", "--config both/run.yaml --overwrite -o both").unwrap();
     let gone = "http://127.0.0.1:9";
-    finetune(at, gone, &format!("{RUN} --data owner/tiny@{COMMIT} --max-rows 12 -o pinned")).unwrap();
+    finetune(at, &endpoint, &format!("{RUN} --data owner/tiny@{COMMIT} --max-rows 12 -o pinned")).unwrap();
+    finetune(at, gone, &format!("{RUN} --data owner/tiny -o away")).unwrap();
     assert_eq!(site.log().len(), before);
     finetune(at, gone, &format!("{RUN} --data train.jsonl -o local")).unwrap();
     finetune(at, gone, &format!("{RUN} --data train.jsonl --eval-data held.jsonl -o held")).unwrap();
     let read = |name: &str| std::fs::read(at.join(name)).unwrap();
-    for out in ["hub", "both", "pinned", "held"] {
+    for out in ["hub", "both", "pinned", "away", "held"] {
         assert_eq!(
             read(&format!("{out}/adapter_model.safetensors")),
             read("local/adapter_model.safetensors"),

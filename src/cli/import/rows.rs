@@ -228,14 +228,15 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
     for name in scalar(names).split(',').map(str::trim).filter(|n| !n.is_empty()) {
         let entry = known.as_ref().and_then(|all| all.get(name));
         let file = entry.and_then(|e| e.get("file_name")).and_then(Value::as_str);
-        match (entry, file) {
-            (Some(entry), Some(file)) => {
+        let hub = entry.and_then(|entry| of_entry(entry, ours));
+        match (entry, file, hub) {
+            (Some(entry), Some(file), _) => {
                 let path = info.parent().unwrap_or(Path::new(".")).join(file);
                 files.push(word(&path.display().to_string()));
                 fields.extend(columns(import, name, entry));
             }
-            (Some(entry), None) if of_entry(entry, ours).is_some() => {
-                files.extend(of_entry(entry, ours).map(|set| word(&set)));
+            (Some(entry), None, Some(set)) => {
+                files.push(word(&set));
                 fields.extend(columns(import, name, entry));
             }
             _ if is_file(name) => files.push(word(name)),

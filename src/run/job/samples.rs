@@ -63,7 +63,8 @@ pub fn rows(p: &Prepared, most: usize) -> Result<Vec<Asked>, Refusal> {
     match most > 0 && found.is_empty() {
         true => Err(Refusal::configuration(
             "--sample-rows: no row of the evaluation has a prompt before its answer and is shorter than \
-             --max-seq-len: give rows with prompts, raise --max-seq-len, or leave --sample-rows out",
+             --max-seq-len: give rows with prompts (--learn all makes them answers), raise --max-seq-len, or leave \
+             --sample-rows out",
         )),
         false => Ok(found),
     }
