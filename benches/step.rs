@@ -194,6 +194,7 @@ fn adapter(config: &Config) -> LoraSpec {
         rslora: false,
         dropout: 0.0,
         targets: config.family.modules().into_iter().map(String::from).collect(),
+        exceptions: Vec::new(),
         seed: 1,
     }
 }

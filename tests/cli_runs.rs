@@ -1,6 +1,8 @@
 //! Whole runs of the real binary: equal bytes for any number of threads, after a stop and a resume, and from run.yaml;
 //! the effect of signals; the choice of folders; and the verbs that follow training.
 
+#[path = "cli_runs/chosen.rs"]
+mod chosen;
 mod cli_fixture;
 #[path = "cli_runs/eval_sets.rs"]
 mod eval_sets;

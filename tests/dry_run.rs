@@ -13,12 +13,11 @@ use finetune::model::decoder::{Build, Cost, Decoder, DryRuns, Keep, dry_run};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Ticket, Want};
 use finetune::numeric::tensor::Tensors;
-use std::path::PathBuf;
 
-/// The golden models. Those with experts are left out: a dry run takes an even choice of experts, on which the copies for the
-/// products of a single expert depend.
-fn golden() -> impl Iterator<Item = PathBuf> {
-    case::golden().into_iter().filter(|dir| Case::open(dir).config.experts.is_none())
+/// Largest difference from the memory in use, as a share of it. A dry run takes an even choice of experts, on which the
+/// copies for the products of a single expert depend.
+fn bound(config: &Config) -> f64 {
+    if config.experts.is_some() { 0.05 } else { 0.02 }
 }
 
 /// A model, and the microbatch that is computed.
@@ -51,14 +50,14 @@ impl Job<'_> {
         stage.in_use().unwrap().bytes
     }
 
-    /// Both within 2 %. Returns their ratio.
+    /// Both within the bound. Returns their ratio.
     fn compare<B: Fused>(&self, open: &dyn Fn() -> B, build: Build) -> f64 {
         let device = open();
         let dry = self.dry(&device, build.clone()).peak;
         let real = self.real(device, build.clone());
         let ratio = dry as f64 / real as f64;
         let what = format!("{} {:?} {:?} {}", self.name, build.keep, build.layers, self.lora.dropout);
-        assert!((ratio - 1.0).abs() <= 0.02, "{what}: {dry} bytes counted, {real} in use");
+        assert!((ratio - 1.0).abs() <= bound(self.config), "{what}: {dry} bytes counted, {real} in use");
         ratio
     }
 
@@ -80,7 +79,7 @@ impl Job<'_> {
 /// The memory of three microbatches that go through streamed layers together, for every golden model.
 #[test]
 fn dry_peak_of_a_group_equals_the_cpu() {
-    for dir in golden() {
+    for dir in case::golden() {
         let case = Case::open(&dir);
         let (config, tensors) = (&case.config, &*case.tensors);
         let batches: Vec<Microbatch> = (0..3).map(|i| case.microbatch(i, 3)).collect();
@@ -99,7 +98,7 @@ fn dry_peak_of_a_group_equals_the_cpu() {
                 let real = stage.in_use().unwrap().bytes;
                 let ratio = dry as f64 / real as f64;
                 let what = format!("{dir:?} {keep:?}, {streamed} streamed");
-                assert!((ratio - 1.0).abs() <= 0.02, "{what}: {dry} bytes counted, {real} in use");
+                assert!((ratio - 1.0).abs() <= bound(config), "{what}: {dry} bytes counted, {real} in use");
             }
         }
     }
@@ -107,7 +106,7 @@ fn dry_peak_of_a_group_equals_the_cpu() {
 
 /// Every golden model with its adapter, and with dropout; a masked adapter reads its own input.
 fn check<B: Fused>(device: &str, open: &dyn Fn() -> B) {
-    for dir in golden() {
+    for dir in case::golden() {
         let case = Case::open(&dir);
         for dropout in [0.0, 0.1] {
             let name = format!("{} {dropout}", dir.file_name().unwrap().to_string_lossy());
@@ -166,7 +165,7 @@ fn dry_peak_of_smollm2_equals_the_cpu() {
 /// Arithmetic and bytes of the ops that the CPU really computes; copies to and from the host are not in a dry run.
 #[test]
 fn dry_run_counts_the_work_of_real_ops() {
-    for dir in golden() {
+    for dir in case::golden() {
         let case = Case::open(&dir);
         let (config, tensors, batch) = (&case.config, &*case.tensors, case.microbatch(0, 3));
         for keep in [Keep::Everything, Keep::Parts([1, 0, 1]), Keep::Inputs] {
@@ -183,7 +182,10 @@ fn dry_run_counts_the_work_of_real_ops() {
             let ops = taken.iter().filter(|(op, _)| !["read", "upload"].contains(op));
             let real = ops.fold((0.0, 0.0), |sum, (_, t)| (sum.0 + t.flops, sum.1 + t.bytes));
             let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
-            assert!(near(dry.flops, real.0) && near(dry.bytes, real.1), "{}: {dry:?}, {real:?}", job.name);
+            assert!(near(dry.flops, real.0), "{}: {dry:?}, {real:?}", job.name);
+            // Bytes of experts depend on which of them are chosen.
+            let even = config.experts.is_some();
+            assert!(even || near(dry.bytes, real.1), "{}: {dry:?}, {real:?}", job.name);
         }
     }
 }

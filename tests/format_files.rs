@@ -120,6 +120,9 @@ fn config(task: TaskType) -> AdapterConfig {
         lora_alpha: 32.0,
         lora_dropout: 0.05,
         target_modules: vec!["k_proj".into(), "q_proj".into()],
+        layers: Vec::new(),
+        rank_pattern: Vec::new(),
+        alpha_pattern: Vec::new(),
         path: "",
         use_rslora: true,
     }
@@ -190,22 +193,26 @@ fn foreign(change: (&str, Value)) -> Result<peft::Adapter, FormatError> {
 
 #[test]
 fn foreign_adapters_are_read_or_refused_by_name() {
-    let plain = foreign(("use_dora", json!(false))).unwrap();
+    let plain = foreign(("target_modules", json!(["q_proj", "q_proj"]))).unwrap();
     assert_eq!(plain.config.target_modules, ["q_proj"]);
     assert_eq!(plain.config.base_model_name_or_path, None);
     assert!(plain.tensors[0].name.ends_with("q_proj.lora_A.weight"), "{}", plain.tensors[0].name);
-    assert!(foreign(("rank_pattern", json!({"q_proj": 2}))).is_ok());
+    let ranks = foreign(("rank_pattern", json!({"v_proj": 3, "q_proj": 2}))).unwrap().config.rank_pattern;
+    assert_eq!(ranks, [("v_proj".into(), 3), ("q_proj".into(), 2)], "in their order");
+    let alphas = foreign(("alpha_pattern", json!({"q_proj": 1.5}))).unwrap().config.alpha_pattern;
+    assert_eq!(alphas, [("q_proj".into(), 1.5)]);
     let pattern = foreign(("target_modules", json!(r".*\.layers\.\d+\.self_attn\.(q_proj|k_proj)"))).unwrap();
-    assert_eq!(pattern.config.target_modules, ["q_proj"], "those of the file's tensors");
+    let own = ["model.layers.0.self_attn.q_proj"];
+    assert_eq!(pattern.config.target_modules, own, "those of the file's tensors");
+    for (key, value) in [("layers_to_transform", json!([1])), ("exclude_modules", json!(["k_proj"]))] {
+        assert_eq!(foreign((key, value)).unwrap().config.target_modules, own, "{key}");
+    }
     for (key, value) in [
         ("use_dora", json!(true)),
         ("peft_type", json!("LOHA")),
         ("bias", json!("all")),
         ("lora_bias", json!(true)),
-        ("rank_pattern", json!({"q_proj": 4})),
-        ("alpha_pattern", json!({"q_proj": 1})),
         ("modules_to_save", json!(["embed_tokens"])),
-        ("layers_to_transform", json!([1])),
         ("task_type", json!("SEQ_2_SEQ_LM")),
         ("fan_in_fan_out", json!(true)),
     ] {
@@ -215,6 +222,9 @@ fn foreign_adapters_are_read_or_refused_by_name() {
         ("r", json!(0)),
         ("r", json!(3)),
         ("lora_alpha", json!("x")),
+        ("rank_pattern", json!({"q_proj": 0})),
+        ("rank_pattern", json!(["q_proj"])),
+        ("alpha_pattern", json!({"q_proj": -1.0})),
         ("lora_dropout", json!(1.0)),
         ("target_modules", json!([])),
     ] {

@@ -3,6 +3,8 @@
 
 #[path = "parity/case.rs"]
 mod case;
+#[path = "stage_lora/choices.rs"]
+mod choices;
 
 use case::Case;
 use finetune::backend::{Backend, Cpu};
@@ -13,6 +15,7 @@ use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
 use finetune::model::memory::{self, Basis, Fit, Home, Load, Offload};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
+use finetune::model::targets::Choice;
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::block::{Block, Encoding};
 use finetune::numeric::dtype::Dtype;
@@ -31,12 +34,18 @@ fn text(list: &[&str]) -> Vec<String> {
 #[test]
 fn targets_are_suffixes_lists_or_all() {
     let config = &cases()[0].config;
-    let resolve = |list: &[&str]| lora::resolve_targets(&text(list), config);
+    let resolve_on = |config: &Config, list: &[&str]| {
+        let choice = Choice { targets: text(list), ..Choice::default() };
+        let spec = choice.resolve(config, LoraSpec::none())?;
+        assert_eq!(spec.exceptions, []);
+        Ok::<_, LoraError>(spec.targets)
+    };
+    let resolve = |list: &[&str]| resolve_on(config, list);
     assert_eq!(resolve(&["all-linear"]), Ok(text(&MODULES)));
     assert_eq!(resolve(&["v_proj, q_proj"]), Ok(text(&["q_proj", "v_proj"])));
     assert_eq!(resolve(&["mlp.up_proj", "up_proj"]), Ok(text(&["up_proj"])));
     let fused = |name: &str| cases().into_iter().find(|case| case.dir.ends_with(name)).unwrap().config;
-    let resolve_for = |name: &str, list: &[&str]| lora::resolve_targets(&text(list), &fused(name));
+    let resolve_for = |name: &str, list: &[&str]| resolve_on(&fused(name), list);
     let four = text(&["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
     assert_eq!(resolve_for("phi3", &["all-linear"]), Ok(four));
     assert_eq!(resolve_for("glm4", &["gate_up_proj,k_proj"]), Ok(text(&["k_proj", "gate_up_proj"])));

@@ -251,16 +251,15 @@ fn one_base(s: &Settings, adapters: &[Named]) -> Result<(), Refusal> {
 /// Refuses adapters that do not fit in each other's place.
 fn agree(adapters: &[Named], loaded: &[Loaded]) -> Result<(), Refusal> {
     let Some(first) = loaded.first() else { return Ok(()) };
-    let words = |spec: &LoraSpec| format!("{spec} on {}", spec.targets.join(","));
     match loaded.iter().position(|l| l.spec != first.spec || l.config.labels != first.config.labels) {
         None => Ok(()),
         Some(i) => Err(Refusal::configuration(format!(
-            "--adapter: {} has {}, {} has {}: adapters on one base must agree in rank, alpha and target modules; open \
+            "--adapter: {} has {}, {} has {}: adapters on one base must agree in rank, alpha, modules and layers; open \
              them one at a time",
             adapters[0].name,
-            words(&first.spec),
+            first.spec.with_modules(),
             adapters[i].name,
-            words(&loaded[i].spec)
+            loaded[i].spec.with_modules()
         ))),
     }
 }

@@ -24,6 +24,8 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("lora_dropout", "dropout"),
     ("lora_target_modules", "target_modules"),
     ("lora_target", "target_modules"),
+    ("layers_to_transform", "target_layers"),
+    ("peft_layers_to_transform", "target_layers"),
     ("use_rslora", "rslora"),
     ("output_dir", "output"),
     ("sample_packing", "packing"),

@@ -14,10 +14,11 @@ use super::settings::Settings;
 pub use super::values::{
     Amount, Every, class_weights, field_names, filled, real, size, template_args, weighted, whole, within,
 };
-use super::values::{amount, choice, eval_sets};
+use super::values::{amount, choice, eval_sets, layers, pairs};
 use crate::data::{Learn, LongRows, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
+use crate::model::targets::Choice;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -91,8 +92,8 @@ pub struct LoraOptions {
     pub rank: usize,
     /// Finite, above 0.
     pub alpha: f32,
-    /// Suffixes, or `all-linear`.
-    pub targets: Vec<String>,
+    /// The projections that get an adapter.
+    pub choice: Choice,
     /// In [0, 1).
     pub dropout: f32,
     /// Whether the scale is alpha / sqrt(rank).
@@ -306,10 +307,22 @@ fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
     Ok(LoraOptions {
         rank,
         alpha: filled(s, "alpha", alpha)? as f32,
-        targets: s.list("target-modules").to_vec(),
+        choice: modules(s)?,
         dropout: filled(s, "dropout", dropout)? as f32,
         rslora: s.switch("rslora")?,
         init_adapter: s.text("init-adapter")?.map(PathBuf::from),
+    })
+}
+
+fn modules(s: &Settings) -> Result<Choice, Refusal> {
+    let names = |name| s.list(name).to_vec();
+    let rank = |n: &usize| (1..=1 << 16).contains(n);
+    Ok(Choice {
+        targets: names("target-modules"),
+        layers: layers(s)?,
+        exclude: names("exclude-modules"),
+        ranks: pairs(s, "rank-pattern", rank, "a whole number from 1 to 65536")?,
+        alphas: pairs(s, "alpha-pattern", |a: &f32| a.is_finite() && *a > 0.0, "finite and above 0")?,
     })
 }
 

@@ -124,7 +124,11 @@ pub const TABLE: &[Opt] = &[
 
     opt(Lora, "rank", One("R"), "16", "rank of the adapter"),
     opt(Lora, "alpha", One("A"), "", "numerator of the scale, alpha / rank (default: twice the rank; 32 with --rslora)"),
-    opt(Lora, "target-modules", Commas("NAME"), "all-linear", "projections that get an adapter, by suffix (q_proj,v_proj)"),
+    opt(Lora, "target-modules", Commas("NAME"), "all-linear", "projections that get an adapter, by suffix (q_proj,v_proj), or a regular expression of their whole paths"),
+    opt(Lora, "target-layers", Commas("N|A-B"), "", "layers that get an adapter, from 0, as 8-15,20 (default: all)"),
+    opt(Lora, "exclude-modules", Commas("NAME"), "", "projections that get none, as in --target-modules (layers.0.self_attn.q_proj)"),
+    opt(Lora, "rank-pattern", Many("NAME=R"), "", "another rank for some projections: a suffix, or a regular expression of the end of their paths"),
+    opt(Lora, "alpha-pattern", Many("NAME=A"), "", "another alpha for some projections; without it they keep --alpha, at any rank"),
     opt(Lora, "dropout", One("P"), "0", "probability of dropping an input of the adapter"),
     opt(Lora, "rslora", Switch, "false", "divide alpha by sqrt(rank) instead of rank"),
     opt(Lora, "init-adapter", One("DIR"), "", "start from this PEFT adapter"),

@@ -5,7 +5,9 @@ use super::refusal::Refusal;
 use super::settings::Settings;
 use crate::data::Counts;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 /// An amount, absolute or relative to a total.
@@ -155,6 +157,47 @@ pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
     let what =
         "a number of steps, a percentage of all as 25%, or epoch (epoch/4: about four times per epoch)";
     found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
+}
+
+/// --target-layers, ascending.
+pub fn layers(s: &Settings) -> Result<Vec<usize>, Refusal> {
+    let name = "target-layers";
+    let mut all = BTreeSet::new();
+    for text in s.list(name).iter().map(|text| text.trim()).filter(|text| !text.is_empty()) {
+        let (from, to) = text.split_once('-').unwrap_or((text, text));
+        let ends = from.trim().parse::<u16>().ok().zip(to.trim().parse::<u16>().ok());
+        match ends.filter(|(from, to)| from <= to) {
+            Some((from, to)) => all.extend(usize::from(from)..=usize::from(to)),
+            None => return Err(s.malformed(name, format!("{text:?} is neither a layer nor a range as 8-15"))),
+        }
+    }
+    Ok(all.into_iter().collect())
+}
+
+/// An option of NAME=VALUE pairs with numbers that satisfy `fits`; each name once. A name may contain `=`.
+pub fn pairs<T: FromStr>(
+    s: &Settings,
+    name: &str,
+    fits: impl Fn(&T) -> bool,
+    rule: &str,
+) -> Result<Vec<(String, T)>, Refusal> {
+    let mut all: Vec<(String, T)> = Vec::new();
+    for text in s.list(name) {
+        let wrong = || s.malformed(name, format!("{text:?} is not NAME=NUMBER"));
+        let (key, value) = text.rsplit_once('=').ok_or_else(wrong)?;
+        let (key, value) = (key.trim(), value.trim().parse::<T>().map_err(|_| wrong())?);
+        if key.is_empty() {
+            return Err(wrong());
+        }
+        if !fits(&value) {
+            return Err(s.refuse(name, format!("{text}: the number must be {rule}")));
+        }
+        if all.iter().any(|(before, _)| before == key) {
+            return Err(s.refuse(name, format!("{key} is given twice: leave one out")));
+        }
+        all.push((key.to_owned(), value));
+    }
+    Ok(all)
 }
 
 /// --template-args as names and values. A value is JSON, else a word of Python, else a text.

@@ -189,8 +189,9 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
 fn holds_pairs(key: &str) -> bool {
     let key = key.replace('-', "_");
     let key = alias::ours(&key).unwrap_or(&key);
-    let takes_pairs =
-        |opt: &table::Opt| opt.takes == table::Takes::Many("NAME=VALUE") || opt.name == "eval-data";
+    let takes_pairs = |opt: &table::Opt| {
+        ["template-args", "eval-data", "rank-pattern", "alpha-pattern"].contains(&opt.name)
+    };
     table::find(&key.replace('_', "-")).is_some_and(takes_pairs)
 }
 

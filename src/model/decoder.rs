@@ -20,7 +20,7 @@ use super::stage::{Cancel, Session, Span, Ticket, Want};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
-use shelf::Shelf;
+use shelf::{Layer, Shelf};
 use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::ops::Range;
@@ -115,6 +115,8 @@ pub struct Decoder<B: Backend> {
     embedding: Option<B::Weight>,
     head: Option<Head<B>>,
     shelf: Shelf<B>,
+    /// Number of blocks below the lowest adapter.
+    bare: usize,
     params: B::Memory,
     grads: B::Memory,
     /// Cosines and sines of the positions used so far.
@@ -135,6 +137,9 @@ struct Tape<B: Backend> {
     t: usize,
     /// Whether a previous stage needs the gradient of its output.
     below: Below,
+    /// Number of blocks at the bottom without a backward pass: no adapter and no stage below needs it.
+    bare: usize,
+    /// What each other block needs, lowest first.
     kept: Vec<(Hold, Saved<B::Memory>)>,
     /// Gradient of the last block's output, in the stage with the head.
     residual: Option<B::Memory>,
@@ -175,17 +180,16 @@ impl<B: Fused> Decoder<B> {
         let (first, last) = (layers.start == 0, layers.end == config.layers);
         let end = layout::of(config, lora, 0..layers.end).len();
         let span = Span { layers: layers.clone(), values: end - layout.len()..end, first, last };
-        let embedding = if first || (last && config.tied && config.labels.is_none()) {
-            let shape = (config.vocab, config.hidden);
-            Some(weights.matrix(&mut backend, &weights.name("embed_tokens.weight"), shape)?)
-        } else {
-            None
-        };
+        let (name, shape) = (weights.name("embed_tokens.weight"), (config.vocab, config.hidden));
+        let tied = last && config.tied && config.labels.is_none();
+        let embedding = (first || tied).then(|| weights.matrix(&mut backend, &name, shape)).transpose()?;
         // A and B of each module follow each other.
         let placement = Placement::of(config, lora, layers.clone());
         let on_device = &placement.layout;
         let mut entries = on_device.entries().iter().step_by(2).peekable();
-        let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer))).collect();
+        let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer)));
+        let layers: Vec<Layer> = layers.collect();
+        let bare = layers.iter().take_while(|(_, adapters)| adapters.iter().all(Option::is_none)).count();
         let shelf = Shelf::load(&mut backend, (&weights, tensors), config, layers, build.streamed)?;
         let head = match (last, on_device.find(SCORE)) {
             (false, _) => None,
@@ -212,6 +216,7 @@ impl<B: Fused> Decoder<B> {
             embedding,
             head,
             shelf,
+            bare,
             params,
             grads,
             rotations,
@@ -273,7 +278,7 @@ impl<B: Fused> Decoder<B> {
                 }
             };
             let (out, mut saved) = block.forward(&mut self.backend, x, &batch)?;
-            if want.ticket().is_some() {
+            if want.ticket().is_some() && i >= tape.bare {
                 let hold = self.keep.of(i, blocks);
                 saved.shed(&mut self.backend, hold);
                 tape.kept.push((hold, saved));
@@ -308,10 +313,11 @@ fn adapters<'a>(
     let mut all = [None; 7];
     let matrices = config.family.matrices().into_iter().filter(|matrix| lora.has(matrix.module()));
     for (module, matrix) in ((layer * lora.targets.len()) as u64..).zip(matrices) {
+        let Some(numbers) = lora.adapter(layer, matrix.module()) else { continue };
+        let (rank, scale) = (numbers.rank, lora.scale_of(numbers));
         for i in matrix.projections.clone() {
             let path = layout::module_path(layer, MODULES[i]);
             let a = entries.next_if(|entry| entry.name.ends_with(&format!(".{path}.lora_A.weight")));
-            let (rank, scale) = (lora.rank, lora.scale());
             all[i] = a.map(|a| Adapter { a: a.offset, b: a.range().end, rank, scale, module });
         }
     }

@@ -103,8 +103,8 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     let mut layout = Layout::default();
     for layer in layers.clone() {
         for module in config.family.modules() {
-            if let Some(shape) = config.projection(module).filter(|_| lora.has(module)) {
-                layout.push_adapter(&peft_path(config, layer, module), shape, lora.rank);
+            if let (Some(shape), Some(numbers)) = (config.projection(module), lora.adapter(layer, module)) {
+                layout.push_adapter(&peft_path(config, layer, module), shape, numbers.rank);
             }
         }
     }

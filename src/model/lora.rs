@@ -2,7 +2,6 @@
 //! depends only on the seed and the tensor's name, so that a stage of some layers draws the same values as the whole
 //! model.
 
-use super::config::Config;
 use super::layout::{Layout, SCORE};
 use crate::families::wrapped::PATH;
 use crate::numeric::rng::Stream;
@@ -24,8 +23,30 @@ pub struct LoraSpec {
     pub dropout: f32,
     /// Suffixes from the family's modules, in model order, without repeats. An empty list is the base model without adapter.
     pub targets: Vec<String>,
+    /// Projections of `targets` that differ from the rest, by layer and then in the order of `targets`.
+    pub exceptions: Vec<Exception>,
     /// Keys dropout masks and the initial A.
     pub seed: u64,
+}
+
+/// A projection with another adapter than the rest, or without one.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Exception {
+    /// Its layer.
+    pub layer: usize,
+    /// Its suffix.
+    pub module: String,
+    /// Its adapter; `None`: it stays frozen.
+    pub adapter: Option<Numbers>,
+}
+
+/// Rank and alpha of one adapter.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Numbers {
+    /// R, at least 1.
+    pub rank: usize,
+    /// As in [`LoraSpec`].
+    pub alpha: f32,
 }
 
 /// Error of a LoRA configuration or an adapter (exit code 78).
@@ -55,6 +76,14 @@ pub enum LoraError {
     NoTargets {
         /// Existing modules.
         known: String,
+    },
+    /// A choice of modules, layers or patterns that this model does not have.
+    #[error("{why}")]
+    Choice {
+        /// Name of the option.
+        option: &'static str,
+        /// What is wrong.
+        why: String,
     },
     /// A number outside its range.
     #[error("LoRA {what} is {value}: {needs}")]
@@ -113,66 +142,88 @@ impl std::fmt::Display for LoraSpec {
 impl LoraSpec {
     /// No adapter: the base model alone.
     pub fn none() -> Self {
-        LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets: Vec::new(), seed: 0 }
+        let (targets, exceptions) = (Vec::new(), Vec::new());
+        LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets, exceptions, seed: 0 }
     }
 
-    /// Whether this module has an adapter.
+    /// Whether this module has an adapter in any layer.
     pub fn has(&self, module: &str) -> bool {
         self.targets.iter().any(|target| target == module)
     }
 
+    /// The adapter of a projection.
+    pub fn adapter(&self, layer: usize, module: &str) -> Option<Numbers> {
+        let common = self.has(module).then_some(Numbers { rank: self.rank, alpha: self.alpha })?;
+        let other = self.exceptions.iter().find(|e| e.layer == layer && e.module == module);
+        other.map_or(Some(common), |e| e.adapter)
+    }
+
     /// Factor of the product of B and A.
     pub fn scale(&self) -> f32 {
-        let r = self.rank as f32;
-        self.alpha / if self.rslora { r.sqrt() } else { r }
+        self.scale_of(Numbers { rank: self.rank, alpha: self.alpha })
+    }
+
+    /// The factor of an adapter with these numbers.
+    pub fn scale_of(&self, numbers: Numbers) -> f32 {
+        let r = numbers.rank as f32;
+        numbers.alpha / if self.rslora { r.sqrt() } else { r }
+    }
+
+    /// All adapters that differ from the common one.
+    fn others(&self) -> impl Iterator<Item = Numbers> {
+        self.exceptions.iter().filter_map(|e| e.adapter)
+    }
+
+    /// The largest rank.
+    pub fn largest_rank(&self) -> usize {
+        self.others().map(|numbers| numbers.rank).max().unwrap_or(0).max(self.rank)
+    }
+
+    /// Whether all adapters have one rank and one scale.
+    pub fn is_uniform(&self) -> bool {
+        self.others().next().is_none()
+    }
+
+    /// Numbers and modules: `rank 16, alpha 32 (scale 2) on q_proj v_proj; 2 with other numbers, 3 without an adapter`
+    pub fn with_modules(&self) -> String {
+        let frozen = self.exceptions.iter().filter(|e| e.adapter.is_none()).count();
+        let others = match self.exceptions.len() - frozen {
+            0 => Vec::new(),
+            others => vec![format!("{others} with other numbers")],
+        };
+        let frozen = (frozen > 0).then(|| format!("{frozen} without an adapter"));
+        let rest = others.into_iter().chain(frozen).collect::<Vec<_>>().join(", ");
+        let rest = if rest.is_empty() { rest } else { format!("; {rest}") };
+        format!("{self} on {}{rest}", self.targets.join(" "))
+    }
+
+    /// The exceptions as one text; `None` if there are none.
+    pub fn exceptions_as_text(&self) -> Option<String> {
+        let tell = |e: &Exception| match e.adapter {
+            None => format!("{}.{} frozen", e.layer, e.module),
+            Some(Numbers { rank, alpha }) => format!("{}.{} {rank} {alpha}", e.layer, e.module),
+        };
+        let all: Vec<String> = self.exceptions.iter().map(tell).collect();
+        (!all.is_empty()).then(|| all.join(", "))
     }
 
     /// Refuses rank 0, a non-finite alpha, and a dropout outside [0, 1).
     pub fn check(&self) -> Result<(), LoraError> {
         let bad = |what, value: String, needs| Err(LoraError::Value { what, value, needs });
-        if self.rank == 0 || self.rank > 1 << 16 {
-            return bad("rank", self.rank.to_string(), "use a whole number from 1 to 65536");
-        }
-        if !self.alpha.is_finite() {
-            return bad(
-                "alpha",
-                self.alpha.to_string(),
-                "use a finite number, usually rank or twice the rank",
-            );
+        for Numbers { rank, alpha } in self.others().chain([Numbers { rank: self.rank, alpha: self.alpha }]) {
+            if rank == 0 || rank > 1 << 16 {
+                return bad("rank", rank.to_string(), "use a whole number from 1 to 65536");
+            }
+            if !alpha.is_finite() {
+                let needs = "use a finite number, usually rank or twice the rank";
+                return bad("alpha", alpha.to_string(), needs);
+            }
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return bad("dropout", self.dropout.to_string(), "use a probability from 0 to below 1");
         }
         Ok(())
     }
-}
-
-/// Resolves suffixes, comma-separated lists of suffixes, or `all-linear` to module names in model order.
-pub fn resolve_targets(asked: &[String], config: &Config) -> Result<Vec<String>, LoraError> {
-    let modules = config.family.modules();
-    let mut chosen = vec![false; modules.len()];
-    for name in asked.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|n| !n.is_empty()) {
-        if name == "all-linear" {
-            chosen.fill(true);
-            continue;
-        }
-        let suffix = name.rsplit('.').next().unwrap_or(name);
-        match modules.iter().position(|m| *m == suffix) {
-            Some(i) => chosen[i] = true,
-            None => {
-                let (name, known) = (name.to_owned(), modules.join(", "));
-                let frozen = config.family.experts && MODULES.contains(&suffix);
-                return Err(match frozen {
-                    true => LoraError::Experts { name, known },
-                    false => LoraError::Target { name, known },
-                });
-            }
-        }
-    }
-    if !chosen.contains(&true) {
-        return Err(LoraError::NoTargets { known: modules.join(", ") });
-    }
-    Ok(modules.iter().zip(chosen).filter(|(_, c)| *c).map(|(m, _)| (*m).to_owned()).collect())
 }
 
 /// Initial values: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A (a head in the base

@@ -32,8 +32,8 @@ impl Merged<'_> {
         &self.flat[entry.range()]
     }
 
-    /// A and B of the projection whose weight has this name, with or without the prefix `model.`.
-    fn adapter(&self, name: &str) -> Option<(&Entry, &Entry)> {
+    /// A, B and the factor of the projection whose weight has this name, with or without the prefix `model.`.
+    fn adapter(&self, name: &str) -> Option<(&Entry, &Entry, f32)> {
         let path = name.strip_suffix(".weight")?;
         let path = path.strip_prefix("model.").unwrap_or(path);
         let (_, module) = path.rsplit_once('.')?;
@@ -44,7 +44,8 @@ impl Merged<'_> {
         }
         let path = peft_path(self.config, layer, module);
         let find = |ab: &str| self.layout.find(&format!("{path}.{ab}.weight"));
-        Some((find("lora_A")?, find("lora_B")?))
+        let scale = self.lora.scale_of(self.lora.adapter(layer, module)?);
+        Some((find("lora_A")?, find("lora_B")?, scale))
     }
 
     /// Whether the adapter changes the tensor of that name.
@@ -62,7 +63,7 @@ impl Merged<'_> {
         }
     }
 
-    fn merge(&self, tensor: Tensor, (a, b): (&Entry, &Entry)) -> Result<Tensor<'static>, String> {
+    fn merge(&self, tensor: Tensor, (a, b, scale): (&Entry, &Entry, f32)) -> Result<Tensor<'static>, String> {
         let (k, rank) = (a.cols, a.rows);
         let dtype = self.dtype.unwrap_or(tensor.dtype);
         let mut values = tensor.dtype.widen(&tensor.bytes);
@@ -72,7 +73,7 @@ impl Merged<'_> {
                 tensor.shape, b.rows
             ));
         }
-        let (a, b, scale) = (self.values(a), self.values(b), self.lora.scale());
+        let (a, b) = (self.values(a), self.values(b));
         values.par_chunks_mut(k).zip(b.par_chunks(rank)).for_each(|(row, b)| {
             let mut delta = vec![0f32; k];
             for (b, a) in b.iter().zip(a.chunks_exact(k)) {

@@ -21,4 +21,5 @@ mod routes;
 pub mod rows;
 pub mod split;
 pub mod stage;
+pub mod targets;
 pub mod weights;

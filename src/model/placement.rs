@@ -4,7 +4,7 @@
 
 use super::config::Config;
 use super::layout::{self, Layout, SCORE, peft_path};
-use super::lora::{LoraSpec, MODULES};
+use super::lora::{LoraSpec, MODULES, Numbers};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -29,9 +29,10 @@ impl Placement {
         let matrices = config.family.matrices();
         let (mut layout, mut stretches, mut next) = (Layout::default(), Vec::new(), 0);
         for layer in layers {
-            for matrix in matrices.iter().filter(|matrix| lora.has(matrix.module())) {
+            for matrix in &matrices {
+                let Some(Numbers { rank, .. }) = lora.adapter(layer, matrix.module()) else { continue };
                 // The flat layout has the same modules in the same order.
-                let (a, rank) = (next, lora.rank);
+                let a = next;
                 let (n, k) = config.projection(matrix.module()).unwrap_or_default();
                 let b = a + rank * k;
                 next = b + n * rank;

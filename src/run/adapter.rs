@@ -10,7 +10,8 @@ use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
-use crate::model::lora::{self, LoraSpec, Named};
+use crate::model::lora::{self, LoraError, LoraSpec, Named};
+use crate::model::targets::Choice;
 use crate::support::stderr::say;
 use crate::train::checkpoint;
 use std::path::Path;
@@ -57,18 +58,22 @@ pub fn load(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
             base.config.clone().into_classifier(labels).map_err(|e| here(e.into()))?
         }
     };
-    let spec = LoraSpec {
-        rank: adapter.config.r,
-        alpha: adapter.config.lora_alpha as f32,
-        rslora: adapter.config.use_rslora,
-        dropout: 0.0,
-        targets: lora::resolve_targets(&adapter.config.target_modules, &config)
-            .map_err(|e| here(e.into()))?,
-        seed: 0,
-    };
+    let spec = spec_of(&adapter.config, &config).map_err(|e| here(e.into()))?;
     let layout = layout::of(&config, &spec, 0..config.layers);
     let flat = flat(&layout, &adapter.tensors).map_err(here)?;
     Ok(Loaded { config, spec, flat })
+}
+
+/// What a file of PEFT says of an adapter on this model.
+pub fn spec_of(from: &AdapterConfig, config: &Config) -> Result<LoraSpec, LoraError> {
+    let choice = Choice {
+        targets: from.target_modules.clone(),
+        ranks: from.rank_pattern.clone(),
+        alphas: from.alpha_pattern.iter().map(|(name, alpha)| (name.clone(), *alpha as f32)).collect(),
+        ..Choice::default()
+    };
+    let (rank, alpha, rslora) = (from.r, from.lora_alpha as f32, from.use_rslora);
+    choice.resolve(config, LoraSpec { rank, alpha, rslora, ..LoraSpec::none() })
 }
 
 /// Returns the adapter in `dir`; without `dir` the base alone, whose only values are those of a classifier's head.
@@ -124,6 +129,7 @@ pub struct Writer {
 impl Writer {
     /// A writer for an adapter of `spec` on this base.
     pub fn new(base: &BaseModel, config: &Config, spec: &LoraSpec, base_id: Option<&str>) -> Self {
+        let Choice { targets, layers, ranks, alphas, .. } = Choice::of(spec, config);
         let adapter = AdapterConfig {
             task: if config.labels.is_some() { TaskType::SeqCls } else { TaskType::CausalLm },
             base_model_name_or_path: base_id.map(Into::into).or_else(|| base.files.base_id.clone()),
@@ -131,7 +137,10 @@ impl Writer {
             r: spec.rank,
             lora_alpha: f64::from(spec.alpha),
             lora_dropout: f64::from(spec.dropout),
-            target_modules: spec.targets.clone(),
+            target_modules: targets,
+            layers,
+            rank_pattern: ranks,
+            alpha_pattern: alphas.into_iter().map(|(name, alpha)| (name, f64::from(alpha))).collect(),
             path: config.path(),
             use_rslora: spec.rslora,
         };

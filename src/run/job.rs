@@ -96,6 +96,7 @@ impl Job {
             .with("data", &p.train.hash)
             .with("rank", p.spec.rank)
             .with("target_modules", p.spec.targets.join(" "))
+            .with_some("exceptions", p.spec.exceptions_as_text())
             .with("alpha", p.spec.alpha)
             .with("rslora", p.spec.rslora)
             .with("dropout", p.spec.dropout)
@@ -313,7 +314,6 @@ impl Job {
     fn notes(&self, options: &Options, place: &RunFolder) -> Vec<String> {
         let p = &self.prepared;
         let c = &p.train.counts;
-        let modules = p.spec.targets.join(" ");
         let name = format!("{}, {}", p.config.architecture(), p.base.files.kind);
         let mut rows = format!("rows     {} read, {} tokens, {} supervised", c.rows, c.tokens, c.supervised);
         if c.dropped > 0 {
@@ -326,7 +326,7 @@ impl Job {
             format!("output   {}", place.dir.display()),
             format!("model    {} ({name})", options.model.model),
             rows,
-            format!("adapter  {} on {modules}", p.spec),
+            format!("adapter  {}", p.spec.with_modules()),
             format!(
                 "batch    {} per step, over all devices, in microbatches of up to {}",
                 count(options.optim.batch_size as u64, "row"),

@@ -7,7 +7,7 @@ use super::folder;
 use super::row_sets::{Evals, Set, sets};
 use super::row_warnings;
 use crate::config::groups::{Options, Split, within};
-use crate::config::refusal::Refusal;
+use crate::config::refusal::{Refusal, in_file};
 use crate::config::{Origin, Settings};
 use crate::data::files;
 use crate::data::plan::{Plan, PlanOptions, shares};
@@ -16,8 +16,9 @@ use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
 use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
-use crate::model::lora::{self, LoraSpec};
+use crate::model::lora::{LoraError, LoraSpec};
 use crate::model::quantised::Recipe;
+use crate::model::targets::Choice;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
@@ -333,46 +334,65 @@ fn check_classes(train: &Corpus) -> Result<(), Refusal> {
 /// The adapter's configuration. Values from --init-adapter apply unless the user gave others.
 fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<LoraSpec, Refusal> {
     let lora = &options.lora;
-    let mut spec = LoraSpec {
-        rank: lora.rank,
-        alpha: lora.alpha,
-        rslora: lora.rslora,
-        dropout: lora.dropout,
-        targets: lora::resolve_targets(&lora.targets, config)
-            .map_err(|e| settings.refuse("target-modules", e))?,
-        seed: options.optim.seed,
-    };
+    let (rank, alpha, rslora, dropout, seed) =
+        (lora.rank, lora.alpha, lora.rslora, lora.dropout, options.optim.seed);
+    let mut common = LoraSpec { rank, alpha, rslora, dropout, seed, ..LoraSpec::none() };
+    let mut choice = lora.choice.clone();
     if let Some(dir) = &lora.init_adapter {
         let from = adapter::read(dir)?.config;
         check_task(settings, options, &from)?;
+        let own = adapter::spec_of(&from, config).map_err(|e| in_file(dir, e.into()))?;
+        let own = Choice::of(&own, config);
+        let origin = Origin::Computed(dir.join(peft::CONFIG).display().to_string());
         let mut take = |name, value: Vec<String>| match settings.is_given(name) {
             true => false,
             false => {
-                settings.put(name, value, Origin::Computed(dir.join(peft::CONFIG).display().to_string()));
+                settings.put(name, value, origin.clone());
                 true
             }
         };
         if take("rank", vec![from.r.to_string()]) {
-            spec.rank = from.r;
+            common.rank = from.r;
         }
         if take("alpha", vec![from.lora_alpha.to_string()]) {
-            spec.alpha = from.lora_alpha as f32;
+            common.alpha = from.lora_alpha as f32;
         }
         if take("rslora", vec![from.use_rslora.to_string()]) {
-            spec.rslora = from.use_rslora;
+            common.rslora = from.use_rslora;
         }
-        if take("target-modules", from.target_modules.clone()) {
-            spec.targets = lora::resolve_targets(&from.target_modules, config)?;
+        if take("rank-pattern", typed(&own.ranks)) {
+            choice.ranks = own.ranks;
         }
-        scale_notes(&from, &spec).iter().filter(|_| !options.output.quiet).for_each(|differs| {
+        if take("alpha-pattern", typed(&own.alphas)) {
+            choice.alphas = own.alphas;
+        }
+        // These decide together.
+        let modules = ["target-modules", "target-layers", "exclude-modules"];
+        if !modules.iter().any(|name| settings.is_given(name)) {
+            settings.put(modules[0], own.targets.clone(), origin.clone());
+            settings.put(modules[1], own.layers.iter().map(usize::to_string).collect(), origin);
+            (choice.targets, choice.layers) = (own.targets, own.layers);
+        }
+        scale_notes(&from, &common).iter().filter(|_| !options.output.quiet).for_each(|differs| {
             say!(
                 "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
                 dir.display()
             );
         });
     }
+    let refuse = |e| match e {
+        LoraError::Choice { option, .. } => settings.refuse(option, e),
+        e => settings.refuse("target-modules", e),
+    };
+    let spec = choice.resolve(config, common).map_err(refuse)?;
+    choice.without_effect(&spec, config).map_err(refuse)?;
     spec.check()?;
     Ok(spec)
+}
+
+/// Pairs as they are typed.
+fn typed<T: std::fmt::Display>(pairs: &[(String, T)]) -> Vec<String> {
+    pairs.iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 /// Refuses an initial adapter of another task.

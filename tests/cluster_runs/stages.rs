@@ -55,6 +55,8 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         ("--quantize nf4", "many"),
         ("--task classify --num-classes 2", "classes"),
         ("--task dpo --nll-weight 0.5", "pairs"),
+        // The lower worker has nothing to train.
+        ("--target-layers 2-3 --rank-pattern q_proj=2 --dropout 0.1", "many"),
     ] {
         let data = format!("--data {data}.jsonl");
         let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", &data));

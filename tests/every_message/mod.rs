@@ -9,7 +9,7 @@ use finetune::cluster::message::{
     Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, SeatPlan,
     ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
-use finetune::model::lora::LoraSpec;
+use finetune::model::lora::{Exception, LoraSpec, Numbers};
 use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::numeric::REVISION;
@@ -158,6 +158,14 @@ pub fn manifest() -> Manifest {
             rslora: false,
             dropout: 0.1,
             targets: vec!["q_proj".into()],
+            exceptions: vec![
+                Exception { layer: 1, module: "q_proj".into(), adapter: None },
+                Exception {
+                    layer: 2,
+                    module: "q_proj".into(),
+                    adapter: Some(Numbers { rank: 2, alpha: 3.0 }),
+                },
+            ],
             seed: 7,
         },
         parameters: 10,

@@ -3,7 +3,8 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
-      olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl (default: all)
+      olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
+      layers patterns patternsvl (default: all)
 """
 import json, math, os, random, sys
 import torch
@@ -60,7 +61,9 @@ CONFIGS = {
                                        norm_topk_prob=True, tie_word_embeddings=False, rope_theta=1000000.0),
     # a layer with one feed-forward; weights that are not divided by their sum; one expert of three
     'qwen3moeone': lambda: Qwen3MoeConfig(**SIZES, head_dim=12, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=36,
-                                          norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True)}
+                                          norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True),
+    'layers': lambda: LlamaConfig(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=True),
+    'patterns': lambda: Qwen2Config(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=False)}
 # checkpoints with a vision tower, of which the text model is trained
 TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
 WRAPPED = {
@@ -71,6 +74,7 @@ WRAPPED = {
         rope_type='default', rope_theta=5000000.0, mrope_section=[2, 2, 2], mrope_interleaved=True)),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8,
                            deepstack_visual_indexes=[], num_position_embeddings=16), tie_word_embeddings=True)}
+WRAPPED['patternsvl'] = WRAPPED['gemma3vl']
 LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
@@ -86,7 +90,15 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'gemma3vl': (4, 8, 'all', False), 'mistral3vl': (3, 6, 'all', False),
     'qwen3vl': (4, 8, ['q_proj', 'v_proj', 'down_proj'], False),
     'qwen3moe': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False),
-    'qwen3moeone': (3, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], True)}
+    'qwen3moeone': (3, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], True),
+    'layers': (4, 8, 'all', False), 'patterns': (4, 8, 'all', True),
+    'patternsvl': (3, 6, 'all', False)}
+MORE = {  # further settings of LoraConfig
+    'layers': dict(layers_to_transform=[1]),
+    'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
+                     alpha_pattern={'layers.1.self_attn.q_proj': 3, 'o_proj': 5.5},
+                     exclude_modules=['layers.0.self_attn.v_proj', 'layers.2.self_attn.o_proj', 'up_proj']),
+    'patternsvl': dict(rank_pattern={r'.*layers\.1\..*(q|k)_proj': 5}, alpha_pattern={'v_proj': 2})}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 
 
@@ -99,16 +111,17 @@ def make(out, name, seed):
     model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
     for key, w in model.named_parameters():  # biases and norms start trivial in from_config: give them an effect
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
-        elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if name.startswith('gemma3') else 1.0, std=0.1)
+        elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if 'gemma3' in str(type(config)).lower() else 1.0, std=0.1)
         elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
     rank, alpha, targets, rslora = LORA[name]
     modules = SEVEN if targets == 'all' else targets
     if name in WRAPPED: modules = r'.*language_model.*\.(' + '|'.join(modules) + ')'
+    if name == 'patternsvl': modules = r'.*language_model.layers.(0.self_attn|1.*)\.(' + '|'.join(SEVEN) + ')'
     peft = get_peft_model(model, LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=modules, use_rslora=rslora,
-        lora_dropout=0.0, task_type='SEQ_CLS' if classes else 'CAUSAL_LM'))
+        lora_dropout=0.0, task_type='SEQ_CLS' if classes else 'CAUSAL_LM', **MORE.get(name, {})))
     for key, w in peft.named_parameters():
         if 'lora_B' in key: torch.nn.init.normal_(w, std=0.05)
     peft.save_pretrained(f'{out}/adapter_init')

@@ -12,6 +12,7 @@ use finetune::format;
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
+use finetune::model::targets::Choice;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::LazyLock;
@@ -94,8 +95,8 @@ fn read_model(folder: &Path) -> Result<(), Refusal> {
         t.chat_template.as_deref(),
     )?;
     config.check_vocabulary(tokenizer.vocab_size())?;
-    let targets = lora::resolve_targets(&["all-linear".to_string()], &config)?;
-    let spec = LoraSpec { rank: 2, alpha: 4.0, rslora: false, dropout: 0.0, targets, seed: 1 };
+    let choice = Choice { targets: vec!["all-linear".into()], ..Choice::default() };
+    let spec = choice.resolve(&config, LoraSpec { rank: 2, alpha: 4.0, seed: 1, ..LoraSpec::none() })?;
     let build = Build::whole(&config);
     drop(std::hint::black_box(Decoder::load(Cpu::new(1), &config, &*files.tensors, &spec, build)?));
     Ok(())

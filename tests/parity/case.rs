@@ -9,6 +9,7 @@ use finetune::model::config::Config;
 use finetune::model::layout::{self, Layout};
 use finetune::model::lora::{self, LoraSpec, Named};
 use finetune::model::stage::{IGNORE, Microbatch, Targets};
+use finetune::model::targets::Choice;
 use finetune::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -39,14 +40,14 @@ impl Case {
         let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
         let expected = serde_json::from_str(&expected).unwrap();
         let adapter = peft::read(&dir.join("adapter_init")).unwrap().config;
-        let lora = LoraSpec {
-            rank: adapter.r,
-            alpha: adapter.lora_alpha as f32,
-            rslora: adapter.use_rslora,
-            dropout: 0.0,
-            targets: lora::resolve_targets(&adapter.target_modules, &config).unwrap(),
-            seed: 0,
+        let choice = Choice {
+            targets: adapter.target_modules.clone(),
+            ranks: adapter.rank_pattern.clone(),
+            alphas: adapter.alpha_pattern.iter().map(|(name, alpha)| (name.clone(), *alpha as f32)).collect(),
+            ..Choice::default()
         };
+        let (rank, alpha, rslora) = (adapter.r, adapter.lora_alpha as f32, adapter.use_rslora);
+        let lora = choice.resolve(&config, LoraSpec { rank, alpha, rslora, ..LoraSpec::none() }).unwrap();
         let layout = layout::of(&config, &lora, 0..config.layers);
         let rows = rows(dir, &config, &expected);
         Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }

@@ -282,6 +282,9 @@ fn adapter_config() -> peft::AdapterConfig {
         lora_alpha: 6.0,
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into()],
+        layers: Vec::new(),
+        rank_pattern: Vec::new(),
+        alpha_pattern: Vec::new(),
         path: "",
         use_rslora: false,
     }

@@ -9,8 +9,9 @@ use crate::format::gguf::adapter::{self, About, LoraMatrix};
 use crate::format::gguf::{F32, decode, encode};
 use crate::model::config::Config;
 use crate::model::layout::{self, Layout};
-use crate::model::lora::{self, LoraSpec, Named};
+use crate::model::lora::{self, Exception, LoraSpec, Named};
 use crate::numeric::block::Encoding;
+use crate::run::adapter::Loaded;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -31,24 +32,26 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         paired: shape.paired(),
         name: out.file_stem().map_or_else(|| "lora".into(), |s| s.to_string_lossy().into_owned()),
         base_id: base.files.base_id.clone(),
-        // llama.cpp divides by the rank; it does not support rsLoRA's rule.
+        // llama.cpp divides by the rank of each adapter; it does not support rsLoRA's rule.
         alpha: loaded.spec.scale() * loaded.spec.rank as f32,
     };
-    let parts = parts(&layout, &loaded.flat);
+    // All adapters of a file have one alpha, so another one is in B.
+    let flat = in_b(&text, &layout, loaded, about.alpha);
+    let parts = parts(&layout, &flat);
     atomic::write_checked(out, |path| {
         adapter::save(path, &about, &parts, kind)?;
         let again = adapter::load(path, about.paired)?;
-        let spec = LoraSpec { alpha: again.alpha, rslora: false, ..loaded.spec.clone() };
+        let spec = with_alpha(&loaded.spec, again.alpha);
         let named: Vec<Named> = again.parts.iter().map(named).collect();
-        let flat = lora::from_adapter(&layout, &named)?;
+        let read = lora::from_adapter(&layout, &named)?;
         let probe = probe(&loaded.config);
         let by = |spec: &LoraSpec, flat: &[f32]| {
             let weights = (&loaded.config, &*base.files.tensors, spec);
             logits(&source.devices, weights, Some(flat), &probe)
         };
         let memory = by(&loaded.spec, &loaded.flat)?;
-        let stored = by(&loaded.spec, &rounded(&layout, &loaded.flat, kind).map_err(Refusal::failure)?)?;
-        let read = by(&spec, &flat)?;
+        let stored = by(&spec, &rounded(&layout, &flat, kind).map_err(Refusal::failure)?)?;
+        let read = by(&spec, &read)?;
         let (off, bound) = (apart(&stored, &read), bound(&memory));
         if off.is_nan() || off > bound {
             let why = format!("the file gives logits that are {off:e} off (bound {bound:e})");
@@ -61,6 +64,27 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
             "compared": compared, "largest_difference": moved,
         }))
     })
+}
+
+/// The values for a file in which every adapter has this alpha, divided by its rank.
+fn in_b(config: &Config, layout: &Layout, loaded: &Loaded, alpha: f32) -> Vec<f32> {
+    let (spec, mut flat) = (&loaded.spec, loaded.flat.clone());
+    for Exception { layer, module, adapter } in &spec.exceptions {
+        let Some(numbers) = adapter else { continue };
+        let factor = spec.scale_of(*numbers) * numbers.rank as f32 / alpha;
+        let name = format!("{}.lora_B.weight", layout::peft_path(config, *layer, module));
+        if let Some(entry) = layout.find(&name).filter(|_| factor != 1.0) {
+            flat[entry.range()].iter_mut().for_each(|b| *b *= factor);
+        }
+    }
+    flat
+}
+
+/// The adapters as llama.cpp reads them.
+fn with_alpha(spec: &LoraSpec, alpha: f32) -> LoraSpec {
+    let mut spec = LoraSpec { alpha, rslora: false, ..spec.clone() };
+    spec.exceptions.iter_mut().filter_map(|e| e.adapter.as_mut()).for_each(|numbers| numbers.alpha = alpha);
+    spec
 }
 
 fn named(part: &LoraMatrix) -> Named<'_> {

@@ -42,13 +42,17 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
             let way = "use --to gguf-lora, which folds the scale into alpha";
             notes.push(format!("llama.cpp's converter ignores use_rslora and would scale by less: {way}"));
         }
-        match max_lora_rank(spec.rank) {
+        let rank = spec.largest_rank();
+        match max_lora_rank(rank) {
             _ if classifier => {}
             Some(16 | 8 | 1) => {}
-            Some(most) => {
-                notes.push(format!("vLLM needs --max-lora-rank {most} for this rank ({})", spec.rank))
-            }
-            None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {}", spec.rank)),
+            Some(most) => notes.push(format!("vLLM needs --max-lora-rank {most} for this rank ({rank})")),
+            None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {rank}")),
+        }
+        if !spec.is_uniform() {
+            let way = "load it with PEFT, or use --to merged or gguf-lora";
+            notes
+                .push(format!("vLLM and llama.cpp's converter ignore rank_pattern and alpha_pattern: {way}"));
         }
     }
     let implied = matches!(source.base.config.family.windows, Windows::Pattern(_));

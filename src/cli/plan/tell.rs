@@ -69,7 +69,7 @@ fn work(o: &Outlook) -> Vec<String> {
         format!("model    {} ({}, {})", p.base.path.display(), p.config.architecture(), p.base.files.kind),
         rows,
         steps,
-        format!("adapter  {} on {}: {} trained values", p.spec, p.spec.targets.join(" "), o.shape.trained),
+        format!("adapter  {}: {} trained values", p.spec.with_modules(), o.shape.trained),
     ];
     let named =
         |(name, rows): &(String, usize)| format!("{} {rows}", if name.is_empty() { "unnamed" } else { name });
@@ -251,7 +251,10 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             "supervised": n.supervised, "trained_on": p.train.samples.len(),
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
-        "adapter": { "rank": p.spec.rank, "trained_values": o.shape.trained },
+        "adapter": {
+            "rank": p.spec.rank, "target_modules": p.spec.targets, "exceptions": p.spec.exceptions,
+            "trained_values": o.shape.trained,
+        },
         "steps": {
             "total": c.steps, "first": c.first, "per_epoch": c.steps_per_epoch, "microbatches": c.microbatches,
             "fewest_microbatches": c.microbatches_per_step.0, "most_microbatches": c.microbatches_per_step.1,

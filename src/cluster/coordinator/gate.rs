@@ -129,6 +129,7 @@ pub(super) mod tests {
             rslora: false,
             dropout: 0.0,
             targets: vec!["q_proj".into()],
+            exceptions: Vec::new(),
             seed: 1,
         };
         Manifest {

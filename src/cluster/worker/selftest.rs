@@ -137,7 +137,15 @@ fn blueprint() -> Result<Blueprint, ModelError> {
         "tie_word_embeddings": false, "hidden_act": "silu",
     }))?;
     let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec { rank: 8, alpha: 16.0, rslora: false, dropout: 0.0, targets, seed: SEED };
+    let lora = LoraSpec {
+        rank: 8,
+        alpha: 16.0,
+        rslora: false,
+        dropout: 0.0,
+        targets,
+        exceptions: Vec::new(),
+        seed: SEED,
+    };
     let tensors = Arc::new(Drawn::new(&config));
     let shape = Shape {
         labels: None,

@@ -35,6 +35,11 @@ pub fn card(
         config.lora_dropout,
         config.target_modules.join(", "),
     );
+    let item =
+        |what: &str, all: &str| if all.is_empty() { String::new() } else { format!("- {what}: {all}\n") };
+    text += &item("layers", &config.layers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "));
+    text += &item("other ranks (rank_pattern)", &pairs(&config.rank_pattern));
+    text += &item("other alphas (alpha_pattern)", &pairs(&config.alpha_pattern));
     if let Some(labels) = labels {
         let _ = writeln!(text, "- classes: {} (label_map.json)", labels.join(", "));
     }
@@ -54,6 +59,10 @@ pub fn card(
     text.push_str(&transformers(config, base.unwrap_or("BASE")));
     text.push_str(&vllm(config, base.unwrap_or("BASE")));
     text
+}
+
+fn pairs<T: std::fmt::Display>(all: &[(String, T)]) -> String {
+    all.iter().map(|(name, value)| format!("`{name}` {value}")).collect::<Vec<_>>().join(", ")
 }
 
 fn front_matter(config: &AdapterConfig) -> String {
@@ -110,6 +119,9 @@ fn vllm(config: &AdapterConfig, base: &str) -> String {
     match (config.task, max_lora_rank(config.r)) {
         (TaskType::SeqCls, _) => {
             format!("{head}vLLM takes no adapter with a head of its own: merge it into the base first.\n")
+        }
+        _ if !(config.rank_pattern.is_empty() && config.alpha_pattern.is_empty()) => {
+            format!("{head}vLLM reads one rank and one alpha: merge the adapter into the base first.\n")
         }
         (_, None) => {
             format!("{head}Rank {} is above vLLM's largest (512): merge it into the base first.\n", config.r)

@@ -2,7 +2,7 @@
 //! ignored when reading, except that a key that changes the result of the adapter must be supported.
 
 use crate::format::error::FormatError;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::Path;
 
 /// Task of the adapter.
@@ -29,9 +29,15 @@ pub struct AdapterConfig {
     pub lora_alpha: f64,
     /// Dropout probability, in [0, 1).
     pub lora_dropout: f64,
-    /// Suffixes of module names (`q_proj`), or `all-linear`. Empty after reading a pattern: [`super::read`] takes
-    /// the names of the tensors.
+    /// Suffixes of module names (`q_proj`) or of their paths, or `all-linear`. Where a file chooses modules in another
+    /// way, they are empty after reading it: [`super::read`] takes the paths of the tensors.
     pub target_modules: Vec<String>,
+    /// `layers_to_transform` as written; empty: all layers.
+    pub layers: Vec<usize>,
+    /// `rank_pattern`.
+    pub rank_pattern: Vec<(String, usize)>,
+    /// `alpha_pattern`: finite as f32 and above 0.
+    pub alpha_pattern: Vec<(String, f64)>,
     /// Place of the text model below `model.` (`language_model.`), where other parts of the base have modules of the
     /// same names. A pattern then names the modules.
     pub path: &'static str,
@@ -46,36 +52,42 @@ impl AdapterConfig {
             TaskType::CausalLm => ("CAUSAL_LM", Value::Null),
             TaskType::SeqCls => ("SEQ_CLS", json!(["classifier", "score"])),
         };
-        // A whole alpha is written as an integer, as PEFT does.
-        let alpha = self.lora_alpha;
-        let whole = alpha.fract() == 0.0 && alpha.abs() < 1e15;
         let target_modules = match self.path {
-            "" => json!(self.target_modules),
+            // Paths name modules of the text model alone.
+            path if path.is_empty() || self.target_modules.iter().any(|name| name.contains('.')) => {
+                json!(self.target_modules)
+            }
             path => {
                 let (path, names) = (path.replace('.', r"\."), self.target_modules.join("|"));
                 json!(format!(r"model\.{path}layers\.\d+\.(self_attn|mlp)\.({names})"))
             }
         };
         let mut all = json!({
-            "alpha_pattern": {},
+            "alpha_pattern": Map::from_iter(self.alpha_pattern.iter().map(|(k, a)| (k.clone(), number(*a)))),
             "base_model_name_or_path": self.base_model_name_or_path,
             "bias": "none",
             "fan_in_fan_out": false,
             "inference_mode": true,
             "init_lora_weights": true,
-            "lora_alpha": if whole { json!(alpha as i64) } else { json!(alpha) },
+            "lora_alpha": number(self.lora_alpha),
             "lora_dropout": self.lora_dropout,
             "modules_to_save": saved,
             "peft_type": "LORA",
             "r": self.r,
-            "rank_pattern": {},
+            "rank_pattern": Map::from_iter(self.rank_pattern.iter().map(|(k, r)| (k.clone(), json!(r)))),
             "revision": self.revision,
             "target_modules": target_modules,
             "task_type": task,
             "use_dora": false,
             "use_rslora": self.use_rslora,
         });
+        if !self.layers.is_empty() {
+            all["layers_to_transform"] = json!(self.layers);
+        }
+        // The order of patterns has a meaning: the first that matches counts.
+        let patterns = ["alpha_pattern", "rank_pattern"].map(|key| (key, all[key].take()));
         all.sort_all_objects();
+        patterns.into_iter().for_each(|(key, pattern)| all[key] = pattern);
         all
     }
 
@@ -83,8 +95,8 @@ impl AdapterConfig {
     pub fn from_json(path: &Path, v: &Value) -> Result<Self, FormatError> {
         refuse(path, v)?;
         let bad = |key: &str| FormatError::malformed(path, format!("{key}: {} is not usable", v[key]));
-        let r = v["r"].as_u64().filter(|&r| (1..=1 << 20).contains(&r)).ok_or_else(|| bad("r"))? as usize;
-        let lora_alpha = v["lora_alpha"].as_f64().filter(|a| *a as f32 > 0.0 && (*a as f32).is_finite());
+        let r = rank(&v["r"]).ok_or_else(|| bad("r"))?;
+        let lora_alpha = alpha(&v["lora_alpha"]);
         let lora_alpha = lora_alpha.ok_or_else(|| {
             let what =
                 format!("lora_alpha: {} is not usable: it must be finite and above 0", v["lora_alpha"]);
@@ -93,8 +105,8 @@ impl AdapterConfig {
         let lora_dropout = if v["lora_dropout"].is_null() { Some(0.0) } else { v["lora_dropout"].as_f64() };
         let lora_dropout =
             lora_dropout.filter(|p| (0.0..1.0).contains(p)).ok_or_else(|| bad("lora_dropout"))?;
-        same_everywhere(path, v, "rank_pattern", r as f64)?;
-        same_everywhere(path, v, "alpha_pattern", lora_alpha)?;
+        let rank_pattern = pattern(&v["rank_pattern"], rank).ok_or_else(|| bad("rank_pattern"))?;
+        let alpha_pattern = pattern(&v["alpha_pattern"], alpha).ok_or_else(|| bad("alpha_pattern"))?;
         let task = match v["task_type"].as_str() {
             None | Some("CAUSAL_LM") => TaskType::CausalLm,
             Some("SEQ_CLS") => TaskType::SeqCls,
@@ -113,6 +125,9 @@ impl AdapterConfig {
             lora_alpha,
             lora_dropout,
             target_modules,
+            layers: Vec::new(),
+            rank_pattern,
+            alpha_pattern,
             path: "",
             use_rslora: v["use_rslora"] == true,
         })
@@ -130,13 +145,12 @@ fn is_set(v: &Value) -> bool {
 }
 
 /// PEFT options that change the computation and are not supported.
-const NOT_BUILT: [&str; 12] = [
+const NOT_BUILT: [&str; 11] = [
     "use_dora",
     "use_qalora",
     "use_bdlora",
     "lora_bias",
     "fan_in_fan_out",
-    "layers_to_transform",
     "layer_replication",
     "target_parameters",
     "trainable_token_indices",
@@ -184,33 +198,48 @@ fn begins_on_the_base(path: &Path, init: &Value) -> Result<(), FormatError> {
     Err(FormatError::unsupported(path, what, way))
 }
 
-/// `rank_pattern` and `alpha_pattern` may only repeat the common value.
-fn same_everywhere(path: &Path, v: &Value, key: &str, common: f64) -> Result<(), FormatError> {
-    let Some(pattern) = v[key].as_object() else { return Ok(()) };
-    match pattern.iter().find(|(_, value)| value.as_f64() != Some(common)) {
-        None => Ok(()),
-        Some((module, value)) => {
-            let what = format!("{key}: {module} has {value} where the rest has {common}");
-            Err(FormatError::unsupported(path, what, "one rank and alpha for all modules is supported"))
-        }
+/// A whole number is written as an integer, as PEFT does.
+fn number(alpha: f64) -> Value {
+    let whole = alpha.fract() == 0.0 && alpha.abs() < 1e15;
+    if whole { json!(alpha as i64) } else { json!(alpha) }
+}
+
+fn rank(v: &Value) -> Option<usize> {
+    v.as_u64().filter(|r| (1..=1 << 20).contains(r)).map(|r| r as usize)
+}
+
+fn alpha(v: &Value) -> Option<f64> {
+    v.as_f64().filter(|a| *a as f32 > 0.0 && (*a as f32).is_finite())
+}
+
+/// The pairs of `rank_pattern` or `alpha_pattern`.
+fn pattern<T>(v: &Value, value: impl Fn(&Value) -> Option<T>) -> Option<Vec<(String, T)>> {
+    match v {
+        Value::Null => Some(Vec::new()),
+        v => v.as_object()?.iter().map(|(key, v)| Some((key.clone(), value(v)?))).collect(),
     }
 }
 
-/// The suffixes of module names, without their path.
+/// Suffixes of modules; none where modules are chosen by paths, by a regular expression, by layers or by exclusion.
 fn targets(path: &Path, v: &Value) -> Result<Vec<String>, FormatError> {
-    match &v["target_modules"] {
+    let bad = || Err(FormatError::malformed(path, "target_modules must name modules"));
+    let names = match &v["target_modules"] {
         Value::Array(all) => {
-            let suffix = |t: &Value| t.as_str().map(|t| t.rsplit('.').next().unwrap_or(t).to_owned());
-            let mut names: Vec<String> = all.iter().filter_map(suffix).collect();
-            names.sort();
-            names.dedup();
-            if names.is_empty() || all.iter().any(|t| !t.is_string()) {
-                return Err(FormatError::malformed(path, "target_modules must name modules"));
+            let mut names: Vec<&str> = all.iter().filter_map(Value::as_str).collect();
+            if names.is_empty() || names.len() < all.len() {
+                return bad();
             }
-            Ok(names)
+            names.sort_unstable();
+            names.dedup();
+            names
         }
-        Value::String(word) if word == "all-linear" => Ok(vec![word.clone()]),
-        Value::String(_) => Ok(Vec::new()),
-        _ => Err(FormatError::malformed(path, "target_modules must name modules")),
+        Value::String(word) => vec![&**word],
+        _ => return bad(),
+    };
+    let plain = |name: &&str| name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    let chosen = ["layers_to_transform", "exclude_modules"].iter().any(|key| is_set(&v[*key]));
+    match !chosen && names.iter().all(plain) {
+        true => Ok(names.into_iter().map(str::to_owned).collect()),
+        false => Ok(Vec::new()),
     }
 }

@@ -16,7 +16,6 @@ use crate::families::wrapped::PATH;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Name of the weights file.
@@ -102,10 +101,10 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     if config.target_modules.is_empty() {
-        let module =
-            |t: &AdapterTensor| t.name.strip_suffix(".lora_A.weight")?.rsplit('.').next().map(str::to_owned);
-        config.target_modules =
-            tensors.iter().filter_map(module).collect::<BTreeSet<_>>().into_iter().collect();
+        let path = |t: &AdapterTensor| {
+            t.name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight").map(str::to_owned)
+        };
+        config.target_modules = tensors.iter().filter_map(path).collect();
     }
     let labels = labels(&dir.join(LABELS))?;
     Ok(Adapter { config, tensors, labels })
@@ -177,9 +176,10 @@ fn matrix(
         return Err(bad(format!("has shape {:?}, a matrix is needed", tensor.shape)));
     };
     let r = config.r;
+    let known = |rank: usize| rank == r || config.rank_pattern.iter().any(|(_, other)| *other == rank);
     let fits = match name.rsplit('.').nth(1) {
-        Some("lora_A") => rows == r,
-        Some("lora_B") => cols == r,
+        Some("lora_A") => known(rows),
+        Some("lora_B") => known(cols),
         Some("score" | "classifier") => true,
         _ => {
             let what = format!("tensor '{stored}' is no LoRA matrix and no classifier head");

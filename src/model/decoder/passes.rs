@@ -66,7 +66,8 @@ impl<B: Fused> Decoder<B> {
         let x = self.enter(&tokens, t, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
         let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
-        Ok((Tape { tokens, step, rows, t, below, kept, residual: None, score: None }, x))
+        let bare = if below == Below::Nothing { self.bare } else { 0 };
+        Ok((Tape { tokens, step, rows, t, below, bare, kept, residual: None, score: None }, x))
     }
 
     /// Runs the head on the last hidden states; with [`Want::Gradient`] their gradient is put on the tape.
@@ -187,12 +188,12 @@ impl<B: Fused> Decoder<B> {
         let key = dropout(&self.lora, (tape.step, &tape.rows));
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
-        while tape.kept.len() > lowest {
-            let i = tape.kept.len() - 1;
+        while tape.bare + tape.kept.len() > lowest && !tape.kept.is_empty() {
+            let i = tape.bare + tape.kept.len() - 1;
             let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i))?;
             let Some((hold, saved)) = tape.kept.pop() else { return Ok(()) };
             let saved = block.restore(&mut self.backend, saved, hold, &batch)?;
-            let below = if i == 0 { tape.below } else { Below::Wanted };
+            let below = if i == tape.bare { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut *residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch)?;
             self.backend.border();

@@ -7,6 +7,7 @@ use crate::config::groups::{ComputeDtype, Options};
 use crate::config::refusal::{Refusal, in_file};
 use crate::data::Corpus;
 use crate::format::{FormatError, atomic};
+use crate::model::lora::LoraSpec;
 use crate::model::preference::Objective;
 use crate::model::quantised::Recipe;
 use crate::run::adapter::{self, Writer};
@@ -36,12 +37,9 @@ impl Reference {
         let Some(objective) = options.data.objective else { return Ok(None) };
         let mut parameters = objective.loss.has_reference().then(|| vec![0.0; writer.layout.len()]);
         if let (Some(values), Some(dir)) = (&mut parameters, &options.data.reference) {
-            let of = adapter::read(dir)?.config;
-            if (of.lora_alpha as f32, of.use_rslora) != (p.spec.alpha, p.spec.rslora) {
-                let why = format!(
-                    "its alpha is {}, that of this run {}: train with its settings",
-                    of.lora_alpha, p.spec.alpha
-                );
+            let of = adapter::spec_of(&adapter::read(dir)?.config, &p.config)?;
+            if of != (LoraSpec { dropout: of.dropout, seed: of.seed, ..p.spec.clone() }) {
+                let why = format!("it has {of}, this run {}: train with its settings", p.spec);
                 return Err(in_file(dir, Refusal::configuration(why)));
             }
             *values = adapter::read_flat(dir, &writer.layout)?;
