@@ -12,6 +12,8 @@ mod learn;
 mod rows_of_a_run;
 #[path = "cli_runs/spellings.rs"]
 mod spellings;
+#[path = "cli_runs/weighted_rows.rs"]
+mod weighted_rows;
 
 use cli_fixture::{ADAPTER, Bench, classes, rows, stderr};
 use serde_json::Value;

@@ -165,7 +165,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// All fields of all forms: the names that --data-fields may assign.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "text",
     "prompt",
     "completion",
@@ -180,7 +180,11 @@ const FIELDS: [&str; 14] = [
     "label",
     "chosen",
     "rejected",
+    WEIGHT,
 ];
+
+/// The field with the weight of a row.
+const WEIGHT: &str = "weight";
 
 /// Whether any form has a field of this name.
 pub fn is_field(name: &str) -> bool {
@@ -221,6 +225,30 @@ pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
         Task::Unpaired => preference::single(&fields),
     }
 }
+
+/// The factor of the losses of a row's tokens: the field `weight`, a number or its text. 1 for a row without one, and
+/// where no text is learnt.
+pub fn weight(row: &Value, options: &Options) -> Result<f32, String> {
+    let (Task::Sft, Some(map)) = (options.task, row.as_object()) else { return Ok(1.0) };
+    let fields = Fields { row: map, renamed: &options.fields };
+    let number = match fields.get(WEIGHT) {
+        None => return Ok(1.0),
+        Some(Value::Number(number)) => number.as_f64(),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(1.0),
+        Some(Value::String(text)) => text.trim().parse().ok(),
+        Some(_) => None,
+    };
+    match number.filter(|weight| weight.abs() <= HEAVIEST) {
+        Some(weight) => Ok(weight as f32),
+        None => Err(format!(
+            "`{WEIGHT}` multiplies the loss of the row: it must be a number from -{HEAVIEST} to {HEAVIEST}; if the column \
+             means something else, rename it"
+        )),
+    }
+}
+
+/// Largest weight of a row.
+const HEAVIEST: f64 = 1000.0;
 
 fn sft(fields: &Fields<'_>) -> Result<Form, String> {
     for field in ["messages", "conversations"] {

@@ -125,11 +125,18 @@ pub struct Counts {
     pub tokens: u64,
     /// Divisor of the loss: supervised targets, or rows for a classifier.
     pub supervised: u64,
+    /// Number of kept rows with a weight other than 1.
+    pub weighted: u64,
     /// The first dropped row.
     pub first_dropped: Option<Dropped>,
 }
 
 impl Counts {
+    /// The number of rows with a weight, to append to a line about rows.
+    pub fn weights(&self) -> String {
+        if self.weighted > 0 { format!("; {} with a weight", self.weighted) } else { String::new() }
+    }
+
     /// What was done with rows longer than --max-seq-len, to append to a line about rows.
     pub fn lengths(&self) -> String {
         let (truncated, (split, pieces), too_long) = (self.truncated, self.split, self.too_long);
@@ -373,10 +380,12 @@ impl Options {
 
 fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
     let fault = |reason: String| DataError::Row { place: place.clone(), reason };
-    let form = form::of(&raw.parse().map_err(fault)?, options).map_err(fault)?;
+    let row = raw.parse().map_err(fault)?;
+    let form = form::of(&row, options).map_err(fault)?;
+    let weight = form::weight(&row, options).map_err(fault)?;
     let ready = match &form {
         Form::Answers { said, wanted } => answered((said, *wanted), options, tokenizer),
-        _ => learnt(&form, options, tokenizer),
+        _ => learnt((&form, weight), options, tokenizer),
     };
     let ready = ready.map_err(|e| e.at(place))?;
     if ready.long && options.long == LongRows::Refuse {
@@ -388,8 +397,13 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     Ok(ready)
 }
 
-fn learnt(form: &Form, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
+fn learnt(
+    (form, weight): (&Form, f32),
+    options: &Options,
+    tokenizer: &Tokenizer,
+) -> Result<Ready, DataError> {
     let (mut encoded, label) = encode::encode(form, tokenizer, (options.learn, options.most()))?;
+    encoded.weight = weight;
     let most = options.max_seq_len;
     let long = encoded.ids.len() > most;
     let split = long && options.long == LongRows::Split;
@@ -483,6 +497,7 @@ pub fn bounded<T>(
 impl Corpus {
     fn of(samples: Samples, mut counts: Counts, labels: Option<LabelMap>, ends: Vec<u64>) -> Corpus {
         counts.tokens = samples.total_tokens();
+        counts.weighted = samples.iter().filter(|sample| sample.weight != 1.0).count() as u64;
         counts.supervised = if labels.is_some() { samples.len() as u64 } else { samples.total_targets() };
         let hash = samples.hash();
         Corpus { samples, counts, labels, ends, hash }

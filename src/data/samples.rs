@@ -1,7 +1,7 @@
 //! Tokenized rows in flat arrays: 4 bytes and one bit per token, and about 24 bytes per row.
 
 /// Tokenized rows, in the order of the data.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Samples {
     ids: Vec<u32>,
     /// One bit per token: whether it is supervised.
@@ -15,6 +15,8 @@ pub struct Samples {
     labels: Vec<u32>,
     /// First token of the second answer of each pair, from the start of the pair; empty for rows that are no pairs.
     seconds: Vec<u32>,
+    /// Weight of each row; empty if all are 1.
+    weights: Vec<f32>,
 }
 
 /// A tokenised row.
@@ -28,6 +30,8 @@ pub struct Sample<'a> {
     pub label: Option<u32>,
     /// First token of the rejected answer's row, for a pair: the chosen one is before it.
     pub second: Option<usize>,
+    /// Factor of the losses of its tokens.
+    pub weight: f32,
     mask: &'a [u64],
     start: usize,
     targets: u32,
@@ -58,7 +62,7 @@ fn bit(mask: &[u64], i: usize) -> bool {
 }
 
 /// The tokens of a row before they are stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Encoded {
     /// Token ids.
     pub ids: Vec<u32>,
@@ -68,6 +72,8 @@ pub struct Encoded {
     pub second: u32,
     /// What is suspicious about its reasoning.
     pub thought: Thought,
+    /// Factor of the losses of its tokens.
+    pub weight: f32,
 }
 
 /// What is suspicious about a row's reasoning.
@@ -82,7 +88,7 @@ pub struct Thought {
 impl Encoded {
     /// A single row.
     pub fn new(mask: Vec<bool>, ids: Vec<u32>) -> Self {
-        Encoded { ids, mask, second: 0, thought: Thought::default() }
+        Encoded { ids, mask, second: 0, thought: Thought::default(), weight: 1.0 }
     }
 
     /// Keeps the first `most` tokens, and releases the memory of the others.
@@ -96,7 +102,8 @@ impl Encoded {
     /// The parts of `most` tokens that have a supervised token.
     pub fn split(&self, most: usize) -> Vec<Encoded> {
         let parts = self.ids.chunks(most).zip(self.mask.chunks(most));
-        let parts = parts.map(|(ids, mask)| Encoded::new(mask.to_vec(), ids.to_vec()));
+        let of = |(ids, mask): (&[u32], &[bool])| Encoded::new(mask.to_vec(), ids.to_vec());
+        let parts = parts.map(|part| Encoded { weight: self.weight, ..of(part) });
         parts.filter(|part| part.targets() > 0).collect()
     }
 
@@ -126,6 +133,7 @@ impl Samples {
             ids: &self.ids[range.clone()],
             label: self.labels.get(i).copied(),
             second: self.seconds.get(i).map(|&at| at as usize),
+            weight: self.weights.get(i).copied().unwrap_or(1.0),
             mask: &self.mask,
             start: range.start,
             targets: self.targets[i],
@@ -162,11 +170,21 @@ impl Samples {
         start..self.ends[i] as usize
     }
 
+    /// Whether any row has a weight other than 1.
+    pub fn are_weighted(&self) -> bool {
+        !self.weights.is_empty()
+    }
+
     /// Appends a row.
     pub(crate) fn push(&mut self, row: u64, encoded: &Encoded, label: Option<u32>) {
         for (k, &m) in encoded.mask.iter().enumerate() {
             self.push_bit(self.ids.len() + k, m);
         }
+        if encoded.weight != 1.0 && self.weights.is_empty() {
+            self.weights.resize(self.len(), 1.0);
+        }
+        let weighted = encoded.weight != 1.0 || self.are_weighted();
+        self.weights.extend(weighted.then_some(encoded.weight));
         self.ids.extend_from_slice(&encoded.ids);
         self.ends.push(self.ids.len() as u64);
         self.rows.push(row);
@@ -194,7 +212,8 @@ impl Samples {
             let sample = self.get(i);
             let mask = (0..sample.ids.len()).map(|k| sample.supervised(k)).collect();
             let second = sample.second.unwrap_or(0) as u32;
-            let encoded = Encoded { second, ..Encoded::new(mask, sample.ids.to_vec()) };
+            let weight = sample.weight;
+            let encoded = Encoded { second, weight, ..Encoded::new(mask, sample.ids.to_vec()) };
             out.push(sample.row, &encoded, sample.label);
         }
         out.shrink();
@@ -222,6 +241,9 @@ impl Samples {
         part("labels", bytemuck::cast_slice(&self.labels));
         if !self.seconds.is_empty() {
             part("seconds", bytemuck::cast_slice(&self.seconds));
+        }
+        if !self.weights.is_empty() {
+            part("weights", bytemuck::cast_slice(&self.weights));
         }
         hasher.finalize().to_hex().to_string()
     }

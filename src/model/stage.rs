@@ -18,6 +18,13 @@ pub enum Targets {
     /// Next-token targets `[T]`: the id of the *next* token of the same row where that token is supervised, else
     /// [`IGNORE`].
     Tokens(Vec<u32>),
+    /// The same, where the losses of a row's targets are multiplied by the weight of the row.
+    Weighted {
+        /// As in `Tokens`.
+        targets: Vec<u32>,
+        /// One per row, finite.
+        weights: Vec<f32>,
+    },
     /// One class per row.
     Labels(Vec<u32>),
     /// The answer of each row as a whole.
@@ -123,7 +130,8 @@ pub struct TokenScore {
 pub struct LossSums {
     /// Sum of losses, class weights applied.
     pub loss: f64,
-    /// The divisor of the loss: supervised targets, rows, the sum of their class weights, or pairs.
+    /// The divisor of the loss: supervised targets (each 1, whatever the weight of its row), rows, the sum of their
+    /// class weights, or pairs.
     pub weight: f64,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,

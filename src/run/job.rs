@@ -320,6 +320,7 @@ impl Job {
             let first = c.first_dropped.as_ref().map(|f| format!(", first {f}")).unwrap_or_default();
             rows += &format!("; {} without anything to train on left out{first}", c.dropped);
         }
+        rows += &c.weights();
         rows += &c.lengths();
         rows.extend(options.data.learn.unusual().map(|learn| format!("; --learn {learn}")));
         let mut notes = vec![

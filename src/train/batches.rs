@@ -118,7 +118,9 @@ impl Work for Batches<'_> {
     fn step(&self, step: u64) -> Vec<Microbatch> {
         let planned = self.plan.step(step).microbatches;
         let Some(compared) = &self.compared else {
-            return planned.iter().map(|indices| microbatch(self.rows, indices, step)).collect();
+            let weigh =
+                |indices: &Vec<usize>| weighted(microbatch(self.rows, indices, step), self.rows, indices);
+            return planned.iter().map(weigh).collect();
         };
         let nll = beside(&compared.objective, self.rows, planned.iter().flatten());
         planned.iter().map(|rows| self.lesson(compared, (rows, step), (false, nll))).collect()
@@ -244,6 +246,17 @@ pub fn microbatch(samples: &Samples, indices: &[usize], step: u64) -> Microbatch
     }
     let targets = if labels.is_empty() { Targets::Tokens(targets) } else { Targets::Labels(labels) };
     Microbatch { step, rows, ids, bounds, targets }
+}
+
+/// The microbatch of these rows with their weights, which count in training alone.
+fn weighted(batch: Microbatch, samples: &Samples, indices: &[usize]) -> Microbatch {
+    let weights: Vec<f32> = indices.iter().map(|&index| samples.get(index).weight).collect();
+    match batch.targets {
+        Targets::Tokens(targets) if weights.iter().any(|weight| *weight != 1.0) => {
+            Microbatch { targets: Targets::Weighted { targets, weights }, ..batch }
+        }
+        _ => batch,
+    }
 }
 
 #[cfg(test)]

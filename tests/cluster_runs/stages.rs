@@ -56,7 +56,7 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         ("--task classify --num-classes 2", "classes"),
         ("--task dpo --nll-weight 0.5", "pairs"),
         // The lower worker has nothing to train.
-        ("--target-layers 2-3 --rank-pattern q_proj=2 --dropout 0.1", "many"),
+        ("--target-layers 2-3 --rank-pattern q_proj=2", "many"),
     ] {
         let data = format!("--data {data}.jsonl");
         let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", &data));

@@ -4,7 +4,7 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
-      layers patterns patternsvl (default: all)
+      layers patterns patternsvl weighted (default: all)
 """
 import json, math, os, random, sys
 import torch
@@ -63,6 +63,7 @@ CONFIGS = {
     'qwen3moeone': lambda: Qwen3MoeConfig(**SIZES, head_dim=12, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=36,
                                           norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True),
     'layers': lambda: LlamaConfig(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=True),
+    'weighted': lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
     'patterns': lambda: Qwen2Config(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=False)}
 # checkpoints with a vision tower, of which the text model is trained
 TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
@@ -92,7 +93,7 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'qwen3moe': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False),
     'qwen3moeone': (3, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], True),
     'layers': (4, 8, 'all', False), 'patterns': (4, 8, 'all', True),
-    'patternsvl': (3, 6, 'all', False)}
+    'patternsvl': (3, 6, 'all', False), 'weighted': (4, 8, 'all', False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
@@ -130,6 +131,7 @@ def make(out, name, seed):
     for _ in range(STEPS * BATCH):
         ids = [random.randrange(2, SIZES['vocab_size']) for _ in range(random.randint(2, 21))]
         rows.append(dict(ids=ids, label=random.randrange(3)) if classes else dict(ids=ids + [0]))
+        if name == 'weighted': rows[-1]['weight'] = random.choice([-0.75, 0.0, 0.25, 1.0, 1.5, 3.0])
     if os.path.exists(f'{out}/model/generation_config.json'): os.remove(f'{out}/model/generation_config.json')
     expected = dict(arch=name, rank=rank, alpha=alpha, lr=LR, warmup_steps=WARMUP, steps=STEPS, batch=BATCH, clip=CLIP)
     train(out, peft, rows, expected, classes)
@@ -147,7 +149,7 @@ def train(out, peft, rows, expected, classes=False):
             x = torch.tensor([row['ids']]); logits = peft(input_ids=x).logits
             if not classes: logits = logits[0, :-1]
             y = torch.tensor([row['label']]) if classes else x[0, 1:]
-            loss = torch.nn.functional.cross_entropy(logits, y, reduction='sum')
+            loss = torch.nn.functional.cross_entropy(logits, y, reduction='sum') * row.get('weight', 1.0)
             (loss / count).backward(); total += float(loss.detach())
         norm = float(torch.nn.utils.clip_grad_norm_(trained, CLIP)); rate = adamw.param_groups[0]['lr']
         adamw.step(); schedule.step(); adamw.zero_grad()

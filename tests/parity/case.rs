@@ -77,8 +77,13 @@ impl Case {
             labels.extend(label);
             bounds.push(ids.len() as u32);
         }
-        let targets =
-            if self.config.labels.is_some() { Targets::Labels(labels) } else { Targets::Tokens(next) };
+        let weight = |row: usize| self.expected["rows"][row]["weight"].as_f64().map(|weight| weight as f32);
+        let weights: Vec<f32> = (from..from + n).filter_map(weight).collect();
+        let targets = match &self.config.labels {
+            Some(_) => Targets::Labels(labels),
+            None if weights.is_empty() => Targets::Tokens(next),
+            None => Targets::Weighted { targets: next, weights },
+        };
         Microbatch { step: 1, rows: (from as u64..(from + n) as u64).collect(), ids, bounds, targets }
     }
 }

@@ -87,7 +87,9 @@ fn a_fault_in_a_line_ends_the_round_and_leaves_nothing() {
                 let mut bad = good.clone();
                 match (&mut bad[at].targets, of) {
                     (_, 0) => bad[at].ids[0] = u32::MAX - 1,
-                    (Targets::Tokens(all), _) => all[0] = u32::MAX - 1,
+                    (Targets::Tokens(all) | Targets::Weighted { targets: all, .. }, _) => {
+                        all[0] = u32::MAX - 1
+                    }
                     (Targets::Labels(all), _) => all[0] = u32::MAX - 1,
                     (Targets::Answers(answers), _) => answers.begins.clear(),
                 }

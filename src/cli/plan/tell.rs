@@ -50,6 +50,7 @@ fn work(o: &Outlook) -> Vec<String> {
         let first = n.first_dropped.as_ref().map(|f| format!(" (first: {f})")).unwrap_or_default();
         rows += &format!("; {} without anything to train on left out{first}", n.dropped);
     }
+    rows += &n.weights();
     rows += &n.lengths();
     let about = if c.exact { "" } else { "about " };
     let (least, most) = c.microbatches_per_step;

@@ -6,8 +6,8 @@ use super::super::message::{FRAME_LIMIT, Manifest};
 /// Most bytes of a lease besides its microbatch's rows and tokens, and of a welcome besides the coordinator's
 /// manifest: the worker's name is added to it.
 const HEADER: usize = 2048;
-/// Most bytes of a row: its position in the data and its bounds.
-const ROW: usize = 10;
+/// Most bytes of a row: its position in the data, its bounds and its weight.
+const ROW: usize = 14;
 /// Bytes of a target; most targets may be ignored positions.
 const TARGET: usize = 5;
 
@@ -109,7 +109,7 @@ mod tests {
                 rows: vec![u64::from(u32::MAX); rows],
                 ids: vec![vocabulary as u32 - 1; most],
                 bounds: vec![u32::MAX; rows + 1],
-                targets: Targets::Tokens(vec![IGNORE; most]),
+                targets: Targets::Weighted { targets: vec![IGNORE; most], weights: vec![1.0; rows] },
             };
             let lease = Lease { lease: u64::MAX, device: 9, after: 9, of: 9, work: Work::Recheck(batch) };
             let bytes = postcard::to_stdvec(&ToWorker::Lease(Box::new(lease))).unwrap().len();

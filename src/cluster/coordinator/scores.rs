@@ -57,7 +57,7 @@ fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) 
         Targets::Tokens(targets) if tokens => {
             (targets.len(), targets.iter().filter(|target| **target != IGNORE).count())
         }
-        Targets::Tokens(targets) => (targets.len(), 0),
+        Targets::Tokens(targets) | Targets::Weighted { targets, .. } => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
         Targets::Answers(_) => (batch.ids.len(), 0),
     };

@@ -25,15 +25,22 @@ impl<B: Fused> Decoder<B> {
             return answers.misfit(batch).map_or(Ok(()), |why| Err(self.fault(why)));
         }
         let (targets, limit, count, none) = match (&batch.targets, &self.config.labels) {
-            (Targets::Tokens(t), None) => (t, self.config.vocab, batch.ids.len(), Some(IGNORE)),
+            (Targets::Tokens(t) | Targets::Weighted { targets: t, .. }, None) => {
+                (t, self.config.vocab, batch.ids.len(), Some(IGNORE))
+            }
             (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
-            (Targets::Tokens(_) | Targets::Answers(_), Some(_)) => {
+            (Targets::Tokens(_) | Targets::Weighted { .. } | Targets::Answers(_), Some(_)) => {
                 return Err(self.fault("a classifier predicts labels, not tokens"));
             }
             (Targets::Labels(_) | Targets::Answers(_), None) => {
                 return Err(self.fault("a language model predicts tokens, not labels"));
             }
         };
+        if let Targets::Weighted { weights, .. } = &batch.targets
+            && (weights.len() != batch.rows.len() || !weights.iter().all(|weight| weight.is_finite()))
+        {
+            return Err(self.fault("weights do not fit the microbatch's rows"));
+        }
         match targets.iter().find(|&&t| Some(t) != none && t as usize >= limit) {
             Some(t) => Err(self.fault(format!("target {t} is outside the {limit} that the model knows"))),
             None if targets.len() != count => Err(self.fault("targets do not fit the microbatch")),

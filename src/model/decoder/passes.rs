@@ -94,7 +94,7 @@ impl<B: Fused> Decoder<B> {
         let (rows, targets) = match &batch.targets {
             Targets::Labels(labels) => (last, labels.clone()),
             Targets::Answers(answers) => answers.asked(batch),
-            Targets::Tokens(all) => {
+            Targets::Tokens(all) | Targets::Weighted { targets: all, .. } => {
                 (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
             }
         };
@@ -118,10 +118,16 @@ impl<B: Fused> Decoder<B> {
             return Ok(Top::Output(Output::Loss(sums)));
         }
         let asked = Asked { rows: &rows, targets: &targets };
-        if let Targets::Answers(answers) = &batch.targets {
-            let weigh = |losses: &[f32]| answers.weigh(batch, losses);
+        let weigh: Option<Box<dyn Fn(&[f32]) -> (Vec<f32>, LossSums)>> = match &batch.targets {
+            Targets::Answers(answers) => Some(Box::new(|losses| answers.weigh(batch, losses))),
+            Targets::Weighted { weights, .. } => {
+                Some(Box::new(|losses| by_rows((&rows, losses), &batch.bounds, weights)))
+            }
+            Targets::Tokens(_) | Targets::Labels(_) => None,
+        };
+        if let Some(weigh) = weigh {
             let hidden = tape.residual.as_mut();
-            let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &weigh))?;
+            let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &*weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
         if want == Want::Predictions && trained.is_none() {
@@ -254,6 +260,15 @@ impl<B: Fused> Decoder<B> {
             Top::Output(_) => Err(self.fault("a gradient of the loss is asked of a whole model")),
         }
     }
+}
+
+/// The weight of each target, that of its row, and the sums. The targets are at the positions `at`, ascending.
+fn by_rows((at, losses): (&[u32], &[f32]), bounds: &[u32], weights: &[f32]) -> (Vec<f32>, LossSums) {
+    let row = |position: &u32| bounds.partition_point(|bound| bound <= position) - 1;
+    let each: Vec<f32> = at.iter().map(|position| weights[row(position)]).collect();
+    let loss = each.iter().zip(losses).map(|(weight, loss)| f64::from(*weight) * f64::from(*loss)).sum();
+    let targets = losses.len() as u64;
+    (each, LossSums { loss, weight: targets as f64, targets, ..LossSums::default() })
 }
 
 impl<B: Fused> Stage for Decoder<B> {
