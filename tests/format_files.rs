@@ -125,6 +125,7 @@ fn config(task: TaskType) -> AdapterConfig {
         alpha_pattern: Vec::new(),
         path: "",
         use_rslora: true,
+        use_dora: false,
     }
 }
 
@@ -208,7 +209,6 @@ fn foreign_adapters_are_read_or_refused_by_name() {
         assert_eq!(foreign((key, value)).unwrap().config.target_modules, own, "{key}");
     }
     for (key, value) in [
-        ("use_dora", json!(true)),
         ("peft_type", json!("LOHA")),
         ("bias", json!("all")),
         ("lora_bias", json!(true)),

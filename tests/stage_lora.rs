@@ -169,6 +169,7 @@ fn merged_model_matches_base_and_adapter() {
                 lora: &case.lora,
                 layout: &case.layout,
                 flat: &flat,
+                magnitudes: &[],
                 dtype,
             };
             let bare = LoraSpec::none();

@@ -62,7 +62,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let template = template_of(s, dir.as_deref())?;
     let tokenizer = base.tokenizer_with(template.as_deref(), &groups::template_args(s)?)?;
-    let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
+    let Loaded { config, spec, flat, .. } = adapter::load_or_base(dir.as_deref(), &base)?;
     let weights = class_weights(s)?;
     check_weights(s, weights.as_deref(), &config)?;
     let (task, objective) = groups::task(s)?;

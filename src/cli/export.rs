@@ -177,7 +177,7 @@ fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {
     let mut base = base_model::open(&model_name(s, Some(from))?)?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());
     let tokenizer = base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;
-    let loaded = adapter::load(from, &base)?;
+    let loaded = adapter::load_to_merge(from, &base)?;
     if let Some(line) = adapter::trained_on_another(from, &base)? {
         say!("warning: {line}");
     }

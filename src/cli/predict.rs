@@ -37,7 +37,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let dir = s.text("adapter")?.map(PathBuf::from);
     let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let tokenizer = base.tokenizer(None)?;
-    let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
+    let Loaded { config, spec, flat, .. } = adapter::load_or_base(dir.as_deref(), &base)?;
     let Some(labels) = config.labels.clone() else {
         let what = dir.as_ref().unwrap_or(&base.path).display();
         let why = "is not a classifier: train one with --task classify, or use `finetune generate`";

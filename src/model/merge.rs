@@ -23,6 +23,8 @@ pub struct Merged<'a> {
     pub layout: &'a Layout,
     /// The trained values.
     pub flat: &'a [f32],
+    /// Lengths of the rows of merged weights, by the path of their module (DoRA); empty for plain LoRA.
+    pub magnitudes: &'a [(String, Vec<f32>)],
     /// Type of all written tensors; `None` keeps the base's encoding.
     pub dtype: Option<Dtype>,
 }
@@ -73,7 +75,7 @@ impl Merged<'_> {
                 tensor.shape, b.rows
             ));
         }
-        let (a, b) = (self.values(a), self.values(b));
+        let (a_name, a, b) = (&*a.name, self.values(a), self.values(b));
         values.par_chunks_mut(k).zip(b.par_chunks(rank)).for_each(|(row, b)| {
             let mut delta = vec![0f32; k];
             for (b, a) in b.iter().zip(a.chunks_exact(k)) {
@@ -81,6 +83,15 @@ impl Merged<'_> {
             }
             row.iter_mut().zip(delta).for_each(|(w, d)| *w += scale * d);
         });
+        let path = a_name.strip_suffix(".lora_A.weight").unwrap_or(a_name);
+        if let Some((_, lengths)) = self.magnitudes.iter().find(|(module, _)| module == path) {
+            // As in peft 0.21 (`DoraLinearLayer`): m (W + scale * B A) / |W + scale * B A|, row by row.
+            values.par_chunks_mut(k).zip(lengths).for_each(|(row, length)| {
+                let norm = row.iter().map(|w| f64::from(*w) * f64::from(*w)).sum::<f64>().sqrt();
+                let factor = (f64::from(*length) / norm) as f32;
+                row.iter_mut().for_each(|w| *w *= factor);
+            });
+        }
         Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
     }
 }

@@ -5,7 +5,7 @@ use super::base_model::{self, BaseModel};
 use super::folder::{RUN_FILE, run_of};
 use super::run_file;
 use crate::config::refusal::{Kind, Refusal, in_file};
-use crate::format::peft::{self, Adapter, AdapterConfig, Extras, TaskType, TensorRef};
+use crate::format::peft::{self, Adapter, AdapterConfig, Extras, Magnitude, TaskType, TensorRef};
 use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
@@ -24,10 +24,23 @@ pub struct Loaded {
     pub spec: LoraSpec,
     /// Values in the flat layout.
     pub flat: Vec<f32>,
+    /// Magnitudes of DoRA, which only a merged model has.
+    pub magnitudes: Vec<Magnitude>,
+}
+
+/// Reads the adapter in `dir`, and refuses one of DoRA.
+pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
+    let adapter = read_any(dir)?;
+    if adapter.config.use_dora {
+        let why =
+            "the adapter uses DoRA, which is read for merging only: finetune merge writes a whole model";
+        return Err(in_file(dir, Refusal::configuration(why)));
+    }
+    Ok(adapter)
 }
 
 /// Reads the adapter in `dir`. A stopped run has no adapter yet; the error names its newest checkpoint.
-pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
+fn read_any(dir: &Path) -> Result<Adapter, Refusal> {
     if !dir.join(peft::CONFIG).exists()
         && let Ok(newest) = checkpoint::find(dir)
     {
@@ -42,7 +55,15 @@ pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
 
 /// Reads the adapter in `dir` and checks it against a base.
 pub fn load(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
-    let adapter = read(dir)?;
+    check(dir, base, read(dir)?)
+}
+
+/// The same for an adapter that is merged, which may be one of DoRA.
+pub fn load_to_merge(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
+    check(dir, base, read_any(dir)?)
+}
+
+fn check(dir: &Path, base: &BaseModel, adapter: Adapter) -> Result<Loaded, Refusal> {
     let here = |r: Refusal| in_file(dir, r);
     if let (Some(own), Some(other)) = (&base.files.base_id, &adapter.config.base_model_name_or_path)
         && own != other
@@ -61,7 +82,10 @@ pub fn load(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
     let spec = spec_of(&adapter.config, &config).map_err(|e| here(e.into()))?;
     let layout = layout::of(&config, &spec, 0..config.layers);
     let flat = flat(&layout, &adapter.tensors).map_err(here)?;
-    Ok(Loaded { config, spec, flat })
+    if adapter.config.use_dora {
+        has_magnitudes(&layout, &adapter.magnitudes).map_err(|why| here(Refusal::configuration(why)))?;
+    }
+    Ok(Loaded { config, spec, flat, magnitudes: adapter.magnitudes })
 }
 
 /// What a file of PEFT says of an adapter on this model.
@@ -84,7 +108,25 @@ pub fn load_or_base(dir: Option<&Path>, base: &BaseModel) -> Result<Loaded, Refu
     let (config, spec) = (base.config.clone(), LoraSpec::none());
     let layout = layout::of(&config, &spec, 0..config.layers);
     let flat = initial_parameters(&layout, &spec, &*base.files.tensors)?;
-    Ok(Loaded { config, spec, flat })
+    Ok(Loaded { config, spec, flat, magnitudes: Vec::new() })
+}
+
+/// Checks that each module with an adapter has a magnitude for each output, and no other module has any.
+fn has_magnitudes(layout: &Layout, magnitudes: &[Magnitude]) -> Result<(), String> {
+    let of_b = layout.entries().iter().filter_map(|e| Some((e.name.strip_suffix(".lora_B.weight")?, e.rows)));
+    let modules: Vec<(&str, usize)> = of_b.collect();
+    let values =
+        |path: &str| magnitudes.iter().find(|(module, _)| module == path).map_or(0, |(_, m)| m.len());
+    if let Some((path, rows)) = modules.iter().find(|(path, rows)| values(path) != *rows) {
+        return Err(format!(
+            "{path} has {} magnitudes (lora_magnitude_vector), {rows} are needed",
+            values(path)
+        ));
+    }
+    match magnitudes.iter().find(|(module, _)| !modules.iter().any(|(path, _)| path == module)) {
+        Some((module, _)) => Err(format!("{module} has magnitudes, but no adapter in this model")),
+        None => Ok(()),
+    }
 }
 
 /// Returns a warning where run.yaml of the adapter has another model hash than the base. This is no error: a GGUF of
@@ -143,6 +185,7 @@ impl Writer {
             alpha_pattern: alphas.into_iter().map(|(name, alpha)| (name, f64::from(alpha))).collect(),
             path: config.path(),
             use_rslora: spec.rslora,
+            use_dora: false,
         };
         let extras = Extras { labels: config.labels.clone(), files: base.tokenizer_files() };
         let (kind, layout) = (base.files.kind.clone(), layout::of(config, spec, 0..config.layers));

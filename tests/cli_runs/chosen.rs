@@ -110,3 +110,75 @@ fn choices_without_effect_end_with_one_line() {
         assert!(!b.path("no").exists(), "{args}");
     }
 }
+
+/// The rows of `weight` [n, k] times any factor have these lengths.
+fn lengths(weight: &[u8], k: usize) -> Vec<f32> {
+    let values: Vec<f32> =
+        weight.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    values.chunks(k).map(|row| row.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt() as f32).collect()
+}
+
+/// An adapter whose magnitudes are the lengths that its merged rows have anyway.
+#[test]
+fn dora_is_merged_and_otherwise_refused() {
+    let b = Bench::new();
+    b.ok(&format!("{RUN} --target-modules q_proj,down_proj --learning-rate 2e-2 -o run"));
+    b.ok("export run --to merged --save-dtype f32 -o plain");
+    let plain = b.read("plain/model.safetensors");
+    let plain = safetensors::SafeTensors::deserialize(&plain).unwrap();
+    let adapter = b.read("run/adapter_model.safetensors");
+    let adapter = safetensors::SafeTensors::deserialize(&adapter).unwrap();
+    let mut all: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for name in adapter.names() {
+        let tensor = adapter.tensor(name).unwrap();
+        all.push((name.to_owned(), tensor.shape().to_vec(), tensor.data().to_vec()));
+        if let Some(path) = name.strip_suffix(".lora_A.weight") {
+            let weight = plain.tensor(&format!("{}.weight", &path["base_model.model.".len()..])).unwrap();
+            let lengths = lengths(weight.data(), weight.shape()[1]);
+            let bytes = lengths.iter().flat_map(|x| x.to_le_bytes()).collect();
+            all.push((format!("{path}.lora_magnitude_vector"), vec![lengths.len()], bytes));
+        }
+    }
+    let write = |all: &[(String, Vec<usize>, Vec<u8>)]| {
+        let views = all.iter().map(|(name, shape, bytes)| {
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes);
+            (name.clone(), view.unwrap())
+        });
+        b.bytes("dora/adapter_model.safetensors", &safetensors::serialize(views, None).unwrap());
+    };
+    std::fs::create_dir(b.path("dora")).unwrap();
+    let mut about = config(&b, "run");
+    about["use_dora"] = json!(true);
+    b.file("dora/adapter_config.json", &about.to_string());
+    write(&all);
+    let said = b.ok("export dora --to merged --save-dtype f32 --model demo -o merged");
+    assert!(said.contains("of the merged weights in f32"), "{said}");
+    let merged = b.read("merged/model.safetensors");
+    let merged = safetensors::SafeTensors::deserialize(&merged).unwrap();
+    let values = |t: &safetensors::tensor::TensorView| -> Vec<f32> {
+        t.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    for name in plain.names() {
+        let pairs = [&plain, &merged].map(|file| values(&file.tensor(name).unwrap()));
+        let apart = pairs[0].iter().zip(&pairs[1]).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(apart < 1e-6, "{name}: {apart}");
+    }
+    let refused = |args: &str, part: &str| {
+        let out = b.run(args);
+        let said = stderr(&out);
+        let last = said.lines().last().unwrap_or_default();
+        assert!(out.status.code() == Some(78) && last.contains(part), "{args}: {said}");
+    };
+    for args in [
+        "eval demo --adapter dora --data eval.jsonl",
+        "generate demo --adapter dora --prompt x",
+        "demo --data rows.jsonl --init-adapter dora -o no",
+    ] {
+        refused(args, "uses DoRA, which is read for merging only");
+    }
+    refused("export dora --model demo --to gguf-lora -o no.gguf", "uses DoRA, which is merged only");
+    let cut = all.iter().position(|(name, ..)| name.ends_with("magnitude_vector")).unwrap();
+    all.remove(cut);
+    write(&all);
+    refused("export dora --model demo --to merged -o no", "has 0 magnitudes (lora_magnitude_vector)");
+}

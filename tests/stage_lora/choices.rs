@@ -3,10 +3,14 @@
 use super::{case, text};
 use case::Case;
 use finetune::format::peft::{self, AdapterConfig, TaskType};
+use finetune::format::safetensors;
 use finetune::model::config::Config;
 use finetune::model::layout;
 use finetune::model::lora::{Exception, LoraError, LoraSpec, Numbers};
+use finetune::model::merge::Merged;
 use finetune::model::targets::Choice;
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::tensor::Tensors;
 use std::path::Path;
 
 fn open(name: &str) -> Case {
@@ -89,6 +93,7 @@ fn written(choice: &Choice, (config, spec): (&Config, &LoraSpec)) -> Choice {
         alpha_pattern: alphas,
         path: config.path(),
         use_rslora: spec.rslora,
+        use_dora: false,
     };
     let read = AdapterConfig::from_json(Path::new("x"), &about.to_json()).unwrap();
     let alphas = read.alpha_pattern.iter().map(|(name, alpha)| (name.clone(), *alpha as f32)).collect();
@@ -159,4 +164,44 @@ fn choices_without_effect_are_refused_by_name() {
     check(Choice { ranks: pairs(&[("v_prj", 2)]), ..all() }, "rank-pattern", "v_prj");
     let excluded = Choice { exclude: text(&["v_proj"]), alphas: pairs(&[("v_proj", 2.0)]), ..all() };
     check(excluded, "alpha-pattern", "no module with an adapter");
+}
+
+/// An adapter of DoRA, merged by PEFT.
+#[test]
+fn magnitudes_are_merged_as_peft_does() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/export/dora");
+    let adapter = peft::read(&dir).unwrap();
+    let case = open("llama");
+    let choice = Choice { targets: adapter.config.target_modules.clone(), ..Choice::default() };
+    let (rank, alpha) = (adapter.config.r, adapter.config.lora_alpha as f32);
+    let spec =
+        choice.resolve(&case.config, LoraSpec { rank, alpha, rslora: true, ..LoraSpec::none() }).unwrap();
+    let layout = layout::of(&case.config, &spec, 0..case.config.layers);
+    assert_eq!(adapter.magnitudes.len() * 2, layout.entries().len());
+    let named = |t: &peft::AdapterTensor| -> (String, Vec<f32>) { (t.name.clone(), t.values.clone()) };
+    let tensors: Vec<_> = adapter.tensors.iter().map(named).collect();
+    let mut flat = vec![0.0; layout.len()];
+    for (name, values) in &tensors {
+        flat[layout.find(name).unwrap().range()].copy_from_slice(values);
+    }
+    let merged = Merged {
+        base: &case.tensors,
+        config: &case.config,
+        lora: &spec,
+        layout: &layout,
+        flat: &flat,
+        magnitudes: &adapter.magnitudes,
+        dtype: Some(Dtype::F32),
+    };
+    let expected = safetensors::open(&dir.join("merged.safetensors")).unwrap();
+    assert_eq!(expected.names().len(), 8);
+    for name in expected.names() {
+        let want = expected.get(&name).unwrap();
+        let got = merged.tensor(&name).unwrap().unwrap();
+        let values = want.dtype.widen(&want.bytes);
+        let size = values.iter().fold(0f32, |most, v| most.max(v.abs()));
+        for (a, b) in got.dtype.widen(&got.bytes).iter().zip(values.iter()) {
+            assert!((a - b).abs() <= 1e-6 * size, "{name}: {a} {b}");
+        }
+    }
 }

@@ -287,6 +287,7 @@ fn adapter_config() -> peft::AdapterConfig {
         alpha_pattern: Vec::new(),
         path: "",
         use_rslora: false,
+        use_dora: false,
     }
 }
 

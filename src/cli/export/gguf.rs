@@ -57,6 +57,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         lora: &loaded.spec,
         layout: &layout,
         flat: &loaded.flat,
+        magnitudes: &loaded.magnitudes,
         dtype: Some(Dtype::F32),
     };
     logits::fits(source, Some(&merged))?;

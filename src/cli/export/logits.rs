@@ -19,7 +19,9 @@ const PROBE: u32 = 32;
 
 /// Logits of the same row, computed in four ways.
 struct Compared {
-    /// Base and adapter, not merged.
+    /// What the merge is compared with.
+    from: &'static str,
+    /// Base and adapter, not merged; of DoRA the merged weights in f32.
     adapted: Vec<f32>,
     /// The merged weights in f32.
     unrounded: Vec<f32>,
@@ -52,7 +54,8 @@ impl Compared {
             moved => format!("; rounding the weights moved them by {moved:.1e}"),
         };
         let apart = apart(&self.adapted, &self.unrounded);
-        Ok(format!("read back: logits within {apart:.1e} of base + adapter (largest {scale:.1}){rounding}"))
+        let from = self.from;
+        Ok(format!("read back: logits within {apart:.1e} of {from} (largest {scale:.1}){rounding}"))
     }
 }
 
@@ -67,9 +70,15 @@ pub fn compare(
     let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
     let probe = probe(&loaded.config);
     let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
+    let merged = plain_logits(devices, (&loaded.config, unrounded), &probe)?;
+    let (from, adapted) = match loaded.magnitudes.is_empty() {
+        true => ("base + adapter", logits(devices, weights, Some(&loaded.flat), &probe)?),
+        false => ("the merged weights in f32", merged.clone()),
+    };
     let compared = Compared {
-        adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
-        unrounded: plain_logits(devices, (&loaded.config, unrounded), &probe)?,
+        from,
+        adapted,
+        unrounded: merged,
         // The files hold the numbers of the rounded merge; here they run with the configuration in memory.
         source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
         read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
@@ -192,6 +201,7 @@ mod tests {
     #[test]
     fn inaccurate_merge_is_reported() {
         let good = || Compared {
+            from: "base + adapter",
             adapted: vec![20.0, -3.0],
             unrounded: vec![20.001, -3.0],
             source: vec![20.3, -3.1],

@@ -27,6 +27,7 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
         lora: &loaded.spec,
         layout: &layout,
         flat: &loaded.flat,
+        magnitudes: &loaded.magnitudes,
         dtype,
     };
     let text = merged(dtype);

@@ -17,6 +17,10 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
             "the adapter is a classifier, and llama.cpp has no place for its score head: {way}"
         )));
     }
+    if !source.loaded.magnitudes.is_empty() && !matches!(to, To::Merged | To::MergedGguf) {
+        let way = "use --to merged or --to merged-gguf";
+        return Err(Refusal::configuration(format!("the adapter uses DoRA, which is merged only: {way}")));
+    }
     if gguf && to != To::MergedGguf && spec.scale() == 0.0 {
         let way = "use --to merged-gguf";
         return Err(Refusal::configuration(format!(

@@ -43,6 +43,8 @@ pub struct AdapterConfig {
     pub path: &'static str,
     /// If true, the scale is alpha / sqrt(r), otherwise alpha / r.
     pub use_rslora: bool,
+    /// Whether merged rows are scaled to trained magnitudes (DoRA, Liu et al. 2024, arXiv:2402.09353).
+    pub use_dora: bool,
 }
 
 impl AdapterConfig {
@@ -78,7 +80,7 @@ impl AdapterConfig {
             "revision": self.revision,
             "target_modules": target_modules,
             "task_type": task,
-            "use_dora": false,
+            "use_dora": self.use_dora,
             "use_rslora": self.use_rslora,
         });
         if !self.layers.is_empty() {
@@ -130,6 +132,7 @@ impl AdapterConfig {
             alpha_pattern,
             path: "",
             use_rslora: v["use_rslora"] == true,
+            use_dora: v["use_dora"] == true,
         })
     }
 }
@@ -145,8 +148,7 @@ fn is_set(v: &Value) -> bool {
 }
 
 /// PEFT options that change the computation and are not supported.
-const NOT_BUILT: [&str; 11] = [
-    "use_dora",
+const NOT_BUILT: [&str; 10] = [
     "use_qalora",
     "use_bdlora",
     "lora_bias",

@@ -34,6 +34,8 @@ pub struct Adapter {
     pub config: AdapterConfig,
     /// All matrices, sorted by name.
     pub tensors: Vec<AdapterTensor>,
+    /// Magnitudes of DoRA: paths of modules, and a value for each of their outputs.
+    pub magnitudes: Vec<Magnitude>,
     /// The class names of a classifier, if label_map.json exists.
     pub labels: Option<Vec<String>>,
 }
@@ -50,6 +52,10 @@ pub struct AdapterTensor {
     /// The [rows, cols] values, all finite.
     pub values: Vec<f32>,
 }
+
+/// The path of a module (`base_model.model.model.layers.0.self_attn.q_proj`), and the length of each row of its merged
+/// weight.
+pub type Magnitude = (String, Vec<f32>);
 
 /// One matrix to be written.
 #[derive(Debug, Clone, Copy)]
@@ -93,10 +99,14 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
         ));
     }
     let file = safetensors::open(&weights)?;
-    let mut tensors = Vec::new();
+    let (mut tensors, mut magnitudes) = (Vec::new(), Vec::new());
     for stored in file.names() {
-        if let Some(tensor) = file.get(&stored) {
-            tensors.push(matrix(&weights, &stored, &tensor, &config)?);
+        let Some(tensor) = file.get(&stored) else { continue };
+        match plain_name(&stored).rsplit_once(".lora_magnitude_vector") {
+            Some((path, "" | ".weight")) if config.use_dora => {
+                magnitudes.push((path.to_owned(), finite(&weights, &stored, &tensor)?));
+            }
+            _ => tensors.push(matrix(&weights, &stored, &tensor, &config)?),
         }
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -107,7 +117,30 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
         config.target_modules = tensors.iter().filter_map(path).collect();
     }
     let labels = labels(&dir.join(LABELS))?;
-    Ok(Adapter { config, tensors, labels })
+    Ok(Adapter { config, tensors, magnitudes, labels })
+}
+
+/// The name without the adapter's, at today's place of a text model.
+fn plain_name(stored: &str) -> String {
+    let name = stored.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
+    // transformers before 4.52 had the text model at another place.
+    match name.strip_prefix("base_model.model.language_model.model.") {
+        Some(rest) => format!("base_model.model.model.{PATH}{rest}"),
+        None => name,
+    }
+}
+
+/// The values, all finite.
+fn finite(
+    path: &Path,
+    stored: &str,
+    tensor: &crate::numeric::tensor::Tensor,
+) -> Result<Vec<f32>, FormatError> {
+    let values = tensor.dtype.widen(&tensor.bytes);
+    match values.iter().position(|v| !v.is_finite()) {
+        Some(i) => Err(FormatError::tensor(path, stored, format!("value {i} is {}", values[i]))),
+        None => Ok(values),
+    }
 }
 
 /// Writes an adapter into `dir`, each file atomically and the configuration last: a folder with a configuration is
@@ -166,12 +199,7 @@ fn matrix(
     config: &AdapterConfig,
 ) -> Result<AdapterTensor, FormatError> {
     let bad = |what: String| FormatError::tensor(path, stored, what);
-    let name = stored.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
-    // transformers before 4.52 had the text model at another place.
-    let name = match name.strip_prefix("base_model.model.language_model.model.") {
-        Some(rest) => format!("base_model.model.model.{PATH}{rest}"),
-        None => name,
-    };
+    let name = plain_name(stored);
     let [rows, cols] = tensor.shape[..] else {
         return Err(bad(format!("has shape {:?}, a matrix is needed", tensor.shape)));
     };
@@ -190,9 +218,6 @@ fn matrix(
     if !fits {
         return Err(bad(format!("shape [{rows}, {cols}] does not have the rank {r} of {CONFIG}")));
     }
-    let values = tensor.dtype.widen(&tensor.bytes);
-    if let Some(i) = values.iter().position(|v| !v.is_finite()) {
-        return Err(bad(format!("value {i} is {}", values[i])));
-    }
+    let values = finite(path, stored, tensor)?;
     Ok(AdapterTensor { name, rows, cols, values })
 }
