@@ -253,14 +253,14 @@ fn agree(adapters: &[Named], loaded: &[Loaded]) -> Result<(), Refusal> {
     let Some(first) = loaded.first() else { return Ok(()) };
     match loaded.iter().position(|l| l.spec != first.spec || l.config.labels != first.config.labels) {
         None => Ok(()),
-        Some(i) => Err(Refusal::configuration(format!(
-            "--adapter: {} has {}, {} has {}: adapters on one base must agree in rank, alpha, modules and layers; open \
-             them one at a time",
-            adapters[0].name,
-            first.spec.with_modules(),
-            adapters[i].name,
-            loaded[i].spec.with_modules()
-        ))),
+        Some(i) => {
+            let (one, other) = first.spec.difference(&loaded[i].spec);
+            Err(Refusal::configuration(format!(
+                "--adapter: {} has {one}, {} has {other}: adapters on one base must agree in rank, alpha, modules and \
+                 layers; open them one at a time",
+                adapters[0].name, adapters[i].name
+            )))
+        }
     }
 }
 

@@ -242,13 +242,13 @@ pub fn weight(row: &Value, options: &Options) -> Result<f32, String> {
         Some(weight) => Ok(weight as f32),
         None => Err(format!(
             "`{WEIGHT}` multiplies the loss of the row: it must be a number from -{HEAVIEST} to {HEAVIEST}; if the column \
-             means something else, rename it"
+             means something else, --data-fields weight=none leaves it alone"
         )),
     }
 }
 
-/// Largest weight of a row.
-const HEAVIEST: f64 = 1000.0;
+/// Largest weight of a row: a microbatch of 4,096 tokens with a loss of 20 each stays within the exact sums (2^23).
+const HEAVIEST: f64 = 100.0;
 
 fn sft(fields: &Fields<'_>) -> Result<Form, String> {
     for field in ["messages", "conversations"] {

@@ -103,7 +103,7 @@ impl Default for Options {
 }
 
 /// Statistics of the rows read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
     /// Number of rows read.
     pub rows: u64,
@@ -127,14 +127,20 @@ pub struct Counts {
     pub supervised: u64,
     /// Number of kept rows with a weight other than 1.
     pub weighted: u64,
+    /// The smallest and the largest weight of a kept row.
+    pub weights: [f32; 2],
     /// The first dropped row.
     pub first_dropped: Option<Dropped>,
 }
 
 impl Counts {
-    /// The number of rows with a weight, to append to a line about rows.
+    /// The number of rows with a weight and the range of weights, to append to a line about rows.
     pub fn weights(&self) -> String {
-        if self.weighted > 0 { format!("; {} with a weight", self.weighted) } else { String::new() }
+        let [least, most] = self.weights;
+        match self.weighted {
+            0 => String::new(),
+            n => format!("; {n} with a weight ({least} to {most})"),
+        }
     }
 
     /// What was done with rows longer than --max-seq-len, to append to a line about rows.
@@ -498,6 +504,9 @@ impl Corpus {
     fn of(samples: Samples, mut counts: Counts, labels: Option<LabelMap>, ends: Vec<u64>) -> Corpus {
         counts.tokens = samples.total_tokens();
         counts.weighted = samples.iter().filter(|sample| sample.weight != 1.0).count() as u64;
+        counts.weights = samples.iter().fold([f32::MAX, f32::MIN], |[least, most], sample| {
+            [least.min(sample.weight), most.max(sample.weight)]
+        });
         counts.supervised = if labels.is_some() { samples.len() as u64 } else { samples.total_targets() };
         let hash = samples.hash();
         Corpus { samples, counts, labels, ends, hash }

@@ -1,4 +1,4 @@
-//! Tokenized rows in flat arrays: 4 bytes and one bit per token, and about 24 bytes per row.
+//! Tokenized rows in flat arrays: 4 bytes and one bit per token, and about 24 bytes per row (28 with weights).
 
 /// Tokenized rows, in the order of the data.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -171,7 +171,7 @@ impl Samples {
     }
 
     /// Whether any row has a weight other than 1.
-    pub fn are_weighted(&self) -> bool {
+    fn are_weighted(&self) -> bool {
         !self.weights.is_empty()
     }
 
@@ -224,6 +224,7 @@ impl Samples {
         self.ids.shrink_to_fit();
         self.mask.shrink_to_fit();
         self.ends.shrink_to_fit();
+        self.weights.shrink_to_fit();
     }
 
     /// The blake3 hash, in hex, of all row data that training uses; equal hashes mean equal training data.

@@ -50,8 +50,7 @@ impl ModelShape {
             Some(of) => format!("{} of {} experts of {}", of.chosen, of.count, of.feed_forward),
             None => format!("feed forward {}", config.feed_forward),
         };
-        let hash = |others: String| format!(" but {:.8}", blake3::hash(others.as_bytes()).to_hex());
-        let others = lora.exceptions_as_text().map(hash).unwrap_or_default();
+        let others = lora.exceptions_in_short().map(|others| format!(" ({others})")).unwrap_or_default();
         let key = format!(
             "{} of {} layers, hidden {}, {inner}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}{others}",
             config.architecture(),

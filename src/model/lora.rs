@@ -96,17 +96,14 @@ pub enum LoraError {
         needs: &'static str,
     },
     /// The adapter lacks a tensor that this configuration trains.
-    #[error(
-        "the adapter has no tensor {name}: it has other target modules than those asked for, or not in all layers, which \
-         is not supported"
-    )]
+    #[error("the adapter has no tensor {name}: it has other target modules or layers than those asked for")]
     Missing {
         /// PEFT name.
         name: String,
     },
     /// The adapter has a tensor that this configuration does not have.
     #[error(
-        "the adapter's tensor {name} has no place in this model: it was trained on another base or with other target modules; name its base with --model"
+        "the adapter's tensor {name} has no place in this model: it was trained on another base, or with other target modules or layers; name its base with --model"
     )]
     Extra {
         /// PEFT name.
@@ -179,6 +176,20 @@ impl LoraSpec {
         self.others().map(|numbers| numbers.rank).max().unwrap_or(0).max(self.rank)
     }
 
+    /// The same with another common rank.
+    pub fn with_rank(&self, rank: usize) -> Self {
+        let mut other = LoraSpec { rank, ..self.clone() };
+        let of_rank = |numbers: &&mut Numbers| numbers.rank == self.rank;
+        let adapters = other.exceptions.iter_mut().filter_map(|e| e.adapter.as_mut());
+        adapters.filter(of_rank).for_each(|numbers| numbers.rank = rank);
+        other
+    }
+
+    /// Whether an adapter has another alpha than the others.
+    pub fn has_other_alpha(&self) -> bool {
+        self.others().any(|numbers| numbers.alpha != self.alpha)
+    }
+
     /// Whether all adapters have one rank and one scale.
     pub fn is_uniform(&self) -> bool {
         self.others().next().is_none()
@@ -197,14 +208,33 @@ impl LoraSpec {
         format!("{self} on {}{rest}", self.targets.join(" "))
     }
 
-    /// The exceptions as one text; `None` if there are none.
-    pub fn exceptions_as_text(&self) -> Option<String> {
-        let tell = |e: &Exception| match e.adapter {
-            None => format!("{}.{} frozen", e.layer, e.module),
-            Some(Numbers { rank, alpha }) => format!("{}.{} {rank} {alpha}", e.layer, e.module),
-        };
-        let all: Vec<String> = self.exceptions.iter().map(tell).collect();
-        (!all.is_empty()).then(|| all.join(", "))
+    /// The same with a hash of the exceptions, by which two choices are compared.
+    pub fn exceptions_in_short(&self) -> Option<String> {
+        let each = |e: &Exception| format!("{}.{} {:?}\n", e.layer, e.module, e.adapter);
+        let all: String = self.exceptions.iter().map(each).collect();
+        let hash = blake3::hash(all.as_bytes()).to_hex();
+        (!all.is_empty()).then(|| format!("{} [{hash:.8}]", self.with_modules()))
+    }
+
+    /// What distinguishes the adapters of two configurations: the first projection that does, where nothing common does.
+    pub fn difference(&self, other: &LoraSpec) -> (String, String) {
+        let modules = self.targets.iter().chain(&other.targets);
+        let layers = self.exceptions.iter().chain(&other.exceptions).map(|e| e.layer);
+        let layers = 0..layers.max().map_or(0, |last| last + 1);
+        let mut all = layers.flat_map(|layer| modules.clone().map(move |module| (layer, module)));
+        let common = (self.to_string(), &self.targets) == (other.to_string(), &other.targets);
+        match all.find(|(layer, module)| self.adapter(*layer, module) != other.adapter(*layer, module)) {
+            Some((layer, module)) if common => {
+                let tell = |spec: &LoraSpec| match spec.adapter(layer, module) {
+                    None => format!("no adapter for {module} of layer {layer}"),
+                    Some(Numbers { rank, alpha }) => {
+                        format!("rank {rank}, alpha {alpha} for {module} of layer {layer}")
+                    }
+                };
+                (tell(self), tell(other))
+            }
+            _ => (self.with_modules(), other.with_modules()),
+        }
     }
 
     /// Refuses rank 0, a non-finite alpha, and a dropout outside [0, 1).
@@ -267,7 +297,7 @@ pub fn from_adapter(layout: &Layout, tensors: &[Named]) -> Result<Vec<f32>, Lora
     if let Some(t) = tensors.iter().find(|t| layout.find(t.name).is_none()) {
         return Err(LoraError::Extra { name: name(t) });
     }
-    let mut flat = vec![0.0; layout.len()];
+    let mut parts = Vec::with_capacity(tensors.len());
     for entry in layout.entries() {
         let Some(t) = tensors.iter().find(|t| t.name == entry.name) else {
             return Err(LoraError::Missing { name: entry.name.clone() });
@@ -279,7 +309,10 @@ pub fn from_adapter(layout: &Layout, tensors: &[Named]) -> Result<Vec<f32>, Lora
         if !t.values.iter().all(|x| x.is_finite()) {
             return Err(LoraError::NonFinite { name: name(t) });
         }
-        flat[entry.range()].copy_from_slice(t.values);
+        parts.push((entry.range(), t.values));
     }
+    // Not before the shapes are known to be those of the file.
+    let mut flat = vec![0.0; layout.len()];
+    parts.into_iter().for_each(|(range, values)| flat[range].copy_from_slice(values));
     Ok(flat)
 }

@@ -86,11 +86,15 @@ impl Merged<'_> {
         let path = a_name.strip_suffix(".lora_A.weight").unwrap_or(a_name);
         if let Some((_, lengths)) = self.magnitudes.iter().find(|(module, _)| module == path) {
             // As in peft 0.21 (`DoraLinearLayer`): m (W + scale * B A) / |W + scale * B A|, row by row.
-            values.par_chunks_mut(k).zip(lengths).for_each(|(row, length)| {
+            values.par_chunks_mut(k).zip(lengths).enumerate().try_for_each(|(at, (row, length))| {
                 let norm = row.iter().map(|w| f64::from(*w) * f64::from(*w)).sum::<f64>().sqrt();
+                if norm == 0.0 {
+                    return Err(format!("row {at} of the merged weight is 0, which DoRA gives no length"));
+                }
                 let factor = (f64::from(*length) / norm) as f32;
                 row.iter_mut().for_each(|w| *w *= factor);
-            });
+                Ok(())
+            })?;
         }
         Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
     }

@@ -33,7 +33,7 @@ impl Choice {
     pub fn resolve(&self, config: &Config, common: LoraSpec) -> Checked<LoraSpec> {
         let each = |name: String| if name == ALL { all(config).collect() } else { vec![name] };
         let names: Vec<String> = names_of(&self.targets).into_iter().flat_map(each).collect();
-        let targets = Rule::of("target-modules", &names, config)?;
+        let targets = Rule::of(TARGETS, &names, config)?;
         let exclude = Rule::of("exclude-modules", &names_of(&self.exclude), config)?;
         if let Some(beyond) = self.layers.iter().find(|layer| **layer >= config.layers) {
             let why =
@@ -72,27 +72,14 @@ impl Choice {
         Ok(LoraSpec { targets, exceptions, ..common })
     }
 
-    /// Refuses patterns of ranks and alphas that match no adapter of `spec`.
+    /// Refuses patterns of ranks and alphas that apply to no adapter of `spec`.
     pub fn without_effect(&self, spec: &LoraSpec, config: &Config) -> Checked<()> {
-        let has = |regex: &Regex| {
-            let layers =
-                (0..config.layers).flat_map(|layer| spec.targets.iter().map(move |module| (layer, module)));
-            let mut adapters = layers.filter(|(layer, module)| spec.adapter(*layer, module).is_some());
-            adapters.any(|(layer, module)| regex.is_match(&path(config, layer, module)))
-        };
-        let unused = |regex: &Regex, option, text: &String| match has(regex) {
-            true => Ok(()),
-            false => {
-                Err(LoraError::Choice { option, why: format!("{text:?} matches no module with an adapter") })
-            }
-        };
-        for ((regex, _), (text, _)) in compiled(RANKS, &self.ranks)?.iter().zip(&self.ranks) {
-            unused(regex, RANKS, text)?;
-        }
-        for ((regex, _), (text, _)) in compiled(ALPHAS, &self.alphas)?.iter().zip(&self.alphas) {
-            unused(regex, ALPHAS, text)?;
-        }
-        Ok(())
+        let layers =
+            (0..config.layers).flat_map(|layer| spec.targets.iter().map(move |module| (layer, module)));
+        let adapters = layers.filter(|(layer, module)| spec.adapter(*layer, module).is_some());
+        let paths: Vec<String> = adapters.map(|(layer, module)| path(config, layer, module)).collect();
+        applies(RANKS, &self.ranks, &paths)?;
+        applies(ALPHAS, &self.alphas, &paths)
     }
 
     /// A short choice that [`resolve`](Self::resolve) makes `spec` of; nothing is excluded.
@@ -219,6 +206,10 @@ impl Rule {
         }
         if let Some(name) = names.iter().find(|name| !paths().any(|path| is_at_end(name, &path))) {
             let (name, known) = (name.clone(), known(config));
+            if option != TARGETS {
+                let why = format!("{name:?} names no module that can have an adapter: these are {known}");
+                return Err(LoraError::Choice { option, why });
+            }
             let suffix = name.rsplit('.').next().unwrap_or(&name);
             let frozen = config.family.experts && MODULES.contains(&suffix);
             return Err(match frozen {
@@ -241,6 +232,7 @@ fn is_at_end(name: &str, path: &str) -> bool {
     path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
+const TARGETS: &str = "target-modules";
 const RANKS: &str = "rank-pattern";
 const ALPHAS: &str = "alpha-pattern";
 
@@ -249,6 +241,22 @@ fn compiled<T: Copy>(option: &'static str, all: &[(String, T)]) -> Checked<Vec<(
     all.iter()
         .map(|(text, value)| Ok((regex(option, text, &format!(r"\A(?:.*\.)?(?:{text})\z"))?, *value)))
         .collect()
+}
+
+/// Refuses a pattern that is for none of these paths the first that matches.
+fn applies<T: Copy>(option: &'static str, all: &[(String, T)], paths: &[String]) -> Checked<()> {
+    let patterns = compiled(option, all)?;
+    let used: Vec<Option<usize>> =
+        paths.iter().map(|path| patterns.iter().position(|(regex, _)| regex.is_match(path))).collect();
+    match (0..all.len()).find(|index| !used.contains(&Some(*index))) {
+        None => Ok(()),
+        Some(index) => {
+            let text = &all[index].0;
+            let why =
+                format!("{text:?} applies to no module with an adapter, or only where an earlier one does");
+            Err(LoraError::Choice { option, why })
+        }
+    }
 }
 
 /// The value of the first pattern that matches.

@@ -96,7 +96,7 @@ impl Job {
             .with("data", &p.train.hash)
             .with("rank", p.spec.rank)
             .with("target_modules", p.spec.targets.join(" "))
-            .with_some("exceptions", p.spec.exceptions_as_text())
+            .with_some("adapters", p.spec.exceptions_in_short())
             .with("alpha", p.spec.alpha)
             .with("rslora", p.spec.rslora)
             .with("dropout", p.spec.dropout)

@@ -336,58 +336,81 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
     let lora = &options.lora;
     let (rank, alpha, rslora, dropout, seed) =
         (lora.rank, lora.alpha, lora.rslora, lora.dropout, options.optim.seed);
-    let mut common = LoraSpec { rank, alpha, rslora, dropout, seed, ..LoraSpec::none() };
-    let mut choice = lora.choice.clone();
-    if let Some(dir) = &lora.init_adapter {
-        let from = adapter::read(dir)?.config;
-        check_task(settings, options, &from)?;
-        let own = adapter::spec_of(&from, config).map_err(|e| in_file(dir, e.into()))?;
-        let own = Choice::of(&own, config);
-        let origin = Origin::Computed(dir.join(peft::CONFIG).display().to_string());
-        let mut take = |name, value: Vec<String>| match settings.is_given(name) {
-            true => false,
-            false => {
-                settings.put(name, value, origin.clone());
-                true
-            }
-        };
-        if take("rank", vec![from.r.to_string()]) {
-            common.rank = from.r;
+    let common = LoraSpec { rank, alpha, rslora, dropout, seed, ..LoraSpec::none() };
+    let mut asked = (common, lora.choice.clone());
+    let own = match &lora.init_adapter {
+        Some(dir) => {
+            let from = adapter::read(dir)?.config;
+            check_task(settings, options, &from)?;
+            let own = adapter::spec_of(&from, config).map_err(|e| in_file(dir, e.into()))?;
+            take_over(settings, (dir, &own, config), &mut asked);
+            Some((dir, own))
         }
-        if take("alpha", vec![from.lora_alpha.to_string()]) {
-            common.alpha = from.lora_alpha as f32;
-        }
-        if take("rslora", vec![from.use_rslora.to_string()]) {
-            common.rslora = from.use_rslora;
-        }
-        if take("rank-pattern", typed(&own.ranks)) {
-            choice.ranks = own.ranks;
-        }
-        if take("alpha-pattern", typed(&own.alphas)) {
-            choice.alphas = own.alphas;
-        }
-        // These decide together.
-        let modules = ["target-modules", "target-layers", "exclude-modules"];
-        if !modules.iter().any(|name| settings.is_given(name)) {
-            settings.put(modules[0], own.targets.clone(), origin.clone());
-            settings.put(modules[1], own.layers.iter().map(usize::to_string).collect(), origin);
-            (choice.targets, choice.layers) = (own.targets, own.layers);
-        }
-        scale_notes(&from, &common).iter().filter(|_| !options.output.quiet).for_each(|differs| {
-            say!(
-                "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
-                dir.display()
-            );
-        });
-    }
+        None => None,
+    };
+    let (common, choice) = asked;
     let refuse = |e| match e {
         LoraError::Choice { option, .. } => settings.refuse(option, e),
         e => settings.refuse("target-modules", e),
     };
     let spec = choice.resolve(config, common).map_err(refuse)?;
-    choice.without_effect(&spec, config).map_err(refuse)?;
+    // Patterns of a file may be for other models too.
+    let typed = |name, choice: Choice| if settings.is_given(name) { choice } else { Choice::default() };
+    typed("rank-pattern", Choice { alphas: Vec::new(), ..choice.clone() })
+        .without_effect(&spec, config)
+        .map_err(refuse)?;
+    typed("alpha-pattern", Choice { ranks: Vec::new(), ..choice })
+        .without_effect(&spec, config)
+        .map_err(refuse)?;
     spec.check()?;
+    for (dir, differs) in own.iter().filter(|_| !options.output.quiet).flat_map(|(dir, own)| {
+        scale_notes(own, &spec, config.layers).into_iter().map(move |note| (dir, note))
+    }) {
+        say!(
+            "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
+            dir.display()
+        );
+    }
     Ok(spec)
+}
+
+/// Takes what an initial adapter has, where the user gave nothing else.
+fn take_over(
+    settings: &mut Settings,
+    (dir, own, config): (&Path, &LoraSpec, &Config),
+    (common, choice): &mut (LoraSpec, Choice),
+) {
+    let of_file = Choice::of(own, config);
+    let origin = Origin::Computed(dir.join(peft::CONFIG).display().to_string());
+    let mut take = |name, value: Vec<String>| match settings.is_given(name) {
+        true => false,
+        false => {
+            settings.put(name, value, origin.clone());
+            true
+        }
+    };
+    if take("rank", vec![own.rank.to_string()]) {
+        common.rank = own.rank;
+    }
+    if take("alpha", vec![own.alpha.to_string()]) {
+        common.alpha = own.alpha;
+    }
+    if take("rslora", vec![own.rslora.to_string()]) {
+        common.rslora = own.rslora;
+    }
+    if take("rank-pattern", typed(&of_file.ranks)) {
+        choice.ranks = of_file.ranks;
+    }
+    if take("alpha-pattern", typed(&of_file.alphas)) {
+        choice.alphas = of_file.alphas;
+    }
+    // These decide together.
+    let modules = ["target-modules", "target-layers", "exclude-modules"];
+    if !modules.iter().any(|name| settings.is_given(name)) {
+        settings.put(modules[0], of_file.targets.clone(), origin.clone());
+        settings.put(modules[1], of_file.layers.iter().map(usize::to_string).collect(), origin);
+        (choice.targets, choice.layers) = (of_file.targets, of_file.layers);
+    }
 }
 
 /// Pairs as they are typed.
@@ -410,13 +433,23 @@ fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> R
 }
 
 /// Notes about an initial adapter's scale that options replace.
-fn scale_notes(from: &AdapterConfig, spec: &LoraSpec) -> Vec<String> {
+fn scale_notes(from: &LoraSpec, spec: &LoraSpec, layers: usize) -> Vec<String> {
     let mut notes = Vec::new();
-    if from.lora_alpha as f32 != spec.alpha {
-        notes.push(format!("alpha was {}, is {}", from.lora_alpha, spec.alpha));
+    if from.alpha != spec.alpha {
+        notes.push(format!("alpha was {}, is {}", from.alpha, spec.alpha));
     }
-    if from.use_rslora != spec.rslora {
-        notes.push(format!("rslora was {}, is {}", from.use_rslora, spec.rslora));
+    if from.rslora != spec.rslora {
+        notes.push(format!("rslora was {}, is {}", from.rslora, spec.rslora));
+    }
+    let all = (0..layers).flat_map(|layer| from.targets.iter().map(move |module| (layer, module)));
+    let mut scales = all.filter_map(|(layer, module)| {
+        let [was, is] = [from, spec].map(|of| Some(of.scale_of(of.adapter(layer, module)?)));
+        Some((layer, module, was?, is?))
+    });
+    if notes.is_empty()
+        && let Some((layer, module, was, is)) = scales.find(|(_, _, was, is)| was != is)
+    {
+        notes.push(format!("the scale of {module} in layer {layer} was {was}, is {is}"));
     }
     notes
 }

@@ -31,7 +31,7 @@ fn chosen_adapters_train_to_the_same_bytes_however_computed() {
         let changed = run.replace("o_proj=5", "o_proj=6");
         let refused = b.run(&format!("{changed} -o other --resume"));
         assert!(refused.status.code() == Some(78), "{}", stderr(&refused));
-        assert!(stderr(&refused).contains("exceptions"), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("adapters"), "{}", stderr(&refused));
         b.ok(&format!("{run} -o other --resume"));
         b.same_adapter("one", "other");
         std::fs::remove_dir_all(b.path("one")).unwrap();
@@ -98,7 +98,7 @@ fn choices_without_effect_end_with_one_line() {
         ("--rank-pattern q_proj", 2, "\"q_proj\" is not NAME=NUMBER"),
         ("--rank-pattern q_proj=0", 78, "a whole number from 1 to 65536"),
         ("--alpha-pattern q_proj=nan", 78, "finite and above 0"),
-        ("--rank-pattern x_proj=2", 78, "--rank-pattern: \"x_proj\" matches no module with an adapter"),
+        ("--rank-pattern x_proj=2", 78, "--rank-pattern: \"x_proj\" applies to no module with an adapter"),
         ("--target-modules q_proj --exclude-modules q_proj", 78, "no target modules"),
         ("--exclude-modules ^$", 78, "--exclude-modules: \"^$\" is the whole path of no module"),
         ("--target-modules (q_proj", 78, "is not a regular expression"),

@@ -33,7 +33,7 @@ fn weights_multiply_losses_on_any_devices() {
     b.ok(&format!("{RUN} -q --data ones.jsonl -o ones"));
     b.same_adapter("plain", "ones");
     let out = b.run(&format!("{RUN} --data halves.jsonl -o halves"));
-    assert!(stderr(&out).contains("supervised; 18 with a weight"), "{}", stderr(&out));
+    assert!(stderr(&out).contains("supervised; 18 with a weight (0.5 to 0.5)"), "{}", stderr(&out));
     let (plain, halves) = (losses(&b, "plain"), losses(&b, "halves"));
     assert!((halves[0] - plain[0] / 2.0).abs() < 1e-6 * plain[0], "{plain:?} {halves:?}");
 
@@ -43,10 +43,25 @@ fn weights_multiply_losses_on_any_devices() {
         b.ok(&format!("{run} {how} --overwrite -o other"));
         b.same_adapter("mixed", "other");
     }
+    std::fs::remove_dir_all(b.path("other/checkpoint-3")).unwrap();
+    std::fs::remove_file(b.path("other/adapter_model.safetensors")).unwrap();
+    b.ok(&format!("{run} --resume -o other"));
+    b.same_adapter("mixed", "other");
     // Another weight is another set of rows.
     let other = format!("{} -o mixed --resume", run.replace("mixed", "halves"));
     let refused = b.run(&other);
     assert!(refused.status.code() == Some(78), "{}", stderr(&refused));
+}
+
+/// A microbatch of 4,096 tokens with the largest weight stays within the exact sums.
+#[test]
+fn the_largest_weight_fits_a_full_microbatch() {
+    let b = Bench::new();
+    let row = json!({ "text": "git log ".repeat(120), "weight": -100 }).to_string() + "\n";
+    b.file("heavy.jsonl", &row.repeat(16));
+    let run = "demo --max-steps 1 --batch-size 16 --micro-batch-tokens 4096 -q";
+    b.ok(&format!("{run} --data heavy.jsonl -o heavy"));
+    assert!(losses(&b, "heavy")[0] < -500.0, "{:?}", losses(&b, "heavy"));
 }
 
 #[test]
@@ -68,7 +83,7 @@ fn weights_have_a_column_and_a_range() {
     b.ok(&format!("{RUN} -q --data renamed.jsonl --data-fields weight=advantage -o renamed"));
     b.ok(&format!("{RUN} -q --data named.jsonl -o named"));
     b.same_adapter("renamed", "named");
-    for bad in [json!(1001), json!("much"), json!([1])] {
+    for bad in [json!(100.5), json!("much"), json!([1])] {
         b.file("bad.jsonl", &weighted(|i| if i == 4 { bad.clone() } else { json!(1) }));
         let out = b.run(&format!("{RUN} --data bad.jsonl -o no"));
         let said = stderr(&out);

@@ -1,7 +1,7 @@
 //! Workers that hold the layers of one model together (`--stages`): they change no byte, whatever the split, the model,
 //! the task and the other devices of the run.
 
-use crate::cli_fixture::{classes, pairs, stderr};
+use crate::cli_fixture::{classes, pairs, rows, stderr};
 use crate::fleet::{Fleet, RUN};
 use crate::random_base;
 use finetune::families::{GEMMA3, GRANITE, OLMO3, QWEN3_MOE};
@@ -13,6 +13,7 @@ fn line(run: &str, (stages, workers): (&str, usize), more: &str) -> Fleet {
     let mut fleet = Fleet::new();
     fleet.bench.file("classes.jsonl", &classes(240));
     fleet.bench.file("pairs.jsonl", &pairs(120));
+    fleet.bench.file("weighted.jsonl", &weighted());
     fleet.coordinator(&format!("{run} --stages {stages} {more}"));
     let names: Vec<String> = (0..workers).map(|i| format!("seat-{i}")).collect();
     names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
@@ -42,6 +43,12 @@ fn a_line_of_workers_gives_the_bytes_of_one_process() {
     }
 }
 
+/// Rows of which every second one is to become less probable.
+fn weighted() -> String {
+    let weigh = |(i, line): (usize, &str)| format!("{{\"weight\": {}, {}\n", [1.5, -0.25][i % 2], &line[1..]);
+    rows(120).lines().enumerate().map(weigh).collect()
+}
+
 fn events(fleet: &Fleet, out: &str) -> Vec<serde_json::Value> {
     let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -57,12 +64,14 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         ("--task dpo --nll-weight 0.5", "pairs"),
         // The lower worker has nothing to train.
         ("--target-layers 2-3 --rank-pattern q_proj=2", "many"),
+        ("", "weighted"),
     ] {
         let data = format!("--data {data}.jsonl");
         let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many.jsonl", &data));
         let alone = Fleet::new();
         alone.bench.file("classes.jsonl", &classes(240));
         alone.bench.file("pairs.jsonl", &pairs(120));
+        alone.bench.file("weighted.jsonl", &weighted());
         let bytes = alone.alone(&run);
         let fleet = line(&run, ("2", 2), "");
         assert!(fleet.adapter("out") == bytes, "{more}\n{}", fleet.all());

@@ -152,7 +152,9 @@ fn choices_without_effect_are_refused_by_name() {
         assert_eq!(named, option, "{error}");
     };
     check(Choice { layers: vec![0, 2], ..all() }, "target-layers", "layers 0 to 1");
-    check(Choice { exclude: text(&["k_poj"]), ..all() }, "target-modules", "k_poj");
+    check(Choice { exclude: text(&["k_poj"]), ..all() }, "exclude-modules", "k_poj");
+    let twice = pairs(&[("v_proj", 2), (".*v_proj", 3)]);
+    check(Choice { ranks: twice, ..all() }, "rank-pattern", "an earlier one");
     check(Choice { exclude: text(&[".*"]), ..all() }, "target-modules", "no target modules");
     check(Choice { targets: text(&["q_proj(", ".*"]), ..all() }, "target-modules", "unclosed group");
     check(

@@ -52,10 +52,16 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         let memory = by(&loaded.spec, &loaded.flat)?;
         let stored = by(&spec, &rounded(&layout, &flat, kind).map_err(Refusal::failure)?)?;
         let read = by(&spec, &read)?;
-        let (off, bound) = (apart(&stored, &read), bound(&memory));
-        if off.is_nan() || off > bound {
-            let why = format!("the file gives logits that are {off:e} off (bound {bound:e})");
-            return Err(Refusal::failure(format!("{}: not written: {why}; report this", out.display())));
+        let bound = bound(&memory);
+        let unrounded = by(&spec, &flat)?;
+        for (what, off) in [
+            ("the file gives", apart(&stored, &read)),
+            ("one alpha for all gives", apart(&memory, &unrounded)),
+        ] {
+            if off.is_nan() || off > bound {
+                let why = format!("{what} logits that are {off:e} off (bound {bound:e})");
+                return Err(Refusal::failure(format!("{}: not written: {why}; report this", out.display())));
+            }
         }
         let moved = apart(&memory, &read);
         let compared = format!("read back: logits within {moved:.1e} of base + adapter");

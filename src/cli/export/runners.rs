@@ -54,9 +54,10 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
             None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {rank}")),
         }
         if !spec.is_uniform() {
+            let who =
+                if spec.has_other_alpha() { "vLLM and llama.cpp's converter ignore" } else { "vLLM ignores" };
             let way = "load it with PEFT, or use --to merged or gguf-lora";
-            notes
-                .push(format!("vLLM and llama.cpp's converter ignore rank_pattern and alpha_pattern: {way}"));
+            notes.push(format!("{who} the patterns of rank and alpha: {way}"));
         }
     }
     let implied = matches!(source.base.config.family.windows, Windows::Pattern(_));

@@ -247,7 +247,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             "shape": o.shape.key, "flops_per_token": o.shape.flops,
         },
         "rows": {
-            "read": n.rows, "dropped": n.dropped, "truncated": n.truncated, "split": n.split.0,
+            "read": n.rows, "dropped": n.dropped, "weighted": n.weighted, "truncated": n.truncated, "split": n.split.0,
             "too_long": n.too_long, "tokens": n.tokens,
             "supervised": n.supervised, "trained_on": p.train.samples.len(),
         },

@@ -214,11 +214,19 @@ fn alpha(v: &Value) -> Option<f64> {
     v.as_f64().filter(|a| *a as f32 > 0.0 && (*a as f32).is_finite())
 }
 
+/// Most entries of a pattern: each module of 500 layers.
+const MOST_PATTERNS: usize = 4096;
+
 /// The pairs of `rank_pattern` or `alpha_pattern`.
 fn pattern<T>(v: &Value, value: impl Fn(&Value) -> Option<T>) -> Option<Vec<(String, T)>> {
     match v {
         Value::Null => Some(Vec::new()),
-        v => v.as_object()?.iter().map(|(key, v)| Some((key.clone(), value(v)?))).collect(),
+        v => v
+            .as_object()
+            .filter(|all| all.len() <= MOST_PATTERNS)?
+            .iter()
+            .map(|(key, v)| Some((key.clone(), value(v)?)))
+            .collect(),
     }
 }
 

@@ -216,7 +216,7 @@ fn matrix(
         }
     };
     if !fits {
-        return Err(bad(format!("shape [{rows}, {cols}] does not have the rank {r} of {CONFIG}")));
+        return Err(bad(format!("shape [{rows}, {cols}] has no rank of {CONFIG} ({r}, or of rank_pattern)")));
     }
     let values = finite(path, stored, tensor)?;
     Ok(AdapterTensor { name, rows, cols, values })

@@ -69,7 +69,7 @@ pub(super) fn too_little(load: Load, limit: u64) -> Result<ModelError, ModelErro
 /// Options that make the run fit, each by itself; where none does, all savings of the adapter together.
 fn ways(load: Load, limit: u64) -> Vec<String> {
     let mut ways = Vec::new();
-    let with = |rank: usize| LoraSpec { rank, ..load.lora.clone() };
+    let with = |rank: usize| load.lora.with_rank(rank);
     let fits = |load: Load| fits(load, limit);
     match largest(load, limit) {
         0 => {}
@@ -91,7 +91,7 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
         ways.push("--quantize nf4".into());
     }
     if ways.is_empty() {
-        let lora = LoraSpec { rank: 1, ..fewest.unwrap_or_else(|| load.lora.clone()) };
+        let lora = fewest.as_ref().unwrap_or(load.lora).with_rank(1);
         let modules = lora.targets.join(",");
         match largest(Load { lora: &lora, ..load }, limit) {
             0 => {}
@@ -111,7 +111,9 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
 fn fewest(lora: &LoraSpec) -> Option<LoraSpec> {
     let has = FEWEST.iter().all(|name| lora.targets.iter().any(|target| target == name));
     let targets = FEWEST.map(str::to_owned).to_vec();
-    (has && lora.targets.len() > FEWEST.len()).then(|| LoraSpec { targets, ..lora.clone() })
+    // A pattern for a module without an adapter would be refused.
+    let fewer = has && lora.targets.len() > FEWEST.len() && lora.is_uniform();
+    fewer.then(|| LoraSpec { targets, ..lora.clone() })
 }
 
 fn tokens(most: usize) -> String {

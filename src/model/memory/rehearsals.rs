@@ -64,7 +64,7 @@ impl<'a> Rehearsals<'a> {
         Ok(Cost { kept, peak, ..cost })
     }
 
-    /// One row, in which each token is a target.
+    /// One row, in which each token is a target. Weighted rows take as much but for a few values of each target.
     fn batch(&self, tokens: usize) -> Microbatch {
         let targets = match self.load.config.labels {
             Some(_) => Targets::Labels(vec![0]),

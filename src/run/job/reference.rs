@@ -37,9 +37,11 @@ impl Reference {
         let Some(objective) = options.data.objective else { return Ok(None) };
         let mut parameters = objective.loss.has_reference().then(|| vec![0.0; writer.layout.len()]);
         if let (Some(values), Some(dir)) = (&mut parameters, &options.data.reference) {
-            let of = adapter::spec_of(&adapter::read(dir)?.config, &p.config)?;
+            let of = adapter::spec_of(&adapter::read(dir)?.config, &p.config);
+            let of = of.map_err(|e| in_file(dir, e.into()))?;
             if of != (LoraSpec { dropout: of.dropout, seed: of.seed, ..p.spec.clone() }) {
-                let why = format!("it has {of}, this run {}: train with its settings", p.spec);
+                let (own, other) = of.difference(&p.spec);
+                let why = format!("it has {own}, this run {other}: train with its settings");
                 return Err(in_file(dir, Refusal::configuration(why)));
             }
             *values = adapter::read_flat(dir, &writer.layout)?;

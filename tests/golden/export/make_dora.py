@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+os.chdir(f"{HERE}/../../..")  # the adapter has the path of its base
 torch.manual_seed(5)
-model = AutoModelForCausalLM.from_pretrained(f"{HERE}/../parity/llama/model", dtype=torch.float32)
+model = AutoModelForCausalLM.from_pretrained("tests/golden/parity/llama/model", dtype=torch.float32)
 peft = get_peft_model(model, LoraConfig(
     r=3, lora_alpha=7, use_dora=True, use_rslora=True, task_type="CAUSAL_LM",
     target_modules=["q_proj", "o_proj", "down_proj"], exclude_modules=["layers.1.self_attn.o_proj"]))
