@@ -388,9 +388,9 @@ fn output_folder_of_another_run_is_refused() {
         ("generate demo --adapter missing --prompt x".into(), 1, "missing"),
         ("export one --to gguf".into(), 78, "--to"),
         (
-            "export one --to merged-gguf --outtype Q4_K_M".into(),
+            "export one --to merged-gguf --outtype IQ4_NL".into(),
             78,
-            "--outtype: q4_k_m .. q8_0 .. llama-quantize makes q4_k_m of a file with --outtype f16",
+            "--outtype: iq4_nl is not written here .. llama-quantize makes it of a file with --outtype f16",
         ),
         ("export one --to merged-gguf --outtype int4".into(), 78, "--outtype .. expected one of base, f32"),
         ("export missing".into(), 1, "missing"),

@@ -5,6 +5,10 @@
 mod cli_fixture;
 #[path = "export/families.rs"]
 mod families;
+#[path = "export/mixes.rs"]
+mod mixes;
+#[path = "export/mlx.rs"]
+mod mlx;
 #[path = "export/random_base.rs"]
 mod random_base;
 #[path = "export/refused.rs"]

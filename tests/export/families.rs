@@ -30,6 +30,7 @@ fn every_family_is_trained_merged_and_read_back() {
         assert_eq!(b.ok(&format!("generate ./m.gguf {prompt}")), tuned, "{name}: GGUF");
         b.ok("export out --to merged-gguf --outtype q8_0 -o q.gguf");
         b.ok(&format!("./q.gguf {train} -o of_gguf"));
+        b.ok("export out --to merged-gguf --outtype q4_k_m -o mixed.gguf");
     }
 }
 

@@ -43,9 +43,21 @@ fn exported_adapter_meets_the_rules_of_vllm() {
 }
 
 /// Commands, and parts of the error of each; all are configuration errors.
-const REFUSED: [(&str, &str); 19] = [
+const REFUSED: [(&str, &str); 25] = [
     ("export one --model demo --to gguf-lra", "did you mean gguf-lora?"),
     ("export one --model demo --to gguf-lora --outtype q4", "--outtype .. base, f32"),
+    ("export one --model demo --to gguf-lora --outtype q4_k_m", "--outtype: q4_k_m .. an adapter takes f32"),
+    (
+        "export one --model demo --to merged-gguf --outtype IQ2_XS",
+        "iq2_xs needs an importance matrix .. --imatrix",
+    ),
+    ("export one --model demo --to merged-gguf --outtype q2_k_s", "q2_k_s needs an importance matrix"),
+    (
+        "export one --model demo --to merged-gguf --outtype iq4_xs",
+        "iq4_xs is not written here: .. --outtype f16",
+    ),
+    ("export one --model demo --to mlx --outtype q8_0", "--outtype .. GGUF"),
+    ("export labels --to mlx", "mlx-lm has no place for its score head: use --to merged"),
     ("export one --model demo --to gguf-lora --save-dtype f32", "--save-dtype .. --outtype"),
     ("export one --model demo --to peft --outtype f16", "--outtype .. GGUF"),
     ("export labels --to gguf-lora", "score head: use --to merged"),

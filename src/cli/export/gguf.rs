@@ -7,6 +7,7 @@ mod read_back;
 use super::{Exported, Outtype, logits};
 use crate::config::refusal::Refusal;
 use crate::families::tensors::of_expert;
+use crate::format::gguf::mix::Model;
 use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
 };
@@ -185,7 +186,7 @@ fn metadata(
     let files = &base.files.tokenizer;
     let mark = Meta::Text("merged".into());
     let Some(stored) = stored else {
-        let mut all = shape(base)?.metadata(main_kind(plans));
+        let mut all = shape(base)?.metadata(file_type(plans, outtype));
         all.set(MARK, mark);
         gguf::add_tokenizer(&mut all, files, &base.files.config, base.config.vocab).map_err(|why| {
             let way = "use --to merged and llama.cpp's convert_hf_to_gguf.py";
@@ -201,7 +202,7 @@ fn metadata(
     all.remove(|key| key == "general.alignment" || key.starts_with("split."));
     // Where types are unchanged the file type stays too: the mix of types (`Q4_K_S`) cannot be derived from tensors.
     if outtype != Outtype::Base {
-        all.set("general.file_type", Meta::U32(gguf::file_type_of(main_kind(plans))));
+        all.set("general.file_type", Meta::U32(file_type(plans, outtype)));
         all.set("general.quantization_version", Meta::U32(2));
     }
     let requantized = |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..), Encoding::Blocks(_)));
@@ -240,6 +241,26 @@ fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, R
     Ok(names)
 }
 
+/// Number of heads whose rows are permuted in this tensor, if they are.
+fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
+    match paired {
+        Some((heads, _)) if name.contains(".q_proj.") => Some(heads),
+        Some((_, heads)) if name.contains(".k_proj.") => Some(heads),
+        _ => None,
+    }
+}
+
+/// The model as the rules of mixes see it.
+fn mixed(c: &Config, names: &BTreeMap<String, Parts>) -> Model<'static> {
+    Model {
+        architecture: c.family.gguf.architecture,
+        layers: c.layers,
+        heads: (c.heads.query, c.heads.kv),
+        experts: c.experts.as_ref().map_or(0, |of| of.count),
+        tied: !names.contains_key("output.weight"),
+    }
+}
+
 fn plans(
     base: &BaseModel,
     stored: Option<&Gguf>,
@@ -247,12 +268,8 @@ fn plans(
     outtype: Outtype,
 ) -> Result<Vec<Plan>, Refusal> {
     let paired = shape(base)?.paired();
-    let heads = |name: &str| match paired {
-        Some((heads, _)) if name.contains(".q_proj.") => Some(heads),
-        Some((_, heads)) if name.contains(".k_proj.") => Some(heads),
-        _ => None,
-    };
     let names = names(base, merged)?;
+    let model = mixed(&base.config, &names);
     let mut plans = Vec::new();
     // Tensors of the base's file that are not weights (`rope_freqs`) are copied unchanged.
     let others = stored.into_iter().flat_map(|file| file.tensors()).filter(|(n, _)| !names.contains_key(*n));
@@ -280,11 +297,12 @@ fn plans(
             Outtype::Base => own,
             // As the converter does where rows are not whole blocks.
             Outtype::All(kind) => gguf::adapter::kind_of(kind, row),
+            Outtype::Mix(mix) => mix.kind(&model, &as_stored, row),
         };
         let from = match info.is_some() && own == kind && !merged.touches(&name) {
             true => From::Stored,
             false => {
-                let (heads, offset) = (heads(&name), base.config.family.offset_in_gguf(&name));
+                let (heads, offset) = (heads_of(&name, paired), base.config.family.offset_in_gguf(&name));
                 From::Merged(parts.into_values().collect(), heads, offset)
             }
         };
@@ -298,6 +316,14 @@ fn plans(
         plans.push(Plan { table, from: From::Values(factors) });
     }
     Ok(plans)
+}
+
+/// llama.cpp's number of the file's types.
+fn file_type(plans: &[Plan], outtype: Outtype) -> u32 {
+    match outtype {
+        Outtype::Mix(mix) => mix.file_type(),
+        _ => gguf::file_type_of(main_kind(plans)),
+    }
 }
 
 /// The type of most numbers in matrices.

@@ -21,6 +21,10 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     let kind = match outtype {
         Outtype::Base => F32,
         Outtype::All(kind) => kind,
+        Outtype::Mix(mix) => {
+            let why = "is a mix of types for the tensors of a model: an adapter takes f32, f16, bf16 or q8_0";
+            return Err(Refusal::configuration(format!("--outtype: {} {why}", mix.name())));
+        }
     };
     let shape = shape(base)?;
     fits(source, None)?;

@@ -1,7 +1,7 @@
 //! Checks of the files that an export may replace: only those of an earlier export.
 
 use super::gguf::MARK;
-use super::ollama;
+use super::{mlx, ollama};
 use crate::config::refusal::{Refusal, at};
 use crate::format::gguf::{Gguf, Value};
 use crate::format::{peft, safetensors};
@@ -23,7 +23,7 @@ pub fn free(out: &Path, overwrite: Option<()>) -> Result<(), Refusal> {
 }
 
 /// The file names of exports, besides shards.
-const WRITTEN: [&str; 15] = [
+const WRITTEN: [&str; 16] = [
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -34,6 +34,7 @@ const WRITTEN: [&str; 15] = [
     "chat_template.jinja",
     peft::CONFIG,
     peft::WEIGHTS,
+    mlx::WEIGHTS,
     peft::LABELS,
     "README.md",
     "Modelfile",

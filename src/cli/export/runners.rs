@@ -1,5 +1,5 @@
 //! Known refusals and differences of runners, reported before anything is written. Source: llama.cpp's
-//! `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`.
+//! `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`, mlx-lm's `utils.py`.
 
 use super::{Exported, To};
 use crate::config::refusal::Refusal;
@@ -10,11 +10,12 @@ use crate::format::peft::max_lora_rank;
 pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
     let spec = &source.loaded.spec;
     let classifier = source.loaded.config.labels.is_some();
-    let gguf = !matches!(to, To::Merged | To::Peft);
-    if gguf && classifier {
+    let gguf = !matches!(to, To::Merged | To::Peft | To::Mlx);
+    if classifier && (gguf || to == To::Mlx) {
+        let program = if gguf { "llama.cpp" } else { "mlx-lm" };
         let way = "use --to merged (transformers, vLLM) or --to peft (PEFT)";
         return Err(Refusal::configuration(format!(
-            "the adapter is a classifier, and llama.cpp has no place for its score head: {way}"
+            "the adapter is a classifier, and {program} has no place for its score head: {way}"
         )));
     }
     if !source.loaded.magnitudes.is_empty() && !matches!(to, To::Merged | To::MergedGguf) {
@@ -60,6 +61,9 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
             notes.push(format!("{who} the patterns of rank and alpha: {way}"));
         }
     }
+    if to == To::Mlx {
+        notes.extend(for_mlx(source));
+    }
     let implied = matches!(source.base.config.family.windows, Windows::Pattern(_));
     if gguf
         && !implied
@@ -70,4 +74,18 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
         ));
     }
     Ok(notes)
+}
+
+fn for_mlx(source: &Exported) -> Vec<String> {
+    let (base, mut notes) = (&source.base, Vec::new());
+    if !base.path.is_dir() || base.files.config.get("quantization_config").is_some() {
+        let way = "load the adapter with the Hugging Face directory that it was made of";
+        notes.push(format!("mlx-lm does not read {}: {way}", base.path.display()));
+    }
+    let own = source.tokenizer.template().map(|t| t.source());
+    if own != base.files.tokenizer.chat_template.as_deref() {
+        let way = "chats will look otherwise than in training";
+        notes.push(format!("mlx-lm uses the chat template of the base, not that of the adapter: {way}"));
+    }
+    notes
 }

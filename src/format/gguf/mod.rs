@@ -4,6 +4,7 @@
 pub mod adapter;
 mod config;
 mod encode;
+pub mod mix;
 mod pretokenizer;
 mod quant;
 mod reader;

@@ -63,8 +63,8 @@ impl Shape {
         self.family.gguf.adjacent_pairs.then_some((self.heads.0, self.heads.1))
     }
 
-    /// All metadata except that of the tokenizer.
-    pub fn metadata(&self, file_type: Encoding) -> Metadata {
+    /// All metadata except that of the tokenizer; `file_type` is llama.cpp's number of the file's types.
+    pub fn metadata(&self, file_type: u32) -> Metadata {
         let (mut all, gguf) = (Metadata::default(), &self.family.gguf);
         all.set("general.architecture", Meta::Text(gguf.architecture.into()));
         all.set("general.type", Meta::Text("model".into()));
@@ -104,7 +104,7 @@ impl Shape {
         for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {
             key.into_iter().for_each(|(key, _)| set(key, Meta::F32(scale)));
         }
-        all.set("general.file_type", Meta::U32(file_type_of(file_type)));
+        all.set("general.file_type", Meta::U32(file_type));
         all.set("general.quantization_version", Meta::U32(2));
         all
     }

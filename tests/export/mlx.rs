@@ -1,0 +1,78 @@
+//! Adapters for mlx-lm: the file against PEFT's, and mlx-lm itself, which tests/run.sh installs. Without it its test
+//! prints `skipped`; FINETUNE_NEED_MLX makes that a failure.
+
+use crate::cli_fixture::Bench;
+use crate::{random_base, read_json};
+use finetune::families::ALL;
+use finetune::format::safetensors;
+use finetune::numeric::tensor::Tensors;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn mlx_adapter_is_that_of_peft_transposed() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 2 --rank 4 --alpha 6 --rslora --target-modules q_proj,down_proj -q -o out");
+    let said = b.ok("export out --to mlx -o mlx");
+    assert!(said.contains("read back: the same values"), "{said}");
+    let open = |path: &str| safetensors::open(&b.path(path)).unwrap();
+    let (peft, mlx) = (open("out/adapter_model.safetensors"), open("mlx/adapters.safetensors"));
+    let names = |file: &dyn Tensors| file.names();
+    assert_eq!(names(&mlx).len(), names(&peft).len());
+    for name in peft.names() {
+        let theirs = name.strip_prefix("base_model.model.").unwrap();
+        let theirs = theirs.replace(".lora_A.weight", ".lora_a").replace(".lora_B.weight", ".lora_b");
+        let (one, two) = (peft.get(&name).unwrap(), mlx.get(&theirs).unwrap());
+        let [rows, cols] = one.shape[..] else { panic!("{name}") };
+        assert_eq!(two.shape, [cols, rows], "{name}");
+        let (values, transposed) = (one.dtype.widen(&one.bytes), two.dtype.widen(&two.bytes));
+        assert!((0..rows * cols).all(|i| values[i] == transposed[i % cols * rows + i / cols]), "{name}");
+    }
+    let config = read_json(&b.path("mlx/adapter_config.json"));
+    assert_eq!((&config["fine_tune_type"], &config["num_layers"]), (&json!("lora"), &json!(4)));
+    let of = &config["lora_parameters"];
+    assert_eq!((&of["rank"], &of["scale"], &of["dropout"]), (&json!(4), &json!(3.0), &json!(0.0)));
+    assert_eq!(of["keys"], json!(["mlp.down_proj", "self_attn.q_proj"]));
+    // Only an earlier export is replaced.
+    b.ok("export out --to mlx --overwrite -o mlx");
+}
+
+/// For every family that mlx-lm has: the logits of the base with the adapter are those of the merged model, and for the
+/// demonstration's model the greedy tokens are those of `finetune generate`.
+#[test]
+fn mlx_lm_computes_what_the_adapter_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = root.join("target/mlx/bin/python");
+    if !python.exists() {
+        assert!(std::env::var_os("FINETUNE_NEED_MLX").is_none(), "mlx-lm must be installed here");
+        eprintln!("skipped: no mlx-lm");
+        return;
+    }
+    let mut cases = Vec::new();
+    let benches: Vec<Bench> = (0..=ALL.len()).map(|_| Bench::new()).collect();
+    let export = |b: &Bench, name: &str, train: &str| {
+        b.ok(&format!("{train} --data rows.jsonl --rank 4 --alpha 6 -q -o out"));
+        b.ok("export out --to mlx -o mlx");
+        b.ok("export out --to merged --save-dtype f32 -o merged");
+        let path = |folder: &str| b.path(folder).display().to_string();
+        json!({ "name": name, "base": path("base"), "adapter": path("mlx"), "merged": path("merged") })
+    };
+    for (b, family) in benches.iter().zip(ALL) {
+        random_base::write(b, family);
+        cases.push(export(b, family.name, "./base --max-steps 4 --learning-rate 5e-2"));
+    }
+    let b = benches.last().unwrap();
+    b.model("base");
+    let mut case = export(b, "demo", "./base --max-steps 40 --learning-rate 5e-3");
+    case["prompt"] = json!("Show the branch ");
+    case["text"] = json!(
+        b.ok("generate --adapter out --raw --dtype f32 --prompt 'Show the branch ' --max-new-tokens 12")
+    );
+    cases.push(case);
+    let file = b.file("cases.json", &Value::from(cases).to_string());
+    let out = Command::new(python).arg(root.join("tests/export/mlx.py")).arg(file).output().unwrap();
+    let (shown, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    println!("{shown}");
+    assert!(out.status.success() && shown.ends_with("done\n"), "{shown}{wrong}");
+}
