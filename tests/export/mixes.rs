@@ -203,12 +203,13 @@ fn loss(b: &Bench, args: &str) -> f64 {
 fn loss_of_a_mixed_file_is_near_that_of_the_adapter() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 --rank 8 -q -o out");
-    let tuned = loss(&b, "eval --adapter out --eval-data rows.jsonl --dtype f32 --json");
-    let base = loss(&b, "eval demo --eval-data rows.jsonl --dtype f32 --json");
+    let tuned = loss(&b, "eval --adapter out --data rows.jsonl --dtype f32 --json");
+    let base = loss(&b, "eval demo --data rows.jsonl --dtype f32 --json");
     let mut sizes = Vec::new();
-    for (mix, most) in [("q2_k", 0.5), ("q3_k_m", 0.5), ("q4_k_m", 0.1), ("q5_k_m", 0.1), ("q6_k", 0.02)] {
+    for (mix, most) in [("q2_k", 0.01), ("q3_k_m", 0.01), ("q4_k_m", 1e-3), ("q5_k_m", 1e-3), ("q6_k", 1e-3)]
+    {
         b.ok(&format!("export out --to merged-gguf --outtype {mix} --overwrite -o m.gguf"));
-        let mixed = loss(&b, "eval ./m.gguf --eval-data rows.jsonl --dtype f32 --json");
+        let mixed = loss(&b, "eval ./m.gguf --data rows.jsonl --dtype f32 --json");
         println!("{mix}: {mixed} (adapter {tuned}, base {base})");
         assert!((mixed - tuned).abs() <= most * (base - tuned), "{mix}: {mixed}, the adapter has {tuned}");
         sizes.push(std::fs::metadata(b.path("m.gguf")).unwrap().len());
@@ -216,26 +217,14 @@ fn loss_of_a_mixed_file_is_near_that_of_the_adapter() {
     assert!(sizes.is_sorted(), "{sizes:?}");
 }
 
-/// The errors are parts of the largest value among 256.
+/// Errors are parts of the largest value among 256.
 #[test]
 fn values_read_back_within_the_error_of_their_type() {
     let b = Bench::new();
     wide(&b);
     b.ok("export nothing --to merged-gguf --outtype f32 -o plain.gguf");
     let plain = Gguf::open(&b.path("plain.gguf")).unwrap();
-    let most = BTreeMap::from([
-        ("Q2_K", 0.25),
-        ("Q3_K", 0.15),
-        ("Q4_0", 0.08),
-        ("Q4_1", 0.07),
-        ("Q4_K", 0.07),
-        ("Q5_0", 0.04),
-        ("Q5_1", 0.04),
-        ("Q5_K", 0.04),
-        ("Q6_K", 0.03),
-        ("Q8_0", 0.005),
-        ("F16", 0.0005),
-    ]);
+    let mut largest: BTreeMap<&str, f32> = BTreeMap::new();
     for mix in Mix::ALL {
         b.ok(&format!("export nothing --to merged-gguf --outtype {} --overwrite -o m.gguf", mix.name()));
         let mixed = Gguf::open(&b.path("m.gguf")).unwrap();
@@ -247,8 +236,28 @@ fn values_read_back_within_the_error_of_their_type() {
             for (own, exact) in own.chunks(256).zip(exact.chunks(256)) {
                 let size = exact.iter().fold(0f32, |m, x| m.max(x.abs()));
                 let off = own.iter().zip(exact).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-                assert!(off <= most[info.kind.name()] * size, "{} {name}: {off} of {size}", mix.name());
+                let most = largest.entry(info.kind.name()).or_default();
+                *most = most.max(off / size);
             }
         }
+    }
+    println!("{largest:?}");
+    // These values are uniform: Q4_0 reaches one step at the end of its range, the others half a step, and K types what
+    // their rounded scales add.
+    let bounds = [
+        ("Q2_K", 0.5),
+        ("Q3_K", 0.3),
+        ("Q4_0", 0.13),
+        ("Q4_1", 0.07),
+        ("Q4_K", 0.12),
+        ("Q5_0", 0.065),
+        ("Q5_1", 0.035),
+        ("Q5_K", 0.07),
+        ("Q6_K", 0.025),
+    ];
+    let kinds = largest.keys().copied();
+    assert!(kinds.eq(bounds.iter().map(|(kind, _)| *kind)), "{largest:?}");
+    for (kind, bound) in bounds {
+        assert!(largest[kind] <= bound, "{kind}: {largest:?}");
     }
 }

@@ -2,8 +2,8 @@
 //! prints `skipped`; FINETUNE_NEED_MLX makes that a failure.
 
 use crate::cli_fixture::Bench;
-use crate::{random_base, read_json};
-use finetune::families::ALL;
+use crate::{random_base, read_json, tower};
+use finetune::families::{ALL, wrapped};
 use finetune::format::safetensors;
 use finetune::numeric::tensor::Tensors;
 use serde_json::{Value, json};
@@ -38,8 +38,32 @@ fn mlx_adapter_is_that_of_peft_transposed() {
     b.ok("export out --to mlx --overwrite -o mlx");
 }
 
-/// For every family that mlx-lm has: the logits of the base with the adapter are those of the merged model, and for the
-/// demonstration's model the greedy tokens are those of `finetune generate`.
+/// Adds the keys of config.json that mlx-lm needs and we do not, and removes those without a value.
+fn complete(path: &Path) {
+    let mut config = read_json(path);
+    config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    match config.get_mut("rope_parameters") {
+        Some(of) => of["rope_theta"] = json!(1e4),
+        None => config["rope_theta"] = json!(1e4),
+    }
+    if config.get("num_experts").is_some() {
+        config["decoder_sparse_step"] = json!(1);
+        config["mlp_only_layers"] = json!([]);
+    }
+    std::fs::write(path, config.to_string()).unwrap();
+}
+
+/// Trains `base` and exports the adapter and the merged model.
+fn case(b: &Bench, (name, base): (&str, &str), train: &str) -> Value {
+    b.ok(&format!("./{base} --data rows.jsonl --rank 4 --alpha 6 {train} -q -o out"));
+    b.ok("export out --to mlx -o mlx");
+    b.ok("export out --to merged --save-dtype f32 -o merged");
+    let path = |folder: &str| b.path(folder).display().to_string();
+    json!({ "name": name, "base": path(base), "adapter": path("mlx"), "merged": path("merged") })
+}
+
+/// For every family, alone and beside a tower: the logits of the base with the adapter are those of the merged model;
+/// for the demonstration's model the greedy tokens are those of `finetune generate`.
 #[test]
 fn mlx_lm_computes_what_the_adapter_says() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -49,29 +73,41 @@ fn mlx_lm_computes_what_the_adapter_says() {
         eprintln!("skipped: no mlx-lm");
         return;
     }
-    let mut cases = Vec::new();
-    let benches: Vec<Bench> = (0..=ALL.len()).map(|_| Bench::new()).collect();
-    let export = |b: &Bench, name: &str, train: &str| {
-        b.ok(&format!("{train} --data rows.jsonl --rank 4 --alpha 6 -q -o out"));
-        b.ok("export out --to mlx -o mlx");
-        b.ok("export out --to merged --save-dtype f32 -o merged");
-        let path = |folder: &str| b.path(folder).display().to_string();
-        json!({ "name": name, "base": path("base"), "adapter": path("mlx"), "merged": path("merged") })
-    };
-    for (b, family) in benches.iter().zip(ALL) {
-        random_base::write(b, family);
-        cases.push(export(b, family.name, "./base --max-steps 4 --learning-rate 5e-2"));
+    let random = "--max-steps 4 --learning-rate 5e-2";
+    let (mut benches, mut cases) = (Vec::new(), Vec::new());
+    for family in ALL {
+        let b = Bench::new();
+        random_base::write(&b, family);
+        complete(&b.path("base/config.json"));
+        cases.push(case(&b, (family.name, "base"), random));
+        benches.push(b);
     }
-    let b = benches.last().unwrap();
+    for wrapper in &wrapped::ALL {
+        let b = Bench::new();
+        random_base::write(&b, wrapper.family);
+        complete(&b.path("base/config.json"));
+        tower::wrap(&b, wrapper);
+        let mut config = read_json(&b.path("whole/config.json"));
+        let of_mlx = ["gemma3", "mistral3", "qwen3_vl"];
+        let class = wrapper.class.to_lowercase();
+        config["model_type"] = json!(of_mlx.iter().find(|t| class.starts_with(&t.replace('_', ""))));
+        config["vocab_size"] = config["text_config"]["vocab_size"].clone();
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"].clone();
+        b.file("whole/config.json", &config.to_string());
+        cases.push(case(&b, (wrapper.class, "whole"), random));
+        benches.push(b);
+    }
+    let b = Bench::new();
     b.model("base");
-    let mut case = export(b, "demo", "./base --max-steps 40 --learning-rate 5e-3");
-    case["prompt"] = json!("Show the branch ");
-    case["text"] = json!(
-        b.ok("generate --adapter out --raw --dtype f32 --prompt 'Show the branch ' --max-new-tokens 12")
-    );
-    cases.push(case);
+    let mut demo = case(&b, ("demo", "base"), "--max-steps 40 --learning-rate 5e-3");
+    let prompt = "Show the branch ";
+    demo["prompt"] = json!(prompt);
+    let generate =
+        format!("generate --adapter out --raw --dtype f32 --prompt '{prompt}' --max-new-tokens 12");
+    demo["text"] = json!(b.ok(&generate));
+    cases.push(demo);
     let file = b.file("cases.json", &Value::from(cases).to_string());
-    let out = Command::new(python).arg(root.join("tests/export/mlx.py")).arg(file).output().unwrap();
+    let out = Command::new(python).arg(root.join("tests/export/with_mlx.py")).arg(file).output().unwrap();
     let (shown, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     println!("{shown}");
     assert!(out.status.success() && shown.ends_with("done\n"), "{shown}{wrong}");

@@ -25,7 +25,7 @@ fn config(b: &Bench, folder: &str) -> Value {
 }
 
 /// Writes the folder `whole`: the text model of `base` beside a tower with projections of the same names.
-fn wrap(b: &Bench, wrapper: &Wrapper) {
+pub fn wrap(b: &Bench, wrapper: &Wrapper) {
     b.model_with("whole", "config.json", |whole| {
         let mut text = config(b, "base");
         text["model_type"] = json!(wrapper.text_type);

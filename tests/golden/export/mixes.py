@@ -104,7 +104,7 @@ def wide(path):
 
 
 def quantise(source, number):
-    """The tensors of llama.cpp's file by name, or None if it refuses."""
+    """The tensors of llama.cpp's file by name, or None if it refuses. The next call replaces the file below them."""
     out = source + ".quantised"
     params = llama.LlamaModelQuantizeParams()
     params.ftype, params.nthread = number, 2
@@ -169,8 +169,10 @@ def main(finetune):
             export = ["export", out, "--to", "merged-gguf", "--outtype", "f32", "--overwrite", "-o", path]
             for command in [train, export]:
                 subprocess.run([finetune, *command], check=True, stdout=subprocess.DEVNULL)
-            each = {mix: quantise(path, number) for mix, number in MIXES.items()}
-            facts["models"][model] = {mix: types(tensors) | {"sha256": digest(tensors)} for mix, tensors in each.items()}
+            facts["models"][model] = {}
+            for mix, number in MIXES.items():
+                tensors = quantise(path, number)
+                facts["models"][model][mix] = types(tensors) | {"sha256": digest(tensors)}
     with open(os.path.join(HERE, "mixes.json"), "w") as f:
         json.dump(facts, f, indent=1)
         f.write("\n")
