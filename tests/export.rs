@@ -307,5 +307,8 @@ fn gguf_base_keeps_untouched_blocks_and_metadata() {
     }
     b.ok("export out --to ollama --outtype f16 -o whole");
     assert!(String::from_utf8(b.read("whole/Modelfile")).unwrap().contains("FROM ./model.gguf\n"));
+    b.ok("export out --to ollama --outtype q4_k_m --overwrite -o whole");
+    let kind = Gguf::open(&b.path("whole/model.gguf")).unwrap().tensors()["token_embd.weight"].kind;
+    assert_eq!(kind, Encoding::Blocks(Block::Q8_0), "rows of 128 are no whole blocks of Q6_K");
     assert!(b.path("whole/model.gguf").exists() && !b.path("whole/adapter.gguf").exists());
 }

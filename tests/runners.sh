@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Exports of a real model in the programs that run them: the Python `gguf` package reads every file, llama.cpp's own
-# converters give the same tensors, PEFT and transformers give the same logits, and llama.cpp gives the tokens of
+# converters and its quantiser give the same tensors, PEFT and transformers give the same logits, and llama.cpp gives the tokens of
 # `finetune generate`: on an F32 base all of them, on a quantised one up to the first position where the two best logits
 # are within 0.2 (llama.cpp rounds activations to 8 bits).
 #
 # usage: tests/runners.sh PYTHON LLAMA_CPP_DIR MODEL_DIR MODEL_GGUF TRAIN_JSONL WORK
-#   PYTHON         an interpreter with gguf, torch, transformers, peft, sentencepiece, llama-cpp-python
+#   PYTHON         an interpreter with gguf, torch, transformers, peft, sentencepiece, llama-cpp-python, cyllama
 #   LLAMA_CPP_DIR  llama.cpp's sources (the source package of llama-cpp-python has them in vendor/)
 #   MODEL_DIR      SmolLM2-135M-Instruct as a Hugging Face directory; MODEL_GGUF: the same quantised, a .gguf
 #   WORK           a folder; an existing run in WORK/run is used again
@@ -44,6 +44,10 @@ compare same-tensors "$work/lora.gguf" "$work/lora-theirs.gguf"
 compare same-tensors "$work/ollama/adapter.gguf" "$work/lora-theirs.gguf"
 compare same-model "$work/merged-f32.gguf" "$work/merged-theirs.gguf"
 compare readable "$work/merged-own.gguf" "$quantised"
+for mix in q2_k:10 q3_k_l:13 q4_k_m:15 q5_k_s:16 q6_k:18; do
+  x --model "$model" --to merged-gguf --outtype "${mix%:*}" -o "$work/mixed.gguf"
+  compare mix "$work/mixed.gguf" "$work/merged-f32.gguf" "${mix#*:}"
+done
 compare logits "$model" "$work/peft" "$work/merged"
 compare logits "$quantised" "$work/peft" "$work/merged-dequantised"
 compare tokens "$model" "$work/run" "$work/base-f32.gguf" "$work/lora.gguf"

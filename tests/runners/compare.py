@@ -3,6 +3,7 @@
 
 same-tensors OURS THEIRS             adapters: the same tensors, bit for bit, and the same alpha
 same-model OURS THEIRS               models: the same tensors, bit for bit, and the same metadata for keys of both
+mix OURS F32 FILE_TYPE               a mix: the tensors and the file type that llama.cpp makes of the file in F32
 readable OURS BASE                   a merged file in the base's kinds: names, kinds and shapes equal the base's
 logits BASE PEFT MERGED              PEFT on the base against transformers on the merged model
                                      (a BASE that is a .gguf is dequantised by transformers and the gguf package)
@@ -61,6 +62,20 @@ def same_model(ours, theirs):
         assert a.fields[key].contents() == b.fields[key].contents(), key
     missing = [k for k in b.fields if k not in a.fields and k not in ("general.size_label", "general.tags")]
     print(f"{os.path.basename(ours)}: {n} tensors and {len(both)} metadata entries are the converter's; without {missing}")
+
+
+def mix(ours, plain, file_type):
+    import cyllama.llama.llama_cpp as llama
+    llama.disable_logging()
+    params = llama.LlamaModelQuantizeParams()
+    params.ftype, theirs = int(file_type), ours + ".theirs"
+    llama.model_quantize(plain, theirs, params)
+    a, b = files(ours, theirs)
+    n = identical(a, b)
+    own, other = (r.fields["general.file_type"].contents() for r in (a, b))
+    assert own == other, (own, other)
+    os.remove(theirs)
+    print(f"{os.path.basename(ours)}: {n} tensors and the file type are llama_model_quantize's")
 
 
 def readable(ours, base):
@@ -150,5 +165,5 @@ def close(base, run, merged, gguf, lora=None):
 
 
 if __name__ == "__main__":
-    {"same-tensors": same_tensors, "same-model": same_model, "readable": readable, "logits": logits, "tokens": tokens,
+    {"same-tensors": same_tensors, "same-model": same_model, "mix": mix, "readable": readable, "logits": logits, "tokens": tokens,
      "close": close}[sys.argv[1]](*sys.argv[2:])

@@ -97,7 +97,7 @@ fn name(of_peft: &str) -> String {
     path.replace(".lora_A.weight", ".lora_a").replace(".lora_B.weight", ".lora_b")
 }
 
-/// What mlx-lm is told to adapt; the error is what it does not hold.
+/// What mlx-lm has to adapt; the error is what it cannot hold.
 fn adapted(layout: &Layout, layers: usize) -> Result<Adapted, String> {
     let (mut first, mut ranks, mut keys) = (layers, BTreeSet::new(), BTreeSet::new());
     for entry in layout.entries() {

@@ -41,7 +41,7 @@ macro_rules! table {
             pub const ALL: &[Mix] = &[$(Mix::$mix),*];
 
             /// Name of the option.
-            pub const fn name(self) -> &'static str {
+            pub fn name(self) -> &'static str {
                 match self { $(Mix::$mix => $name),* }
             }
 
