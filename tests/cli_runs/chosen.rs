@@ -118,17 +118,13 @@ fn lengths(weight: &[u8], k: usize) -> Vec<f32> {
     values.chunks(k).map(|row| row.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt() as f32).collect()
 }
 
-/// An adapter whose magnitudes are the lengths that its merged rows have anyway.
-#[test]
-fn dora_is_merged_and_otherwise_refused() {
-    let b = Bench::new();
-    b.ok(&format!("{RUN} --target-modules q_proj,down_proj --learning-rate 2e-2 -o run"));
-    b.ok("export run --to merged --save-dtype f32 -o plain");
-    let plain = b.read("plain/model.safetensors");
-    let plain = safetensors::SafeTensors::deserialize(&plain).unwrap();
+type Part = (String, Vec<usize>, Vec<u8>);
+
+/// The tensors of the adapter in `run`, with the lengths that its rows have in `plain`, merged, as magnitudes.
+fn with_magnitudes(b: &Bench, plain: &safetensors::SafeTensors) -> Vec<Part> {
     let adapter = b.read("run/adapter_model.safetensors");
     let adapter = safetensors::SafeTensors::deserialize(&adapter).unwrap();
-    let mut all: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    let mut all = Vec::new();
     for name in adapter.names() {
         let tensor = adapter.tensor(name).unwrap();
         all.push((name.to_owned(), tensor.shape().to_vec(), tensor.data().to_vec()));
@@ -139,7 +135,18 @@ fn dora_is_merged_and_otherwise_refused() {
             all.push((format!("{path}.lora_magnitude_vector"), vec![lengths.len()], bytes));
         }
     }
-    let write = |all: &[(String, Vec<usize>, Vec<u8>)]| {
+    all
+}
+
+#[test]
+fn dora_is_merged_and_otherwise_refused() {
+    let b = Bench::new();
+    b.ok(&format!("{RUN} --target-modules q_proj,down_proj --learning-rate 2e-2 -o run"));
+    b.ok("export run --to merged --save-dtype f32 -o plain");
+    let plain = b.read("plain/model.safetensors");
+    let plain = safetensors::SafeTensors::deserialize(&plain).unwrap();
+    let mut all = with_magnitudes(&b, &plain);
+    let write = |all: &[Part]| {
         let views = all.iter().map(|(name, shape, bytes)| {
             let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes);
             (name.clone(), view.unwrap())

@@ -9,6 +9,7 @@ use crate::families::wrapped::PATH;
 use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic, peft};
 use crate::model::layout::{self, Entry, Layout};
+use crate::model::lora::LoraSpec;
 use crate::numeric::dtype::Dtype;
 use crate::run::adapter;
 use serde_json::{Value, json};
@@ -33,7 +34,9 @@ struct Adapted {
 pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusal> {
     let (loaded, flat) = (&source.loaded, &source.loaded.flat);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
-    let adapted = adapted(&layout, loaded.config.layers).map_err(|what| {
+    let scale = scale(&loaded.spec, loaded.config.layers);
+    let held = adapted(&layout, loaded.config.layers).and_then(|adapted| Ok((adapted, scale?)));
+    let (adapted, scale) = held.map_err(|what| {
         let way = "use --to peft, or --to merged, which mlx-lm loads as a model";
         Refusal::configuration(format!("{}: mlx-lm does not hold {what}: {way}", from.display()))
     })?;
@@ -43,7 +46,7 @@ pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusa
         "model": named.or_else(|| source.base.files.base_id.clone()),
         "num_layers": adapted.layers,
         "lora_parameters": {
-            "rank": adapted.rank, "scale": loaded.spec.scale(), "dropout": 0.0, "keys": adapted.keys,
+            "rank": adapted.rank, "scale": scale, "dropout": 0.0, "keys": adapted.keys,
         },
     });
     atomic::write_dir(out, |dir| {
@@ -95,6 +98,14 @@ fn name(of_peft: &str) -> String {
         None => path.to_owned(),
     };
     path.replace(".lora_A.weight", ".lora_a").replace(".lora_B.weight", ".lora_b")
+}
+
+/// The scale of all adapters; the error is that there are several.
+fn scale(spec: &LoraSpec, layers: usize) -> Result<f32, String> {
+    let all = (0..layers).flat_map(|layer| spec.targets.iter().map(move |module| (layer, module)));
+    let mut scales = all.filter_map(|(layer, module)| Some(spec.scale_of(spec.adapter(layer, module)?)));
+    let one = scales.next().unwrap_or_else(|| spec.scale());
+    if scales.all(|scale| scale == one) { Ok(one) } else { Err("adapters of several scales".into()) }
 }
 
 /// What mlx-lm has to adapt; the error is what it cannot hold.

@@ -5,6 +5,7 @@ use super::{Exported, To};
 use crate::config::refusal::Refusal;
 use crate::families::Windows;
 use crate::format::peft::max_lora_rank;
+use crate::run::adapter::Loaded;
 
 /// Returns sentences for the user; an error where no runner would load the file.
 pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
@@ -39,27 +40,7 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
         ));
     }
     if to == To::Peft {
-        if classifier {
-            let way = "load it with PEFT, or use --to merged";
-            notes.push(format!("vLLM and llama.cpp's converter refuse an adapter with a score head: {way}"));
-        }
-        if spec.rslora && !classifier {
-            let way = "use --to gguf-lora, which folds the scale into alpha";
-            notes.push(format!("llama.cpp's converter ignores use_rslora and would scale by less: {way}"));
-        }
-        let rank = spec.largest_rank();
-        match max_lora_rank(rank) {
-            _ if classifier => {}
-            Some(16 | 8 | 1) => {}
-            Some(most) => notes.push(format!("vLLM needs --max-lora-rank {most} for this rank ({rank})")),
-            None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {rank}")),
-        }
-        if !spec.is_uniform() {
-            let who =
-                if spec.has_other_alpha() { "vLLM and llama.cpp's converter ignore" } else { "vLLM ignores" };
-            let way = "load it with PEFT, or use --to merged or gguf-lora";
-            notes.push(format!("{who} the patterns of rank and alpha: {way}"));
-        }
+        notes.extend(for_peft(&source.loaded));
     }
     if to == To::Mlx {
         notes.extend(for_mlx(source));
@@ -74,6 +55,33 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
         ));
     }
     Ok(notes)
+}
+
+/// What the programs that load PEFT's adapters make of this one.
+fn for_peft(loaded: &Loaded) -> Vec<String> {
+    let (spec, classifier, mut notes) = (&loaded.spec, loaded.config.labels.is_some(), Vec::new());
+    if classifier {
+        let way = "load it with PEFT, or use --to merged";
+        notes.push(format!("vLLM and llama.cpp's converter refuse an adapter with a score head: {way}"));
+    }
+    if spec.rslora && !classifier {
+        let way = "use --to gguf-lora, which folds the scale into alpha";
+        notes.push(format!("llama.cpp's converter ignores use_rslora and would scale by less: {way}"));
+    }
+    let rank = spec.largest_rank();
+    match max_lora_rank(rank) {
+        _ if classifier => {}
+        Some(16 | 8 | 1) => {}
+        Some(most) => notes.push(format!("vLLM needs --max-lora-rank {most} for this rank ({rank})")),
+        None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {rank}")),
+    }
+    if !spec.is_uniform() {
+        let who =
+            if spec.has_other_alpha() { "vLLM and llama.cpp's converter ignore" } else { "vLLM ignores" };
+        let way = "load it with PEFT, or use --to merged or gguf-lora";
+        notes.push(format!("{who} the patterns of rank and alpha: {way}"));
+    }
+    notes
 }
 
 fn for_mlx(source: &Exported) -> Vec<String> {

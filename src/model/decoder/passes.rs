@@ -118,14 +118,7 @@ impl<B: Fused> Decoder<B> {
             return Ok(Top::Output(Output::Loss(sums)));
         }
         let asked = Asked { rows: &rows, targets: &targets };
-        let weigh: Option<Box<dyn Fn(&[f32]) -> (Vec<f32>, LossSums)>> = match &batch.targets {
-            Targets::Answers(answers) => Some(Box::new(|losses| answers.weigh(batch, losses))),
-            Targets::Weighted { weights, .. } => {
-                Some(Box::new(|losses| by_rows((&rows, losses), &batch.bounds, weights)))
-            }
-            Targets::Tokens(_) | Targets::Labels(_) => None,
-        };
-        if let Some(weigh) = weigh {
+        if let Some(weigh) = weigh_of(batch, &rows) {
             let hidden = tape.residual.as_mut();
             let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &*weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
@@ -259,6 +252,21 @@ impl<B: Fused> Decoder<B> {
             }
             Top::Output(_) => Err(self.fault("a gradient of the loss is asked of a whole model")),
         }
+    }
+}
+
+/// Weights of the losses of the targets at the positions `at`, where they have any.
+#[expect(clippy::type_complexity)]
+fn weigh_of<'a>(
+    batch: &'a Microbatch,
+    at: &'a [u32],
+) -> Option<Box<dyn Fn(&[f32]) -> (Vec<f32>, LossSums) + 'a>> {
+    match &batch.targets {
+        Targets::Answers(answers) => Some(Box::new(|losses| answers.weigh(batch, losses))),
+        Targets::Weighted { weights, .. } => {
+            Some(Box::new(|losses| by_rows((at, losses), &batch.bounds, weights)))
+        }
+        Targets::Tokens(_) | Targets::Labels(_) => None,
     }
 }
 
