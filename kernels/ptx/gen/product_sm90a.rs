@@ -244,6 +244,8 @@ fn multiply(t: &mut Text, b: Layout, epilogue: Epilogue) {
         descriptor(16),
         descriptor(apart)
     ));
+    t.say("without values before the first product, ptxas up to 12.8 waits after each wgmma (C7515)");
+    (0..128).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
     t.label("TILE");
     t.code("setp.ge.u32 %p, %tile, %tiles; @%p bra END");
     place(t);
