@@ -32,7 +32,7 @@ programs=(
   "slurm|FINETUNE_NEED_SLURM|apt-get install slurm-wlm, as root|runs under Slurm"
   "mpi|FINETUNE_NEED_MPI|apt-get install openmpi-bin mpich|runs under launchers of MPI"
   "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
-  "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 2 wheels into target/cuda-tools|assembler of PTX, without a GPU"
+  "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 7 wheels, 470 MB, into target/cuda-tools|assemblers of PTX, without a GPU"
   "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
   "chromium|FINETUNE_NEED_CHROMIUM|apt-get install chromium|the page of a run in a browser"
   "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
@@ -64,17 +64,34 @@ use_mpi() { export FINETUNE_NEED_MPI=1; }
 have_ip() { command -v ip >/dev/null; }
 get_ip() { apt iproute2; }
 
-# NVIDIA's assembler and disassembler from Python wheels.
-have_ptxas() { [ -x target/cuda-tools/ptxas ] && [ -x target/cuda-tools/cuobjdump ]; }
+# NVIDIA's assembler and disassembler from Python wheels; in folders of their own, other versions of the assembler, as in
+# drivers: 12.0 (R525), 12.4 (R550), 12.8 (R570), 13.0 (R580), and the newest. The same list: tests/ptx/assemble.rs.
+ptxas_versions=(12.0.140 12.4.131 12.8.93 13.0.88 13.5.37)
+have_ptxas() {
+  local file
+  for file in ptxas cuobjdump nvdisasm "${ptxas_versions[@]/%//ptxas}"; do [ -x "target/cuda-tools/$file" ] || return 1; done
+}
 get_ptxas() {
-  local into=target/cuda-tools wheels
-  wheels=$(mktemp -d)
+  local into=target/cuda-tools version
+  [ -x "$into/nvdisasm" ] || unpack_wheel triton==3.9.0 "$into" '*/bin/cuobjdump' '*/bin/nvdisasm' || return 1
+  unpack_ptxas 12.9.86 "$into" || return 1
+  for version in "${ptxas_versions[@]}"; do unpack_ptxas "$version" "$into/$version" || return 1; done
+}
+# unpack_ptxas VERSION FOLDER
+unpack_ptxas() {
+  local package=nvidia-cuda-nvcc
+  case $1 in 12.*) package=nvidia-cuda-nvcc-cu12 ;; esac
+  [ -x "$2/ptxas" ] || unpack_wheel "$package==$1" "$2" '*/bin/ptxas'
+}
+# unpack_wheel PACKAGE==VERSION FOLDER FILE...: only these files of it, without their folders.
+unpack_wheel() {
+  local wheel=$1 into=$2 folder ok
+  shift 2
+  folder=$(mktemp -d)
   mkdir -p "$into"
-  pip download -q --no-deps -d "$wheels" nvidia-cuda-nvcc-cu12==12.9.86 triton==3.9.0 &&
-    unzip -qjo "$wheels/nvidia_cuda_nvcc*.whl" '*/bin/ptxas' -d "$into" &&
-    unzip -qjo "$wheels/triton*.whl" '*/bin/cuobjdump' '*/bin/nvdisasm' -d "$into" && chmod +x "$into"/*
-  local ok=$?
-  rm -rf "$wheels"
+  pip download -q --no-deps -d "$folder" "$wheel" && unzip -qjo "$folder/*.whl" "$@" -d "$into" && chmod +x "$into"/*
+  ok=$?
+  rm -rf "$folder"
   return $ok
 }
 use_ptxas() { export FINETUNE_REQUIRE_PTXAS=1; }

@@ -25,11 +25,10 @@ or 256.
   for j0 in first key that the first query sees, rounded down to S .. keys seen by the last, step S (64; 32 for D > 64; 16
   for D = 256):
       wait for the k tile; barrier;  v tile = v[j0 ..] is fetched meanwhile
-      s = q k^T                                       a warp that sees none of these keys does nothing
+      s = q k^T, -inf where not seen;  m' = max(m, largest of s)      a warp that sees none of these keys does nothing
+      p = 2^((s - m') scale log2 e);  shrink = 2^((m - m') scale log2 e);  l = l shrink + sum of p;  acc = acc shrink
       wait for the v tile; barrier;  k tile = k[j0 + S ..] is fetched meanwhile
-      s = -inf where not seen;  m' = max(m, largest of s)
-      p = 2^((s - m') scale log2 e);  shrink = 2^((m - m') scale log2 e)
-      l = l shrink + sum of p;  acc = acc shrink + bf16(p) v
+      acc = acc + bf16(p) v                           after the barrier: fragments of v beside p spill in ptxas before 12.8
   out = acc / l;  logsumexp = m scale + ln l
 
 Sums: products in the order of d and of keys, in steps of 16, inside as the tensor core has it; l in each of the four
@@ -140,6 +139,8 @@ fn forward(t: &mut Text, head: Head) {
         head.step() - 1
     ));
     scores(t, head);
+    mask(t, head);
+    (0..2 * head.groups()).for_each(|row| soften(t, head, row));
     t.label("SCORED");
     t.code(format!(
         "cp.async.wait_group 0; bar.sync 0; add.u32 %next, %j0, {}; setp.ge.u32 %done, %next, %total; @%done bra LAST;
@@ -149,8 +150,6 @@ fn forward(t: &mut Text, head: Head) {
     keys(t, head, "%kp", k_tile);
     t.label("LAST");
     t.code("cp.async.commit_group; @%skip bra SUMMED");
-    mask(t, head);
-    (0..2 * head.groups()).for_each(|row| soften(t, head, row));
     sums(t, head, v_tile);
     t.label("SUMMED");
     t.code("mov.u32 %j0, %next; @!%done bra KEYS; cp.async.wait_group 0");

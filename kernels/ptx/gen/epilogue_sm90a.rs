@@ -3,7 +3,7 @@
 
 use crate::operand::Layout;
 use crate::product_sm90a::{BARRIERS, Epilogue};
-use crate::{Text, Uses};
+use crate::{Text, Uses, edge};
 
 /// The part of the rank in shared memory at a time, after the barriers.
 const CHUNK: usize = 16;
@@ -21,20 +21,13 @@ fn sum(part: usize, j: usize, half: usize, c: usize) -> usize {
 
 /// Stores the tile at %m0, %n0.
 pub fn store(t: &mut Text, b: Layout, epilogue: Epilogue) {
-    let t = &mut t.part("store", &Uses { reads: ".u32 %t, %warp, %lane, %group, %m, %n, %m0, %n0, %ldo, %bars; .u64 %out; .pred %adding; .f32 %acc<128>", scratch: ".u32 %x, %y, %k0; .u64 %wide, %row; .f32 %v, %old<16>; .pred %p, %q, %r, %full", ..Uses::default() });
-    t.say("this thread's first output: row %m0 + %x, column %n0 + %y, and those 8 rows below it and 8 columns on");
-    t.code(
-        "setp.eq.u32 %full, %t, %t; add.u32 %x, %m0, 128; setp.le.u32 %p, %x, %m; and.pred %full, %full, %p;
-         add.u32 %x, %n0, 256; setp.le.u32 %p, %x, %n; and.pred %full, %full, %p",
-    );
+    let t = &mut t.part("store", &Uses { reads: ".u32 %t, %warp, %lane, %group, %m, %n, %m0, %n0, %ldo, %bars; .u64 %out; .pred %adding; .f32 %acc<128>", scratch: ".u32 %x, %y, %k0; .u64 %wide, %row; .f32 %v, %old<32>; .pred %p, %q, %full", ..Uses::default() });
     t.say("pairs are stored as such where all of them begin at multiples of 8 bytes");
-    t.code(
-        "cvt.u32.u64 %x, %out; shl.b32 %y, %ldo, 2; or.b32 %x, %x, %y; and.b32 %x, %x, 7; setp.eq.u32 %p, %x, 0;
-         and.pred %full, %full, %p",
-    );
+    edge::whole(t, (128, 256), 8);
     if epilogue == Epilogue::Adapter {
         begin(t);
     }
+    t.say("this thread's first output: row %m0 + %x, column %n0 + %y, and those 8 rows below it and 8 columns on");
     t.code(
         "and.b32 %x, %warp, 3; shl.b32 %x, %x, 4; shl.b32 %y, %group, 6; add.u32 %x, %x, %y; shr.u32 %y, %lane, 2;
          add.u32 %x, %x, %y; and.b32 %y, %lane, 3; shl.b32 %y, %y, 1",
@@ -52,11 +45,12 @@ pub fn store(t: &mut Text, b: Layout, epilogue: Epilogue) {
         if epilogue == Epilogue::Adapter {
             adapter(t, b, part);
         }
+        (0..32).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
         t.code(format!("@!%full bra EDGE{part}"));
-        (0..2).for_each(|half| pairs(t, epilogue, (part, half)));
+        pairs(t, epilogue, part);
         t.code(format!("bra STORED{part}"));
         t.label(&format!("EDGE{part}"));
-        (0..2).for_each(|half| singles(t, epilogue, (part, half)));
+        singles(t, epilogue, part);
         t.label(&format!("STORED{part}"));
     }
 }
@@ -66,55 +60,64 @@ fn row(half: usize) -> &'static str {
     ["%row", "%wide"][half]
 }
 
-/// The registers that both ways to store read: the half's row, sums, the adapter's part if there is one, and more.
-fn reads(epilogue: Epilogue, (half, more): (usize, &str)) -> String {
+/// The registers that both ways to store read: both halves' rows, sums, the adapter's part if there is one, and more.
+fn reads(epilogue: Epilogue, more: &str) -> String {
     let low = if epilogue == Epilogue::Adapter { "; .f32 %low<32>, %by" } else { "" };
-    format!(".u64 {}; .pred %adding; .f32 %acc<128>{low}{more}", row(half))
+    format!(".u64 %row, %wide; .pred %adding; .f32 %acc<128>{low}{more}")
 }
 
-/// A value: the sum, plus the previous value, plus the adapter's part.
-fn value(t: &mut Text, epilogue: Epilogue, (part, half, j, c): (usize, usize, usize, usize), old: usize) {
-    t.code(format!("add.f32 %old{old}, %acc{}, %old{old}", sum(part, j, half, c)));
-    if epilogue == Epilogue::Adapter {
-        t.code(format!("mul.f32 %v, %low{}, %by; add.f32 %old{old}, %v, %old{old}", sum(0, j, half, c)));
+/// The values of a part: the sum, plus the previous value, plus the adapter's part.
+fn values(t: &mut Text, epilogue: Epilogue, part: usize) {
+    for old in 0..32 {
+        let (half, j, c) = (old / 16, old / 2 % 8, old % 2);
+        t.code(format!("add.f32 %old{old}, %acc{}, %old{old}", sum(part, j, half, c)));
+        if epilogue == Epilogue::Adapter {
+            t.code(format!("mul.f32 %v, %low{}, %by; add.f32 %old{old}, %v, %old{old}", sum(0, j, half, c)));
+        }
     }
 }
 
 /// A tile without edges: all loads precede all stores, because a load after a store would wait for it.
-fn pairs(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
-    let reads = reads(epilogue, (half, ""));
-    let t = &mut t.part("pairs", &Uses { reads: &reads, scratch: ".f32 %old<16>, %v", ..Uses::default() });
-    (0..16).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
-    let at = |j: usize| format!("[{}+{}]", row(half), 256 * part + 32 * j);
-    for j in 0..8 {
-        t.code(format!("@%adding ld.global.v2.f32 {{%old{}, %old{}}}, {}", 2 * j, 2 * j + 1, at(j)));
+fn pairs(t: &mut Text, epilogue: Epilogue, part: usize) {
+    let reads = reads(epilogue, "");
+    let t = &mut t.part(
+        "pairs",
+        &Uses { reads: &reads, changes: ".f32 %old<32>", scratch: ".f32 %v" },
+    );
+    let pair = |i: usize| {
+        let at = format!("[{}+{}]", row(i / 8), 256 * part + 32 * (i % 8));
+        (format!("{{%old{}, %old{}}}", 2 * i, 2 * i + 1), at)
+    };
+    for (old, at) in (0..16).map(pair) {
+        t.code(format!("@%adding ld.global.v2.f32 {old}, {at}"));
     }
-    for (j, c) in (0..16).map(|x| (x / 2, x % 2)) {
-        value(t, epilogue, (part, half, j, c), 2 * j + c);
-    }
-    for j in 0..8 {
-        t.code(format!("st.global.v2.f32 {}, {{%old{}, %old{}}}", at(j), 2 * j, 2 * j + 1));
+    values(t, epilogue, part);
+    for (old, at) in (0..16).map(pair) {
+        t.code(format!("st.global.v2.f32 {at}, {old}"));
     }
 }
 
 /// One number at a time, inside the edges only.
-fn singles(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
-    let reads = reads(epilogue, (half, "; .u32 %x, %y, %m, %n"));
+fn singles(t: &mut Text, epilogue: Epilogue, part: usize) {
+    let reads = reads(epilogue, "; .u32 %x, %y, %m, %n");
     let t = &mut t.part(
         "singles",
-        &Uses { reads: &reads, scratch: ".u32 %k0; .f32 %old0, %v; .pred %p, %q, %r", ..Uses::default() },
+        &Uses { reads: &reads, changes: ".f32 %old<32>", scratch: ".u32 %k0; .f32 %v; .pred %p, %q" },
     );
-    t.code(format!("add.u32 %k0, %x, {}; setp.lt.u32 %p, %k0, %m", 8 * half));
-    for (j, c) in (0..16).map(|x| (x / 2, x % 2)) {
-        let column = 64 * part + 8 * j + c;
-        t.code(format!(
-            "add.u32 %k0, %y, {column}; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p; and.pred %r, %q, %adding;
-             mov.f32 %old0, 0f00000000; @%r ld.global.f32 %old0, [{}+{}]",
-            row(half),
-            4 * column
-        ));
-        value(t, epilogue, (part, half, j, c), 0);
-        t.code(format!("@%q st.global.f32 [{}+{}], %old0", row(half), 4 * column));
+    inside(t, part, |old, at| format!("and.pred %q, %q, %adding; @%q ld.global.f32 {old}, {at}"));
+    values(t, epilogue, part);
+    inside(t, part, |old, at| format!("@%q st.global.f32 {at}, {old}"));
+}
+
+/// Statements for each output of a part; %q: it is inside the edges.
+fn inside(t: &mut Text, part: usize, of: impl Fn(String, String) -> String) {
+    for half in 0..2 {
+        t.code(format!("add.u32 %k0, %x, {}; setp.lt.u32 %p, %k0, %m", 8 * half));
+        for i in 0..16 {
+            let column = 64 * part + 8 * (i / 2) + i % 2;
+            t.code(format!("add.u32 %k0, %y, {column}; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p"));
+            t.code(of(format!("%old{}", 16 * half + i), format!("[{}+{}]", row(half), 4 * column)));
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod attention_grad_sm90a;
 mod attention_sm80;
 mod attention_sm90a;
 mod attention_tile;
+mod edge;
 mod epilogue;
 mod epilogue_sm90a;
 mod flash;

@@ -2,18 +2,21 @@
 //! outputs per thread. matmul, linear and linear_grad differ in the layouts of operands and the type of the weight.
 
 use crate::operand::{Layout, Stored};
-use crate::{File, Text, Uses};
+use crate::registers::numbered;
+use crate::{File, Text, Uses, edge};
 
 const HEAD: &str = "
 out[M, N] (=|+=) scale * op(a) op(b), f32 arithmetic: one fused multiply-add per term, in the order of k, so that
 every tile shape gives the same bits.
 
+  the first tiles to registers, zero beyond the edges                   (4 numbers of each per thread)
   for k0 in 0..K step 16:
-      a_tile[16][64], b_tile[16][64] = global, zero beyond the edges    (4 numbers of each per thread)
-      barrier; the next tiles are fetched into registers while this one is used
-      for k in 0..16:  acc[4][4] += a_tile[k][4 ty ..] x b_tile[k][4 tx ..]
       barrier
-  out = scale * acc (+ out where add is not 0)
+      a_tile[16][64], b_tile[16][64] = registers; the next tiles to registers
+      barrier
+      for k in 0..16:  acc[4][4] += a_tile[k][4 ty ..] x b_tile[k][4 tx ..]
+  out = scale * acc (+ out where add is not 0)                          all loads, then all stores; 16 bytes each
+                                                                        where the tile is whole and out allows it
 
 launch: grid (ceil(N / 64), ceil(M / 64)), 256 threads; tx = thread % 16, ty = thread / 16.
 lda, ldb, ldo: numbers between rows of a, b and out as stored.
@@ -65,12 +68,12 @@ pub const PARAMS: [(&str, &str); 11] = [
 fn entry(t: &mut Text, name: &str, a: Layout, (b, stored): (Layout, Stored)) {
     t.entry(name, &PARAMS, 256);
     t.code(
-        ".reg .f32 %acc<16>, %a<4>, %b<4>, %ga<4>, %gb<4>, %scale, %v, %old;
-         .reg .u64 %out, %pa<4>, %pb<4>, %stepa, %stepb, %row, %wide;
-         .reg .u32 %t, %tx, %ty, %m, %n, %k, %lda, %ldb, %add, %m0, %n0, %i, %x, %sa, %sb, %qa, %qb;
+        ".reg .f32 %acc<16>, %a<4>, %b<4>, %ga<4>, %gb<4>, %scale, %v, %old<16>;
+         .reg .u64 %out, %pa<4>, %pb<4>, %stepa, %stepb, %row, %row<4>, %wide;
+         .reg .u32 %t, %tx, %ty, %m, %n, %k, %lda, %ldb, %ldo, %add, %m0, %n0, %i, %x, %y, %sa, %sb, %qa, %qb;
          .reg .u32 %oa, %ob, %ka, %kb, %left;
-         .reg .b16 %h;
-         .reg .pred %ina<4>, %inb<4>, %q, %r, %adding, %col<4>;
+         .reg .b16 %h<4>;
+         .reg .pred %ina<4>, %inb<4>, %p, %q, %adding, %full, %col<4>;
          .shared .align 16 .f32 tile_a[1088];
          .shared .align 16 .f32 tile_b[1088]",
     );
@@ -91,14 +94,16 @@ fn entry(t: &mut Text, name: &str, a: Layout, (b, stored): (Layout, Stored)) {
     fetch(t, "b", (b, stored));
     t.label("STEP");
     t.code("bar.sync 0");
-    keep(t, "a", a);
-    keep(t, "b", b);
-    t.code("bar.sync 0; sub.s32 %left, %left, 16");
+    keep(t, "a", (a, Stored::F32));
+    keep(t, "b", (b, stored));
+    t.say("the next step's loads stand before the barrier: after it, ptxas moves them behind the products");
+    t.code("sub.s32 %left, %left, 16");
     for i in 0..4 {
         t.code(format!("add.u64 %pa{i}, %pa{i}, %stepa; add.u64 %pb{i}, %pb{i}, %stepb"));
     }
     fetch(t, "a", (a, Stored::F32));
     fetch(t, "b", (b, stored));
+    t.code("bar.sync 0");
     multiply(t);
     t.code("setp.gt.s32 %q, %left, 0; @%q bra STEP");
     store(t);
@@ -150,36 +155,57 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (layout, stored): 
     }
 }
 
-/// Loads the next four numbers into registers, zero beyond the edges.
+/// The registers that a fetch fills: only b is stored in 16 bits.
+fn fetched(x: &str, stored: Stored) -> &'static str {
+    match (stored, x) {
+        (Stored::F32, "a") => ".f32 %ga<4>",
+        (Stored::F32, _) => ".f32 %gb<4>",
+        _ => ".b16 %h<4>",
+    }
+}
+
+/// Loads the next four numbers into registers, zero beyond the edges. Not `ld.global.nc`, which ptxas would move beyond
+/// a barrier.
 fn fetch(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "fetch",
         &Uses {
             reads: &format!(".u32 %k{x}, %left; .u64 %p{x}<4>; .pred %in{x}<4>"),
-            changes: &format!(".f32 %g{x}<4>"),
-            scratch: ".u32 %x, %i; .b16 %h; .pred %q",
+            changes: fetched(x, stored),
+            scratch: ".u32 %x; .pred %q",
         },
     );
     for i in 0..4 {
         let ahead = if layout == Layout::AcrossK { 4 * i } else { 0 };
         t.code(format!("add.u32 %x, %k{x}, {ahead}; setp.lt.s32 %q, %x, %left; and.pred %q, %q, %in{x}{i}"));
-        let (g, p) = (format!("%g{x}{i}"), format!("%p{x}{i}"));
         match stored {
-            Stored::F32 => t.code(format!("mov.f32 {g}, 0f00000000; @%q ld.global.nc.f32 {g}, [{p}]")),
-            Stored::Bf16 => t.code(format!(
-                "mov.b16 %h, 0; @%q ld.global.nc.b16 %h, [{p}]; mov.b32 %i, {{0, %h}}; mov.b32 {g}, %i"
-            )),
-            Stored::F16 => {
-                t.code(format!("mov.b16 %h, 0; @%q ld.global.nc.b16 %h, [{p}]; cvt.f32.f16 {g}, %h"));
+            Stored::F32 => {
+                t.code(format!("mov.f32 %g{x}{i}, 0f00000000; @%q ld.global.f32 %g{x}{i}, [%p{x}{i}]"));
             }
+            _ => t.code(format!("mov.b16 %h{i}, 0; @%q ld.global.b16 %h{i}, [%p{x}{i}]")),
         }
     }
 }
 
-fn keep(t: &mut Text, x: &str, layout: Layout) {
-    let t = &mut t.part("keep", &Uses { reads: &format!(".u32 %s{x}; .f32 %g{x}<4>"), ..Uses::default() });
+/// Stores the four numbers in the tile. They become f32 here, so that no thread waits for them before.
+fn keep(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
+    let reads = format!(".u32 %s{x}; {}", fetched(x, stored));
+    let t = &mut t.part("keep", &Uses { reads: &reads, scratch: ".f32 %v; .b32 %i", ..Uses::default() });
     let apart = if layout == Layout::AlongK { 64 } else { 4 * 272 };
-    (0..4).for_each(|i| t.code(format!("st.shared.f32 [%s{x}+{}], %g{x}{i}", i * apart)));
+    for i in 0..4 {
+        let v = match stored {
+            Stored::F32 => format!("%g{x}{i}"),
+            Stored::Bf16 => {
+                t.code(format!("mov.b32 %i, {{0, %h{i}}}; mov.b32 %v, %i"));
+                "%v".into()
+            }
+            Stored::F16 => {
+                t.code(format!("cvt.f32.f16 %v, %h{i}"));
+                "%v".into()
+            }
+        };
+        t.code(format!("st.shared.f32 [%s{x}+{}], {v}", i * apart));
+    }
 }
 
 fn multiply(t: &mut Text) {
@@ -210,23 +236,41 @@ fn multiply(t: &mut Text) {
 }
 
 fn store(t: &mut Text) {
-    let t = &mut t.part("store", &Uses { reads: ".f32 %acc<16>, %scale; .u32 %add, %tx, %ty, %m, %n; .u64 %out", scratch: ".u32 %k, %x, %m0, %n0; .u64 %row, %wide; .f32 %v, %old; .pred %adding, %col<4>, %ina0, %q, %r", ..Uses::default() });
-    t.code("ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; shl.b32 %x, %tx, 2; add.u32 %n0, %n0, %x");
-    t.code("shl.b32 %x, %ty, 2; add.u32 %m0, %m0, %x");
+    let t = &mut t.part("store", &Uses { reads: ".f32 %acc<16>, %scale; .u32 %add, %tx, %ty, %m, %n; .u64 %out", scratch: ".u32 %ldo, %x, %y, %m0, %n0; .u64 %row<4>, %wide; .f32 %v, %old<16>; .pred %adding, %full, %p, %q, %col<4>", ..Uses::default() });
+    t.code("ld.param.u32 %ldo, [ldo]; setp.ne.u32 %adding, %add, 0");
+    edge::whole(t, (64, 64), 16);
+    t.code(
+        "shl.b32 %x, %tx, 2; add.u32 %n0, %n0, %x; shl.b32 %x, %ty, 2; add.u32 %m0, %m0, %x; cvt.u64.u32 %wide, %n0;
+         mad.wide.u32 %row0, %m0, %ldo, %wide; shl.b64 %row0, %row0, 2; add.u64 %row0, %row0, %out;
+         mul.wide.u32 %wide, %ldo, 4",
+    );
+    (1..4).for_each(|i| t.code(format!("add.u64 %row{i}, %row{}, %wide", i - 1)));
+    (0..16).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
+    t.code("@!%full bra EDGE");
+    let four = |i: usize| format!("{{{}}}", numbered("%old", 4 * i, 4));
+    (0..4).for_each(|i| t.code(format!("@%adding ld.global.v4.f32 {}, [%row{i}]", four(i))));
+    values(t);
+    (0..4).for_each(|i| t.code(format!("st.global.v4.f32 [%row{i}], {}", four(i))));
+    t.code("bra STORED");
+    t.label("EDGE");
     (0..4).for_each(|j| t.code(format!("add.u32 %x, %n0, {j}; setp.lt.u32 %col{j}, %x, %n")));
+    singles(t, |i, j| {
+        format!("and.pred %q, %q, %adding; @%q ld.global.f32 %old{}, [%row{i}+{}]", 4 * i + j, 4 * j)
+    });
+    values(t);
+    singles(t, |i, j| format!("@%q st.global.f32 [%row{i}+{}], %old{}", 4 * j, 4 * i + j));
+    t.label("STORED");
+}
+
+/// %old = scale * acc + %old.
+fn values(t: &mut Text) {
+    (0..16).for_each(|i| t.code(format!("mul.f32 %v, %acc{i}, %scale; add.f32 %old{i}, %v, %old{i}")));
+}
+
+/// Statements for each output of the thread; %q: it is inside the edges.
+fn singles(t: &mut Text, of: impl Fn(usize, usize) -> String) {
     for i in 0..4 {
-        t.code(format!(
-            "add.u32 %x, %m0, {i}; setp.lt.u32 %r, %x, %m; mul.wide.u32 %row, %x, %k;
-             cvt.u64.u32 %wide, %n0; add.u64 %row, %row, %wide; shl.b64 %row, %row, 2; add.u64 %row, %row, %out"
-        ));
-        for j in 0..4 {
-            t.code(format!(
-                "mul.f32 %v, %acc{0}, %scale; mov.f32 %old, 0f00000000;
-                 and.pred %q, %r, %col{j}; and.pred %ina0, %q, %adding;
-                 @%ina0 ld.global.f32 %old, [%row+{1}]; add.f32 %v, %v, %old; @%q st.global.f32 [%row+{1}], %v",
-                4 * i + j,
-                4 * j
-            ));
-        }
+        t.code(format!("add.u32 %x, %m0, {i}; setp.lt.u32 %p, %x, %m"));
+        (0..4).for_each(|j| t.code(format!("and.pred %q, %p, %col{j}; {}", of(i, j))));
     }
 }

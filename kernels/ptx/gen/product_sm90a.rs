@@ -30,7 +30,7 @@ Tiles in groups of 8 rows of tiles, down a group first: what blocks read at a ti
 Sums: the order of k in steps of 16, inside as the tensor core has it: not the bits of product_sm80.
 launch: grid min(tiles, multiprocessors), 384 threads, dynamic shared memory as much as the budget says.
 map_a: boxes 64 x 128 of a [M, K]; map_b: 64 x 256 of b [N, K] (nt), 64 x 64 of b [K, N] (nn).
-registers: a thread that multiplies has 128 sums, 16 numbers of out, addresses.
+registers: a thread that multiplies has 128 sums, 32 numbers of out, addresses.
 budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG USETMAXREG
 ";
@@ -51,7 +51,7 @@ bits as the two one after the other, where the compiler fuses nothing else.
 between: numbers from row to row of right. Rows of left_tile are 130 numbers apart, of right_tile 66.
 launch: grid min(tiles, multiprocessors), 384 threads, dynamic shared memory as much as the budget says.
 map_a, map_b: as product_sm90a.ptx has them.
-registers: 128 sums and 32 of the adapter, 16 numbers of out, 2 + 16 factors, addresses.
+registers: 128 sums and 32 of the adapter, 32 numbers of out, 2 + 16 factors, addresses.
 budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG USETMAXREG
 ";
@@ -110,11 +110,11 @@ fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
         Epilogue::Adapter => t.entry_within(name, &[&PARAMS[..], &crate::epilogue::PARAMS].concat(), one),
     }
     t.code(
-        ".reg .f32 %acc<128>, %v, %old<16>;
+        ".reg .f32 %acc<128>, %v, %old<32>;
          .reg .u64 %out, %mapa, %mapb, %wide, %row, %da, %db, %sa, %sb;
          .reg .u32 %t, %lane, %warp, %group, %m, %n, %k, %ldo, %add, %base, %bars, %bar, %last, %to, %x, %y;
          .reg .u32 %tile, %tiles, %tilesm, %tilesn, %per, %blocks, %m0, %n0, %k0, %steps, %step, %stage, %parity;
-         .reg .pred %p, %q, %r, %adding, %first, %on, %all, %full",
+         .reg .pred %p, %q, %adding, %first, %on, %all, %full",
     );
     t.code(
         "ld.param.u64 %out, [out]; ld.param.u32 %m, [m]; ld.param.u32 %n, [n]; ld.param.u32 %k, [k];
@@ -232,7 +232,7 @@ fn copy(t: &mut Text, map: &str, (column, row): (&str, &str)) {
 
 /// The two warpgroups that multiply and store.
 fn multiply(t: &mut Text, b: Layout, epilogue: Epilogue) {
-    let t = &mut t.part("multiply", &Uses { reads: ".u32 %t, %lane, %warp, %m, %n, %ldo, %add, %tiles, %tilesm, %per, %blocks, %steps, %base, %bars; .u64 %out", changes: ".u32 %tile, %stage, %group", scratch: ".f32 %acc<128>, %v, %old<16>; .u64 %wide, %row, %da, %db, %sa, %sb; .u32 %parity, %m0, %n0, %k0, %x, %y, %bar, %last, %step; .pred %p, %q, %r, %adding, %first, %on, %all, %full" });
+    let t = &mut t.part("multiply", &Uses { reads: ".u32 %t, %lane, %warp, %m, %n, %ldo, %add, %tiles, %tilesm, %per, %blocks, %steps, %base, %bars; .u64 %out", changes: ".u32 %tile, %stage, %group", scratch: ".f32 %acc<128>, %v, %old<32>; .u64 %wide, %row, %da, %db, %sa, %sb; .u32 %parity, %m0, %n0, %k0, %x, %y, %bar, %last, %step; .pred %p, %q, %adding, %first, %on, %all, %full" });
     let descriptor = |apart: u64| (apart / 16) << 16 | (1024 / 16) << 32 | 1 << 62;
     let (apart, ahead, transposed) = if b == Layout::AlongK { (16, 32, 0) } else { (8192, 2048, 1) };
     t.code("setmaxnreg.inc.sync.aligned.u32 240; mov.u32 %parity, 0; setp.ne.u32 %adding, %add, 0");

@@ -3,7 +3,7 @@
 
 use crate::operand::Layout;
 use crate::product::PARAMS;
-use crate::{File, Text, Uses, epilogue};
+use crate::{File, Text, Uses, edge, epilogue};
 
 const HEAD: &str = "
 product_sm80: out[M, N] (=|+=) scale * a op(b), bf16 operands, f32 sums on tensor cores
@@ -25,8 +25,8 @@ A tile along K has rows of 4 pieces of 16 bytes: piece p of row r is stored at p
 pieces: p ^ (r % 8). So the eight rows that a matrix of ldmatrix reads meet all banks once.
 Sums: the order of k in steps of 16, inside as the tensor core has it: the class is this device's own.
 launch: grid (ceil(N / 128), ceil(M / 128)), 256 threads.
-registers: 64 sums, 16 + 8 fragments, addresses.
-budget: 168 registers, 49152 bytes of shared memory
+registers: 64 sums, 16 + 8 fragments, 32 numbers of out, addresses; two blocks on a multiprocessor.
+budget: 128 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
@@ -45,7 +45,7 @@ Sums: the product's, then those of the rank in order, one fused multiply-add per
 bits as the two one after the other, where the compiler fuses nothing else.
 between: numbers from row to row of right. Rows of shared memory are 130 numbers apart.
 launch: grid (ceil(N / 128), ceil(M / 128)), 256 threads.
-registers: 64 sums and 64 of the adapter, 16 + 8 fragments, addresses.
+registers: 64 sums and 64 of the adapter, 16 + 8 fragments, 32 numbers of out, addresses.
 budget: 255 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
@@ -99,17 +99,18 @@ fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
     // Activations are rows of numbers along K.
     let a = Layout::AlongK;
     match epilogue {
-        Epilogue::Nothing => t.entry(name, &PARAMS, 256),
+        // Registers for two blocks on a multiprocessor.
+        Epilogue::Nothing => t.entry_within(name, &PARAMS, (256, " .minnctapersm 2")),
         Epilogue::Adapter => t.entry(name, &[&PARAMS[..], &epilogue::PARAMS].concat(), 256),
     }
     t.code(format!(
-        ".reg .f32 %acc<64>, %scale, %v, %old;
+        ".reg .f32 %acc<64>, %scale, %v, %old<32>;
          .reg .b32 %fa<16>, %fb<8>;
-         .reg .u64 %out, %pa<2>, %pb<2>, %stepa, %stepb, %row, %wide, %safe;
-         .reg .u32 %t, %lane, %warp, %wm, %wn, %m, %n, %k, %lda, %ldb, %add, %m0, %n0, %x, %y, %z, %real;
+         .reg .u64 %out, %pa<2>, %pb<2>, %stepa, %stepb, %row, %row<4>, %wide, %safe;
+         .reg .u32 %t, %lane, %warp, %wm, %wn, %m, %n, %k, %lda, %ldb, %ldo, %add, %m0, %n0, %x, %y, %z, %real;
          .reg .u32 %oa<2>, %ob<2>, %ka<2>, %kb<2>, %sa<2>, %sb<2>, %la<2>, %lb<2>, %fill, %use, %k0, %base;
          .reg .u32 %keepa<2>, %keepb<2>;
-         .reg .pred %p, %q, %r, %adding;
+         .reg .pred %p, %q, %adding, %full;
          .shared .align 128 .b8 stages[{}]",
         STAGES * 2 * TILE
     ));
@@ -337,40 +338,72 @@ fn address(t: &mut Text, (lane, half): (&str, usize), layout: Layout, ahead: usi
     }
 }
 
+/// Rows of a thread, 8 apart, whose outputs are loaded before any of them is stored.
+const ROWS: usize = 4;
+
+/// Stores the tile. All loads of some rows precede their stores, because a load after a store would wait for it.
 fn store(t: &mut Text, epilogue: Epilogue) {
     let low = if epilogue == Epilogue::Adapter { ", %low<64>, %by" } else { "" };
     let t = &mut t.part(
         "store",
         &Uses {
             reads: &format!(".f32 %acc<64>, %scale{low}; .u32 %add, %lane, %wm, %wn, %m, %n; .u64 %out"),
-            scratch: ".u32 %k, %m0, %n0, %x, %y; .u64 %row, %wide; .f32 %v, %old; .pred %adding, %p, %q, %r",
+            scratch: ".u32 %ldo, %m0, %n0, %x, %y; .u64 %row<4>, %wide; .f32 %v, %old<32>; .pred %adding, %full, %p, %q",
             ..Uses::default()
         },
     );
+    t.code("ld.param.u32 %ldo, [ldo]; setp.ne.u32 %adding, %add, 0");
+    edge::whole(t, (128, 128), 8);
     t.code(
-        "ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; add.u32 %m0, %m0, %wm; add.u32 %n0, %n0, %wn;
-         shr.u32 %x, %lane, 2; add.u32 %m0, %m0, %x; and.b32 %x, %lane, 3; shl.b32 %x, %x, 1; add.u32 %n0, %n0, %x",
+        "add.u32 %m0, %m0, %wm; add.u32 %n0, %n0, %wn; shr.u32 %x, %lane, 2; add.u32 %m0, %m0, %x; and.b32 %x, %lane, 3;
+         shl.b32 %x, %x, 1; add.u32 %n0, %n0, %x; cvt.u64.u32 %wide, %n0; mad.wide.u32 %row0, %m0, %ldo, %wide;
+         shl.b64 %row0, %row0, 2; add.u64 %row0, %row0, %out; mul.wide.u32 %wide, %ldo, 32",
     );
-    for (i, high) in (0..8).map(|x| (x / 2, x % 2)) {
-        t.code(format!(
-            "add.u32 %x, %m0, {}; cvt.u64.u32 %wide, %n0; mad.wide.u32 %row, %x, %k, %wide; shl.b64 %row, %row, 2;
-             add.u64 %row, %row, %out; setp.lt.u32 %p, %x, %m",
-            16 * i + 8 * high
-        ));
-        for (j, c) in (0..8).map(|x| (x / 2, x % 2)) {
-            let (column, acc) = (8 * j + c, 16 * i + 4 * j + 2 * high + c);
-            t.code(format!(
-                "add.u32 %y, %n0, {column}; setp.lt.u32 %q, %y, %n; and.pred %q, %q, %p;
-                 mul.f32 %v, %acc{acc}, %scale; mov.f32 %old, 0f00000000"
-            ));
-            t.code(format!(
-                "and.pred %r, %q, %adding; @%r ld.global.f32 %old, [%row+{0}]; add.f32 %v, %v, %old",
-                4 * column
-            ));
-            if epilogue == Epilogue::Adapter {
-                t.code(format!("mul.f32 %old, %low{acc}, %by; add.f32 %v, %old, %v"));
-            }
-            t.code(format!("@%q st.global.f32 [%row+{}], %v", 4 * column));
+    (1..ROWS).for_each(|r| t.code(format!("add.u64 %row{r}, %row{}, %wide", r - 1)));
+    for first in (0..8).step_by(ROWS) {
+        (0..8 * ROWS).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
+        t.code(format!("@!%full bra EDGE{first}"));
+        let pair = |i: usize| (format!("{{%old{}, %old{}}}", 2 * i, 2 * i + 1), format!("[%row{}+{}]", i / 4, i % 4 * 32));
+        for (old, at) in (0..4 * ROWS).map(pair) {
+            t.code(format!("@%adding ld.global.v2.f32 {old}, {at}"));
+        }
+        values(t, epilogue, first);
+        for (old, at) in (0..4 * ROWS).map(pair) {
+            t.code(format!("st.global.v2.f32 {at}, {old}"));
+        }
+        t.code(format!("bra STORED{first}"));
+        t.label(&format!("EDGE{first}"));
+        singles(t, |old, at| format!("and.pred %q, %q, %adding; @%q ld.global.f32 {old}, {at}"));
+        values(t, epilogue, first);
+        singles(t, |old, at| format!("@%q st.global.f32 {at}, {old}"));
+        t.label(&format!("STORED{first}"));
+        if first + ROWS < 8 {
+            t.code(format!("add.u32 %m0, %m0, {}; shl.b64 %wide, %wide, 2", 8 * ROWS));
+            (0..ROWS).for_each(|r| t.code(format!("add.u64 %row{r}, %row{r}, %wide")));
+        }
+    }
+}
+
+/// The values of the thread's rows from `first` on: the sum, plus the previous value, plus the adapter's part.
+fn values(t: &mut Text, epilogue: Epilogue, first: usize) {
+    for old in 0..8 * ROWS {
+        let (row, j, c) = (first + old / 8, old / 2 % 4, old % 2);
+        let acc = 8 * (row / 2 * 2) + 4 * j + 2 * (row % 2) + c;
+        t.code(format!("mul.f32 %v, %acc{acc}, %scale; add.f32 %old{old}, %v, %old{old}"));
+        if epilogue == Epilogue::Adapter {
+            t.code(format!("mul.f32 %v, %low{acc}, %by; add.f32 %old{old}, %v, %old{old}"));
+        }
+    }
+}
+
+/// Statements for each output of the thread's rows from %m0 on; %q: it is inside the edges.
+fn singles(t: &mut Text, of: impl Fn(String, String) -> String) {
+    for row in 0..ROWS {
+        t.code(format!("add.u32 %x, %m0, {}; setp.lt.u32 %p, %x, %m", 8 * row));
+        for i in 0..8 {
+            let column = i / 2 * 8 + i % 2;
+            t.code(format!("add.u32 %x, %n0, {column}; setp.lt.u32 %q, %x, %n; and.pred %q, %q, %p"));
+            t.code(of(format!("%old{}", 8 * row + i), format!("[%row{row}+{}]", 4 * column)));
         }
     }
 }

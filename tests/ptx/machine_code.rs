@@ -1,0 +1,142 @@
+//! Patterns of machine code that cost time on a card and that PTX does not show, because ptxas moves statements and makes
+//! branches of predicates: a branch for each output of a tile, loads of the next step behind the products of this one,
+//! a wait after each wgmma.
+
+use std::ops::Range;
+
+struct Instruction {
+    opcode: String,
+    /// Everything after the opcode.
+    operands: String,
+}
+
+/// The machine code of one entry.
+pub struct Entry {
+    pub name: String,
+    code: Vec<Instruction>,
+    /// Labels, with the index of the next instruction.
+    labels: Vec<(String, usize)>,
+}
+
+/// The entries in the output of `nvdisasm -c`.
+pub fn entries(text: &str) -> Vec<Entry> {
+    let mut all: Vec<Entry> = Vec::new();
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix(".text.") {
+            all.push(Entry { name: name.trim_end_matches(':').into(), code: vec![], labels: vec![] });
+        }
+        let Some(entry) = all.last_mut() else { continue };
+        if let Some(label) = line.strip_prefix(".L_").and_then(|l| l.strip_suffix(':')) {
+            entry.labels.push((format!(".L_{label}"), entry.code.len()));
+        }
+        entry.code.extend(instruction(line));
+    }
+    all
+}
+
+/// `        /*0a30*/              @!P0 LDG.E.64 R10, desc[UR8][R18.64] ;`
+fn instruction(line: &str) -> Option<Instruction> {
+    let text = line.trim_start().strip_prefix("/*")?.split_once("*/")?.1.split(';').next()?.trim();
+    let text = if text.starts_with('@') { text.split_once(' ')?.1.trim() } else { text };
+    let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
+    opcode.starts_with(char::is_uppercase).then(|| Instruction { opcode: opcode.into(), operands: operands.into() })
+}
+
+impl Instruction {
+    fn is(&self, beginning: &str) -> bool {
+        self.opcode.split('.').next() == Some(beginning)
+    }
+    /// Whether it loads from or stores to global memory 8 or 16 bytes at once.
+    fn is_wide(&self) -> bool {
+        self.opcode.split('.').any(|part| part == "64" || part == "128")
+    }
+    fn loads(&self) -> bool {
+        self.is("LDG") || self.is("LDGSTS")
+    }
+    fn multiplies(&self) -> bool {
+        self.is("HMMA") || self.is("FFMA")
+    }
+    fn ends_block(&self) -> bool {
+        ["BRA", "EXIT", "BRX", "CALL", "RET"].iter().any(|op| self.is(op))
+    }
+}
+
+impl Entry {
+    /// Ranges of instructions with no label inside and no branch but the last.
+    fn blocks(&self) -> Vec<Range<usize>> {
+        let ends = self.code.iter().enumerate().filter(|(_, i)| i.ends_block()).map(|(at, _)| at + 1);
+        let mut cuts: Vec<usize> = self.labels.iter().map(|(_, at)| *at).chain(ends).collect();
+        cuts.extend([0, self.code.len()]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts.windows(2).map(|w| w[0]..w[1]).collect()
+    }
+
+    /// The code of every loop, by the place of the branch back.
+    fn loops(&self) -> impl Iterator<Item = &[Instruction]> {
+        self.code.iter().enumerate().filter(|(_, i)| i.is("BRA")).filter_map(|(at, i)| {
+            let label = i.operands.split_once('(')?.1.split(')').next()?;
+            let (_, start) = self.labels.iter().find(|(name, _)| name == label)?;
+            self.code.get(*start..at)
+        })
+    }
+}
+
+/// Fewer stores than this between two branches are a branch per output.
+const TOGETHER: usize = 4;
+
+/// The faults of the epilogue of whole tiles, whose PTX has `stores` statements that store vectors, or, where it is 0, in
+/// that of all tiles.
+pub fn epilogue_faults(entry: &Entry, stores: usize) -> Vec<String> {
+    let counts = |i: &Instruction| stores == 0 || i.is_wide();
+    let places = |of: Range<usize>, op: &str| -> Vec<usize> {
+        of.filter(|&at| entry.code[at].is(op) && counts(&entry.code[at])).collect()
+    };
+    let all = places(0..entry.code.len(), "STG").len();
+    let blocks: Vec<Range<usize>> = entry.blocks();
+    let with: Vec<&Range<usize>> = blocks.iter().filter(|b| !places((*b).clone(), "STG").is_empty()).collect();
+    let mut found = Vec::new();
+    if all < stores.max(TOGETHER) {
+        found.push(format!("{}: {all} stores of outputs, and PTX has {stores} of vectors", entry.name));
+    }
+    if with.len() * TOGETHER > all {
+        found.push(format!("{}: {all} stores of outputs in {} pieces between branches", entry.name, with.len()));
+    }
+    let late = |b: &&Range<usize>| places((*b).clone(), "LDG").last() > places((*b).clone(), "STG").first();
+    if stores > 0 && with.into_iter().filter(late).any(|b| !places((*b).clone(), "LDG").is_empty()) {
+        found.push(format!("{}: outputs are loaded after others are stored", entry.name));
+    }
+    found
+}
+
+/// The faults of the main loop, the first with loads and products: loads of the next step stand behind products of
+/// this one, or, if they go to registers, the products wait for them.
+pub fn loop_faults(entry: &Entry) -> Vec<String> {
+    let main = entry.loops().find(|code| {
+        code.iter().any(Instruction::loads) && code.iter().filter(|i| i.multiplies()).count() >= 16
+    });
+    let Some(code) = main else { return vec![format!("{}: no loop with loads and products", entry.name)] };
+    let first = code.iter().position(Instruction::multiplies).unwrap_or(0);
+    let behind = code[first..].iter().filter(|i| i.loads()).count();
+    let mut found = Vec::new();
+    if behind > 0 {
+        found.push(format!("{}: {behind} loads of the next step stand behind products of this one", entry.name));
+    }
+    let used = |(at, load): &(usize, &Instruction)| {
+        let register = load.operands.split(',').next().unwrap_or("").trim();
+        let uses = |i: &Instruction| i.operands.split([',', ' ', '[', ']', '.']).any(|o| o == register);
+        code[at + 1..first].iter().any(uses)
+    };
+    let waits = code[..first].iter().enumerate().filter(|(_, i)| i.is("LDG")).filter(used).count();
+    if waits > 0 {
+        found.push(format!("{}: products wait for {waits} loads of the next step", entry.name));
+    }
+    found
+}
+
+/// A wait after more than every second wgmma.
+pub fn serialised(entry: &Entry) -> Option<String> {
+    let count = |is: &dyn Fn(&Instruction) -> bool| entry.code.iter().filter(|i| is(i)).count();
+    let (products, waits) = (count(&|i| i.is("HGMMA")), count(&|i| i.opcode.starts_with("WARPGROUP.DEPBAR")));
+    (2 * waits > products).then(|| format!("{}: {waits} waits for {products} wgmma", entry.name))
+}
