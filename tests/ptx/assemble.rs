@@ -1,13 +1,20 @@
-//! Assembles every kernel with ptxas, for every architecture on which it may run. No GPU is needed: ptxas is in the
-//! wheel nvidia-cuda-nvcc-cu12, cuobjdump in triton's (tests/run.sh installs both). FINETUNE_CUDA_TOOLS names their
-//! folder; without them these tests print `skipped`, unless FINETUNE_REQUIRE_PTXAS is set.
+//! Assembles every kernel with ptxas, for every architecture on which it may run, and with the versions of ptxas that
+//! drivers contain. No GPU is needed: ptxas is in the wheels nvidia-cuda-nvcc-cu12 and nvidia-cuda-nvcc, cuobjdump and
+//! nvdisasm in triton's (tests/run.sh installs all). FINETUNE_CUDA_TOOLS names their folder; without them these tests
+//! print `skipped`, unless FINETUNE_REQUIRE_PTXAS is set.
 
 use crate::files::{self, File};
+use crate::machine_code::{self, Entry};
+use crate::mutations::of_entry;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Architectures from Volta to Blackwell.
 const ARCHITECTURES: [&str; 9] = ["70", "75", "80", "86", "89", "90", "100", "120", "121"];
+
+/// Architectures of the other versions: the oldest that the disassembler knows, and one of each kind of machine code
+/// that is in use. 12.8 is the first version that knows 12.0.
+const OF_VERSIONS: [&str; 4] = ["75", "80", "90", "120"];
 
 fn tool(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("FINETUNE_CUDA_TOOLS").map(PathBuf::from);
@@ -74,33 +81,128 @@ fn smem(line: &str) -> usize {
     words.windows(3).find(|w| w[1] == "bytes" && w[2] == "smem").map_or(0, |w| w[0].parse().unwrap())
 }
 
-#[test]
-fn every_kernel_assembles_everywhere_within_its_budget() {
-    let Some(ptxas) = tool("ptxas") else { return };
+/// Files whose kernels store tiles of outputs.
+const TILES: [&str; 15] = [
+    "matmul.ptx",
+    "linear.ptx",
+    "linear_grad.ptx",
+    "product_sm70.ptx",
+    "product_sm80.ptx",
+    "lora_linear_sm80.ptx",
+    "product_sm90a.ptx",
+    "lora_linear_sm90a.ptx",
+    "attention.ptx",
+    "attention_grad.ptx",
+    "attention_sm80.ptx",
+    "attention_grad_sm80.ptx",
+    "attention_grad_wide_sm80.ptx",
+    "attention_sm90a.ptx",
+    "attention_grad_sm90a.ptx",
+];
+/// Of these, the files whose threads load the next step while they multiply.
+const STEPS: usize = 6;
+
+/// An entry that only prepares operands: no products and no tiles.
+fn prepares(entry: &str) -> bool {
+    ["narrow", "attention_grad_delta", "attention_grad_sm80_delta"].contains(&entry)
+}
+
+/// The slow patterns in an entry's machine code.
+fn patterns(file: &File, entry: &Entry) -> Vec<String> {
+    let place = TILES.iter().position(|name| *name == file.name).filter(|_| !prepares(&entry.name));
+    let mut found = Vec::from_iter(machine_code::serialised(entry));
+    if let Some(place) = place {
+        let (from, to) = of_entry(&file.text, &entry.name);
+        found
+            .extend(machine_code::epilogue_faults(entry, file.text[from..to].matches("st.global.v").count()));
+        // Known and left: of a in f32 some loads are rounded before the first product (docs/journal/2026-11-ptxas.md).
+        if place < STEPS && !(entry.name.starts_with("product_sm70") && entry.name.ends_with("f32")) {
+            found.extend(machine_code::loop_faults(entry));
+        }
+    }
+    found
+}
+
+/// Whether a version's name is that of the folder's own ptxas.
+const OWN: &str = "12.9.86";
+
+/// Assembles every file with one version of ptxas, for `archs` of those that this version knows and the file runs on.
+fn check_version(version: &str, archs: &[&str]) {
+    let name = if version == OWN { "ptxas".into() } else { format!("{version}/ptxas") };
+    let (Some(ptxas), Some(nvdisasm)) = (tool(&name), tool("nvdisasm")) else { return };
     let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.cubin");
+    let help = Command::new(&ptxas).arg("--help").output().unwrap();
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    let number = |arch: &str| arch.trim_end_matches('a').parse::<u32>().unwrap();
     let mut found = Vec::new();
     for file in files::all() {
         let exact = file.target.ends_with('a');
-        if exact {
-            let out = folder.path().join("out.cubin");
-            let refused = |arch: &&str| !assembles(&ptxas, &files::path(&file.name), arch, &out);
-            let others = ["90", "100", "100a", "120"];
-            assert!(others.iter().all(refused), "{} runs on its target alone", file.name);
-        }
-        let number = |a: &str| a.trim_end_matches('a').parse::<u32>().unwrap();
-        let archs: Vec<&str> = match exact {
-            true => vec![&file.target],
-            false => ARCHITECTURES.into_iter().filter(|a| number(a) >= number(&file.target)).collect(),
-        };
-        assert!(!archs.is_empty(), "{}: target {}", file.name, file.target);
-        for arch in archs {
-            let out = folder.path().join("out.cubin");
+        let of_file = archs.iter().copied().filter(|a| !exact && number(a) >= number(&file.target));
+        let of_file: Vec<&str> = of_file.chain(exact.then_some(&*file.target)).collect();
+        assert!(!of_file.is_empty(), "{}: target {}", file.name, file.target);
+        for arch in of_file.into_iter().filter(|arch| help.contains(&format!("sm_{arch}"))) {
             let report = assemble(&ptxas, &files::path(&file.name), arch, &out);
             assert!(report.contains("Compiling entry"), "{}: ptxas said nothing of an entry", file.name);
-            found.extend(over_budget(&report, &file).into_iter().map(|f| format!("sm_{arch} {f}")));
+            let mut faults = over_budget(&report, &file);
+            // Devices of another capability do not use the tensor cores of sm_70.
+            let runs =
+                exact || OF_VERSIONS.contains(&arch) && (file.name != "product_sm70.ptx" || arch == "75");
+            if runs && TILES.contains(&&*file.name) {
+                let dump = Command::new(&nvdisasm).arg("-c").arg(&out).output().unwrap();
+                let entries = machine_code::entries(&String::from_utf8_lossy(&dump.stdout));
+                assert!(!entries.is_empty(), "{}: nvdisasm said nothing", file.name);
+                faults.extend(entries.iter().flat_map(|entry| patterns(&file, entry)));
+            }
+            found.extend(faults.into_iter().map(|f| format!("ptxas {version} sm_{arch} {f}")));
         }
     }
-    assert!(found.is_empty(), "over budget:\n{}", found.join("\n"));
+    assert!(found.is_empty(), "over budget, or slow:\n{}", found.join("\n"));
+}
+
+#[test]
+fn every_kernel_assembles_everywhere_within_its_budget() {
+    check_version(OWN, &ARCHITECTURES);
+}
+
+/// In drivers R525; R535 has 12.2.
+#[test]
+fn ptxas_12_0_neither_spills_nor_serialises() {
+    check_version("12.0.140", &OF_VERSIONS);
+}
+
+/// In drivers R550.
+#[test]
+fn ptxas_12_4_neither_spills_nor_serialises() {
+    check_version("12.4.131", &OF_VERSIONS);
+}
+
+/// In drivers R570.
+#[test]
+fn ptxas_12_8_neither_spills_nor_serialises() {
+    check_version("12.8.93", &OF_VERSIONS);
+}
+
+/// In drivers R580.
+#[test]
+fn ptxas_13_0_neither_spills_nor_serialises() {
+    check_version("13.0.88", &OF_VERSIONS);
+}
+
+#[test]
+fn ptxas_13_5_neither_spills_nor_serialises() {
+    check_version("13.5.37", &OF_VERSIONS);
+}
+
+#[test]
+fn kernels_of_an_exact_target_run_on_no_other() {
+    let Some(ptxas) = tool("ptxas") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.cubin");
+    for file in files::all().into_iter().filter(|f| f.target.ends_with('a')) {
+        let refused = |arch: &&str| !assembles(&ptxas, &files::path(&file.name), arch, &out);
+        assert!(["90", "100", "100a", "120"].iter().all(refused), "{} runs on its target alone", file.name);
+    }
 }
 
 #[test]

@@ -39,7 +39,9 @@ fn instruction(line: &str) -> Option<Instruction> {
     let text = line.trim_start().strip_prefix("/*")?.split_once("*/")?.1.split(';').next()?.trim();
     let text = if text.starts_with('@') { text.split_once(' ')?.1.trim() } else { text };
     let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
-    opcode.starts_with(char::is_uppercase).then(|| Instruction { opcode: opcode.into(), operands: operands.into() })
+    opcode
+        .starts_with(char::is_uppercase)
+        .then(|| Instruction { opcode: opcode.into(), operands: operands.into() })
 }
 
 impl Instruction {
@@ -94,13 +96,18 @@ pub fn epilogue_faults(entry: &Entry, stores: usize) -> Vec<String> {
     };
     let all = places(0..entry.code.len(), "STG").len();
     let blocks: Vec<Range<usize>> = entry.blocks();
-    let with: Vec<&Range<usize>> = blocks.iter().filter(|b| !places((*b).clone(), "STG").is_empty()).collect();
+    let with: Vec<&Range<usize>> =
+        blocks.iter().filter(|b| !places((*b).clone(), "STG").is_empty()).collect();
     let mut found = Vec::new();
     if all < stores.max(TOGETHER) {
         found.push(format!("{}: {all} stores of outputs, and PTX has {stores} of vectors", entry.name));
     }
     if with.len() * TOGETHER > all {
-        found.push(format!("{}: {all} stores of outputs in {} pieces between branches", entry.name, with.len()));
+        found.push(format!(
+            "{}: {all} stores of outputs in {} pieces between branches",
+            entry.name,
+            with.len()
+        ));
     }
     let late = |b: &&Range<usize>| places((*b).clone(), "LDG").last() > places((*b).clone(), "STG").first();
     if stores > 0 && with.into_iter().filter(late).any(|b| !places((*b).clone(), "LDG").is_empty()) {
@@ -120,7 +127,10 @@ pub fn loop_faults(entry: &Entry) -> Vec<String> {
     let behind = code[first..].iter().filter(|i| i.loads()).count();
     let mut found = Vec::new();
     if behind > 0 {
-        found.push(format!("{}: {behind} loads of the next step stand behind products of this one", entry.name));
+        found.push(format!(
+            "{}: {behind} loads of the next step stand behind products of this one",
+            entry.name
+        ));
     }
     let used = |(at, load): &(usize, &Instruction)| {
         let register = load.operands.split(',').next().unwrap_or("").trim();

@@ -19,6 +19,7 @@ mod fused;
 mod graphs;
 mod graphs_sm90a;
 mod interpreter;
+mod machine_code;
 mod marks;
 mod model;
 mod mutations;
@@ -39,4 +40,5 @@ mod timings;
 #[allow(dead_code)] // other files use the rest
 #[path = "../parity/train.rs"]
 mod train;
+mod whole_tiles;
 mod widen;

@@ -102,13 +102,25 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("", "add.u32 %steps, %k, 63", "add.u32 %steps, %k, 127"),
     ("", "add.u32 %k0, %k0, 64", "add.u32 %k0, %k0, 65"),
     // edges
-    ("", "add.u32 %k0, %x, 8; setp.lt.u32 %p, %k0, %m", "add.u32 %k0, %x, 8; setp.le.u32 %p, %k0, %m"),
-    ("nt", "add.u32 %k0, %y, 9; setp.lt.u32 %q, %k0, %n", "add.u32 %k0, %y, 9; setp.ne.u32 %q, %k0, %n"),
-    ("nn", "add.u32 %k0, %y, 81; setp.lt.u32 %q, %k0, %n", "add.u32 %k0, %y, 81; setp.ne.u32 %q, %k0, %n"),
-    ("", "setp.le.u32 %p, %x, %m", "setp.ge.u32 %p, %x, %m"),
+    (
+        "",
+        "%x, 8; setp.lt.u32 %p, %k0, %m; add.u32 %k0, %y, 0; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p; @%q st",
+        "%x, 8; setp.le.u32 %p, %k0, %m; add.u32 %k0, %y, 0; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p; @%q st",
+    ),
+    (
+        "nt",
+        "%y, 9; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p; @%q st",
+        "%y, 9; setp.ne.u32 %q, %k0, %n; and.pred %q, %q, %p; @%q st",
+    ),
+    (
+        "nn",
+        "%y, 81; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p; @%q st",
+        "%y, 81; setp.ne.u32 %q, %k0, %n; and.pred %q, %q, %p; @%q st",
+    ),
+    ("", "setp.le.u32 %full, %x, %m", "setp.ge.u32 %full, %x, %m"),
     ("", "add.u32 %x, %n0, 256; setp.le.u32 %p, %x, %n", "add.u32 %x, %n0, 256; setp.ge.u32 %p, %x, %n"),
     ("", "add.f32 %old3, %acc5, %old3", "add.f32 %old3, %acc4, %old3"),
-    ("", "add.f32 %old0, %acc3, %old0", "add.f32 %old0, %acc2, %old0"),
+    ("", "st.global.f32 [%row+4], %old1", "st.global.f32 [%row+4], %old0"),
 ];
 
 /// For products only: adapters are tested with aligned outputs only.

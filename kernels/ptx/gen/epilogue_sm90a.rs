@@ -80,10 +80,7 @@ fn values(t: &mut Text, epilogue: Epilogue, part: usize) {
 /// A tile without edges: all loads precede all stores, because a load after a store would wait for it.
 fn pairs(t: &mut Text, epilogue: Epilogue, part: usize) {
     let reads = reads(epilogue, "");
-    let t = &mut t.part(
-        "pairs",
-        &Uses { reads: &reads, changes: ".f32 %old<32>", scratch: ".f32 %v" },
-    );
+    let t = &mut t.part("pairs", &Uses { reads: &reads, changes: ".f32 %old<32>", scratch: ".f32 %v" });
     let pair = |i: usize| {
         let at = format!("[{}+{}]", row(i / 8), 256 * part + 32 * (i % 8));
         (format!("{{%old{}, %old{}}}", 2 * i, 2 * i + 1), at)

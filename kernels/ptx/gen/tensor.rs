@@ -363,7 +363,9 @@ fn store(t: &mut Text, epilogue: Epilogue) {
     for first in (0..8).step_by(ROWS) {
         (0..8 * ROWS).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
         t.code(format!("@!%full bra EDGE{first}"));
-        let pair = |i: usize| (format!("{{%old{}, %old{}}}", 2 * i, 2 * i + 1), format!("[%row{}+{}]", i / 4, i % 4 * 32));
+        let pair = |i: usize| {
+            (format!("{{%old{}, %old{}}}", 2 * i, 2 * i + 1), format!("[%row{}+{}]", i / 4, i % 4 * 32))
+        };
         for (old, at) in (0..4 * ROWS).map(pair) {
             t.code(format!("@%adding ld.global.v2.f32 {old}, {at}"));
         }
