@@ -12,9 +12,10 @@ use std::process::Command;
 /// Architectures from Volta to Blackwell.
 const ARCHITECTURES: [&str; 9] = ["70", "75", "80", "86", "89", "90", "100", "120", "121"];
 
-/// Architectures of the other versions: the oldest that the disassembler knows, and one of each kind of machine code
-/// that is in use. 12.8 is the first version that knows 12.0.
-const OF_VERSIONS: [&str; 4] = ["75", "80", "90", "120"];
+/// Architectures for the other versions, one of each kind of machine code; 12.8 is the first version that knows 12.0.
+const OF_VERSIONS: [&str; 3] = ["80", "90", "120"];
+/// Devices of other capabilities do not run this file. The disassembler does not support 7.0.
+const OF_TURING: (&str, &str) = ("product_sm70.ptx", "75");
 
 fn tool(name: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("FINETUNE_CUDA_TOOLS").map(PathBuf::from);
@@ -123,7 +124,7 @@ fn patterns(file: &File, entry: &Entry) -> Vec<String> {
     found
 }
 
-/// Whether a version's name is that of the folder's own ptxas.
+/// The version of the ptxas that is in the folder itself.
 const OWN: &str = "12.9.86";
 
 /// Assembles every file with one version of ptxas, for `archs` of those that this version knows and the file runs on.
@@ -138,6 +139,8 @@ fn check_version(version: &str, archs: &[&str]) {
     let mut found = Vec::new();
     for file in files::all() {
         let exact = file.target.ends_with('a');
+        let turing = file.name == OF_TURING.0;
+        let archs = if turing && version != OWN { &[OF_TURING.1] } else { archs };
         let of_file = archs.iter().copied().filter(|a| !exact && number(a) >= number(&file.target));
         let of_file: Vec<&str> = of_file.chain(exact.then_some(&*file.target)).collect();
         assert!(!of_file.is_empty(), "{}: target {}", file.name, file.target);
@@ -145,10 +148,8 @@ fn check_version(version: &str, archs: &[&str]) {
             let report = assemble(&ptxas, &files::path(&file.name), arch, &out);
             assert!(report.contains("Compiling entry"), "{}: ptxas said nothing of an entry", file.name);
             let mut faults = over_budget(&report, &file);
-            // Devices of another capability do not use the tensor cores of sm_70.
-            let runs =
-                exact || OF_VERSIONS.contains(&arch) && (file.name != "product_sm70.ptx" || arch == "75");
-            if runs && TILES.contains(&&*file.name) {
+            let shows = if turing { arch == OF_TURING.1 } else { exact || arch == "80" };
+            if shows && TILES.contains(&&*file.name) {
                 let dump = Command::new(&nvdisasm).arg("-c").arg(&out).output().unwrap();
                 let entries = machine_code::entries(&String::from_utf8_lossy(&dump.stdout));
                 assert!(!entries.is_empty(), "{}: nvdisasm said nothing", file.name);

@@ -96,8 +96,10 @@ pub fn epilogue_faults(entry: &Entry, stores: usize) -> Vec<String> {
     };
     let all = places(0..entry.code.len(), "STG").len();
     let blocks: Vec<Range<usize>> = entry.blocks();
-    let with: Vec<&Range<usize>> =
-        blocks.iter().filter(|b| !places((*b).clone(), "STG").is_empty()).collect();
+    let has = |b: &Range<usize>, op: &str| !places(b.clone(), op).is_empty();
+    let first = places(0..entry.code.len(), "STG").first().copied().unwrap_or(0);
+    let outputs = |b: &&Range<usize>| has(b, "STG") || b.start > first && has(b, "LDG");
+    let with: Vec<&Range<usize>> = blocks.iter().filter(outputs).collect();
     let mut found = Vec::new();
     if all < stores.max(TOGETHER) {
         found.push(format!("{}: {all} stores of outputs, and PTX has {stores} of vectors", entry.name));
@@ -110,7 +112,7 @@ pub fn epilogue_faults(entry: &Entry, stores: usize) -> Vec<String> {
         ));
     }
     let late = |b: &&Range<usize>| places((*b).clone(), "LDG").last() > places((*b).clone(), "STG").first();
-    if stores > 0 && with.into_iter().filter(late).any(|b| !places((*b).clone(), "LDG").is_empty()) {
+    if stores > 0 && with.into_iter().filter(late).any(|b| has(b, "LDG")) {
         found.push(format!("{}: outputs are loaded after others are stored", entry.name));
     }
     found
@@ -149,4 +151,47 @@ pub fn serialised(entry: &Entry) -> Option<String> {
     let count = |is: &dyn Fn(&Instruction) -> bool| entry.code.iter().filter(|i| is(i)).count();
     let (products, waits) = (count(&|i| i.is("HGMMA")), count(&|i| i.opcode.starts_with("WARPGROUP.DEPBAR")));
     (2 * waits > products).then(|| format!("{}: {waits} waits for {products} wgmma", entry.name))
+}
+
+/// A body in the form of the disassembler's output: labels end with `:`.
+fn body(lines: &str) -> Entry {
+    let of =
+        |line: &str| if line.ends_with(':') { line.into() } else { format!("        /*0010*/  {line} ;") };
+    let text: Vec<String> = lines.split(';').map(str::trim).map(of).collect();
+    entries(&format!(".text.f:\n{}", text.join("\n"))).remove(0)
+}
+
+#[test]
+fn slow_epilogues_are_found() {
+    let together = "@P0 BRA `(.L_x_1); @P1 LDG.E.64 R2, [R4.64]; STG.E.64 [R4.64], R2; STG.E.64 [R4.64+0x8], R2; \
+                    STG.E.64 [R4.64+0x10], R2; STG.E.64 [R4.64+0x18], R2; EXIT; .L_x_1:; @P0 STG.E [R4.64], R2; EXIT";
+    let late = together.replace("STG.E.64 [R4.64+0x18]", "LDG.E.64 R2, [R4.64]; STG.E.64 [R4.64+0x18]");
+    let apart = "STG.E [R4.64], R2; @P0 BRA `(.L_x_1); LDG.E R2, [R4.64]; .L_x_1:; STG.E [R4.64], R2; \
+                 STG.E [R4.64], R2; @P1 BRA `(.L_x_2); LDG.E R2, [R4.64]; .L_x_2:; STG.E [R4.64], R2; EXIT";
+    let cases = [(together, 4, 0), (&late, 4, 1), (apart, 0, 1), (apart, 4, 1), (together, 8, 1)];
+    for (text, stores, want) in cases {
+        assert_eq!(epilogue_faults(&body(text), stores).len(), want, "{text}, {stores}");
+    }
+}
+
+#[test]
+fn slow_main_loops_are_found() {
+    let products = "HMMA R8, R2, R4, R8;".repeat(16);
+    let with =
+        |before: &str, after: &str| body(&format!(".L_x_1:;{before}{products}{after}@P0 BRA `(.L_x_1)"));
+    assert_eq!(loop_faults(&with("LDG.E R10, [R6.64];", "STS [R5], R10;")), Vec::<String>::new());
+    assert_eq!(loop_faults(&with("LDGSTS.E.128 [R5], [R6.64];", "")), Vec::<String>::new());
+    let behind = loop_faults(&with("LDG.E R10, [R6.64];", "LDG.E R11, [R6.64];"));
+    assert_eq!(behind, ["f: 1 loads of the next step stand behind products of this one"]);
+    let waits = loop_faults(&with("LDG.E R10, [R6.64]; LDG.E R11, [R6.64]; STS [R5], R10;", ""));
+    assert_eq!(waits, ["f: products wait for 1 loads of the next step"]);
+    assert_eq!(loop_faults(&body("EXIT")), ["f: no loop with loads and products"]);
+}
+
+#[test]
+fn waits_after_each_wgmma_are_found() {
+    let both = "HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24; WARPGROUP.DEPBAR.LE gsb0, 0x0;";
+    assert_eq!(serialised(&body(&both.repeat(4))), Some("f: 4 waits for 4 wgmma".into()));
+    let once = format!("{}{both}", both.split_inclusive(';').next().unwrap().repeat(3));
+    assert_eq!(serialised(&body(&once)), None);
 }

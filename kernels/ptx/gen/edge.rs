@@ -1,8 +1,8 @@
-//! Tiles of an output that lie inside its edges.
+//! Tiles of an output that are inside its edges.
 
 use crate::{Text, Uses};
 
-/// `%full`: the tile of `rows` by `columns` at row `%m0`, column `%n0` lies inside out [M, N], and all groups of `bytes`
+/// `%full`: the tile of `rows` by `columns` at row `%m0`, column `%n0` is inside out [M, N], and all groups of `bytes`
 /// bytes in its rows begin at multiples of that.
 pub fn whole(t: &mut Text, (rows, columns): (usize, usize), bytes: usize) {
     let t = &mut t.part(
