@@ -148,7 +148,7 @@ fn invalid_configuration_files_are_refused() {
         ("neftune_noise_alpha: 5\n", 78, "c.yaml:1: neftune_noise_alpha .. not supported"),
         ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
         ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
-        ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. nothing is uploaded; leave it out"),
+        ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. `finetune push` does); leave it out"),
         ("data: rows.jsonl\nkeep_best: true\n", 78, "c.yaml:2: keep_best .. --eval-steps epoch"),
     ] {
         b.file("c.yaml", text);

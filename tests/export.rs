@@ -144,8 +144,12 @@ fn adapter_without_effect(b: &Bench, name: &str) {
         lora_alpha: 1.0,
         lora_dropout: 0.0,
         target_modules: vec!["q_proj".into()],
+        layers: Vec::new(),
+        rank_pattern: Vec::new(),
+        alpha_pattern: Vec::new(),
         path: "",
         use_rslora: false,
+        use_dora: false,
     };
     let zeros = vec![0f32; 128];
     let names: Vec<String> = (0..4)

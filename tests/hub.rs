@@ -2,6 +2,8 @@
 
 #[path = "hub/data_sets.rs"]
 mod data_sets;
+#[path = "hub/push.rs"]
+mod push;
 
 use finetune::format::hub::{Hub, Parts};
 use ring::digest;

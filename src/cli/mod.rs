@@ -15,6 +15,7 @@ mod inspect;
 mod invocation;
 mod plan;
 mod predict;
+mod push;
 mod report;
 mod serve;
 mod speaker;

@@ -93,6 +93,7 @@ const KERNELS: Rule = Needless("another kernel of the same product");
 const PROCESSES: Rule = Needless("it is about processes of torch, of which there are none");
 const PADDING: Rule = Needless("padding is never computed");
 const SHOWN: Rule = Needless("it is about what the other trainer shows while it runs");
+const UPLOADED: &str = "a run uploads nothing (`finetune push` does)";
 const MANY: Rule = Lost("several cards and machines share the rows: --gpus, --role");
 const WANDB: Rule = Lost("nothing is sent to Weights & Biases; metrics.jsonl has every number");
 const MLFLOW: Rule = Lost("nothing is sent to MLflow; metrics.jsonl has every number");
@@ -132,8 +133,8 @@ pub const SHARED: Table = &[
     ("eval_on_start", When(&[("true", Same)], No("the model is scored before the first step, too"))),
     ("eval_delay", When(&[("0", Same), ("0.0", Same)], No("the first eval is not delayed"))),
     ("adam_epsilon", When(&[("1e-8", Same), ("1e-08", Same), ("0.00000001", Same)], No("AdamW's epsilon is 1e-8"))),
-    ("push_to_hub", When(&[("false", Same)], No("nothing is uploaded"))),
-    ("hub_model_id", Lost("nothing is uploaded")), ("hub_strategy", Lost("nothing is uploaded")),
+    ("push_to_hub", When(&[("false", Same)], No(UPLOADED))),
+    ("hub_model_id", Lost(UPLOADED)), ("hub_strategy", Lost(UPLOADED)),
     ("deepspeed", MANY), ("fsdp", MANY), ("fsdp_config", MANY),
     ("model_revision", REVISION),
     ("trust_remote_code", When(&[("false", Same)], No("no code of a model is ever run"))),

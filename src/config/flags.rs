@@ -70,7 +70,7 @@ pub fn command(accepts: &Accepts) -> Command {
         // On a narrow terminal only one word would fit beside the names.
         .next_line_help(terminal_size::terminal_size().is_some_and(|(width, _)| width.0 < 70));
     if let Some(Positional { name, most, help }) = accepts.positional {
-        let dots = if most > 1 { "..." } else { "" };
+        let dots = if most > 1 && !name.contains(' ') { "..." } else { "" };
         c = c.override_usage(format!("{} [{name}]{dots} [OPTIONS]", accepts.name));
         c = c.arg(Arg::new("").value_name(name).num_args(0..=most).help(help).help_heading("arguments"));
     }

@@ -173,7 +173,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "output", One("DIR"), "", "folder of the run (default: runs/<model>-<n>, the first free n)"),
     opt(Output, "overwrite", Switch, "false", "replace the run that is in that folder"),
     opt(Output, "resume", Optional("DIR"), "", "continue from the newest checkpoint of --output, or of run DIR"),
-    opt(Output, "eval-steps", One("N|epoch|P%"), "", "evaluate every N steps, at the end of each epoch (epoch/4: about four times per epoch), or every P% of all steps; always at the end"),
+    opt(Output, "eval-steps", One("N|epoch|P%"), "", "evaluate every N steps, epoch, epoch/4 or P%, and at the end"),
     opt(Output, "save-steps", One("N|epoch|P%"), "100", "save a checkpoint every N steps, each epoch or every P% of all steps, and at the end; 0: only at the end, or when stopped"),
     opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints, and the best one (--keep-best)"),
     opt(Output, "keep-best", Switch, "false", "keep the adapter of the best evaluation as the result"),

@@ -148,7 +148,11 @@ fn conflicting_or_unknown_keys_are_refused() {
     check("quantize: q8_0\nload_in_4bit: true", "quantize", twice);
     check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");
     check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
-    check("hub_model_id: a/b", "rank", "c.yaml:1: hub_model_id: nothing is uploaded; leave it out");
+    check(
+        "hub_model_id: a/b",
+        "rank",
+        "c.yaml:1: hub_model_id: a run uploads nothing (`finetune push` does); leave it out",
+    );
     check(
         "shuffle: true\nno_shuffle: true",
         "rank",

@@ -196,6 +196,23 @@ const IMPORT: &[Opt] = &[
     own("output", Takes::One("FILE"), "", "file to write (default: stdout)"),
 ];
 
+const PUSH: &[Opt] = &[
+    own("private", Takes::Switch, "false", "make a new repository private; a public one is refused"),
+    own(
+        "revision",
+        Takes::One("BRANCH"),
+        "",
+        "branch to commit to; created if it is missing (default: main)",
+    ),
+    own(
+        "message",
+        Takes::One("TEXT"),
+        "",
+        "first line of the commit (default: 'Upload adapter with finetune')",
+    ),
+    JSON,
+];
+
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
 const fn reworded(section: Section, name: &'static str, takes: Takes, help: &'static str) -> Opt {
@@ -269,6 +286,7 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "reference-adapter", "data", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "token-accuracy", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "push", about: "upload an adapter, a merged model or a .gguf file to the Hugging Face Hub", positional: "OUT OWNER/NAME", most: 2, own: PUSH, shared: Some(&[]) },
     Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "template-args", "task", "loss", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "num-classes", "max-dropped", "threads"]) },
     Verb { name: "token", about: "print the token that the machines of a run share; create it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
     Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
@@ -308,6 +326,7 @@ impl Verb {
         let help = match (self.name, self.positional) {
             (_, "") => return None,
             ("export" | "merge", _) => "folder of a run, of a checkpoint or of a PEFT adapter",
+            ("push", _) => "folder of a run or of an export, or a .gguf file; the repository",
             ("report", _) => "folders of runs",
             ("inspect", _) => "model, adapter or file of rows",
             ("doctor", _) => "YAML file of requirements (default: those of finetune itself)",

@@ -205,6 +205,11 @@ pub fn id_of_cache_path(path: &Path) -> Option<(String, Option<String>)> {
 
 /// Whether `text` is a Hub id (`owner/name`) and not an existing path.
 pub fn looks_like_id(text: &str) -> bool {
+    is_id(text) && !Path::new(text).exists()
+}
+
+/// Whether `text` is a Hub id (`owner/name`).
+pub fn is_id(text: &str) -> bool {
     let part = |p: &str| {
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         !p.is_empty()
@@ -214,7 +219,7 @@ pub fn looks_like_id(text: &str) -> bool {
             && !p.ends_with('.')
     };
     match text.split_once('/') {
-        Some((owner, name)) => part(owner) && part(name) && !Path::new(text).exists(),
+        Some((owner, name)) => part(owner) && part(name),
         None => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Floor 1: files. safetensors, GGUF, PEFT adapters, Hub downloads, atomic writes.
+//! Floor 1: files. safetensors, GGUF, PEFT adapters, downloads and uploads of the Hub, atomic writes.
 //!
 //! File contents are not trusted: sizes are checked against the file before anything is allocated or borrowed, and
 //! unsupported files are rejected by name before any expensive work.

@@ -81,7 +81,7 @@ fn quantised(base: BaseModel, recipe: Option<Recipe>) -> Result<BaseModel, Refus
 pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refusal> {
     match (named(name)?, cache::folder()) {
         (Named::Hub(id, revision), Some(cache)) => {
-            let path = format::hub::outline(id, revision, &cache.join("outlines"), &mut downloads())?;
+            let path = format::hub::outline(id, revision, &cache.join("outlines"), &mut progress_lines())?;
             quantised(at(path)?, recipe)
         }
         (Named::Path(path), _) => match without_weights(&path)? {
@@ -147,12 +147,12 @@ fn locate(name: &str) -> Result<PathBuf, Refusal> {
     match named(name)? {
         Named::Path(path) => Ok(path),
         Named::Demo => demo::directory(),
-        Named::Hub(id, revision) => Ok(format::hub::fetch(id, revision, &mut downloads())?),
+        Named::Hub(id, revision) => Ok(format::hub::fetch(id, revision, &mut progress_lines())?),
     }
 }
 
 /// Prints a line for every quarter of every file.
-pub(super) fn downloads() -> impl FnMut(&Progress) {
+pub fn progress_lines() -> impl FnMut(&Progress) {
     let mut said = (String::new(), 0);
     move |p| {
         let now = (p.file.clone(), p.done * 4 / p.total.max(1));

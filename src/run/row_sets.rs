@@ -1,7 +1,7 @@
 //! From the names of --data and --eval-data to files: a path on this machine, or a data set of the Hub as
 //! `owner/name[:SPLIT][@REVISION]`. A path wins.
 
-use super::base_model::downloads;
+use super::base_model::progress_lines;
 use crate::config::groups::Options;
 use crate::config::refusal::Refusal;
 use crate::data::files;
@@ -61,7 +61,7 @@ pub fn files_of(path: &Path, purpose: Purpose) -> Result<Set, Refusal> {
     let card = set.card()?;
     let files = splits::choose(set.names(), card.as_deref(), (part, purpose))
         .map_err(|why| Refusal::configuration(format!("{text}: {why}")))?;
-    Ok(set.fetch(&files, &mut downloads())?)
+    Ok(set.fetch(&files, &mut progress_lines())?)
 }
 
 /// A data set of the Hub by name.

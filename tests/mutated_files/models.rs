@@ -11,7 +11,7 @@ use finetune::data::tokenizer::{Skip, Special};
 use finetune::format;
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder};
-use finetune::model::lora::{self, LoraSpec};
+use finetune::model::lora::LoraSpec;
 use finetune::model::targets::Choice;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -217,7 +217,7 @@ wandb_watch:
     #[test]
     fn every_known_key_is_explained() {
         for (key, value, part) in [
-            ("hub_model_id", "a/b", "nothing is uploaded; leave it out"),
+            ("hub_model_id", "a/b", "a run uploads nothing (`finetune push` does); leave it out"),
             ("plugins", "x", "none of it is run; leave it out"),
             ("wandb_project", "p", "metrics.jsonl"),
             ("neat_packing", "true", "this is packing here"),

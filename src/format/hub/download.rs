@@ -2,18 +2,17 @@
 //! and its hash is correct. After an interruption the download continues with the missing bytes.
 
 use super::client::Failure;
-use super::{Progress, Session, encoded, is_plain};
+use super::{Progress, Session, encoded, hash, is_plain};
 use crate::format::error::FormatError;
-use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
 /// Maximum number of attempts in a row without any data.
-const FRUITLESS_ATTEMPTS: u32 = 3;
+pub(super) const FRUITLESS_ATTEMPTS: u32 = 3;
 /// Most bytes of a file that the Hub keeps in git itself.
-const MOST_IN_GIT: u64 = 10 << 20;
+pub(super) const MOST_IN_GIT: u64 = 10 << 20;
 
 /// A file in the listing of the Hub.
 pub(super) struct Listed {
@@ -170,21 +169,11 @@ impl Session {
     /// The hash of the content, which names the blob; a partial file without the listed hash is deleted.
     fn checked_hash(&self, partial: &Path, file: &Listed) -> Result<String, FormatError> {
         let fail = |e| FormatError::io(partial, e);
-        let mut hash = Context::new(if file.large { &SHA256 } else { &SHA1_FOR_LEGACY_USE_ONLY });
-        if !file.large {
-            // A git object begins with its kind and its size.
-            hash.update(format!("blob {}\0", file.size).as_bytes());
-        }
-        let mut input = File::open(partial).map_err(fail)?;
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let n = input.read(&mut buffer).map_err(fail)?;
-            if n == 0 {
-                break;
-            }
-            hash.update(&buffer[..n]);
-        }
-        let hash: String = hash.finish().as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        let hash = match file.large {
+            true => hash::sha256(partial),
+            false => hash::git_object(partial, file.size),
+        };
+        let hash = hash.map_err(fail)?;
         // Of a listing without `lfs`, the oid of a large file is that of its pointer.
         let is_git = file.oid.len() == hash.len() && file.size <= MOST_IN_GIT;
         let listed = if file.large { file.sha256.as_ref() } else { Some(&file.oid).filter(|_| is_git) };

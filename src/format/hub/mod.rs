@@ -1,19 +1,25 @@
-//! Downloads models and data sets by Hub id into the cache of Python's `huggingface_hub` (HF_HUB_CACHE, HF_HOME).
+//! Downloads models and data sets by Hub id into the cache of Python's `huggingface_hub` (HF_HUB_CACHE, HF_HOME), and
+//! uploads files (`upload.rs`).
 //!
 //! Rules: only necessary files are downloaded; unsupported models are rejected before any weights are downloaded; an
 //! interrupted download continues where it stopped; a complete snapshot is used if the Hub is unreachable.
 //!
-//! Three requests are used: the files of a revision, their sizes and hashes, and the content of a file from a byte on.
-//! Each has a time limit without received data.
+//! Three requests are used for downloads: the files of a revision, their sizes and hashes, and the content of a file from
+//! a byte on. Each has a time limit without received data.
 
 mod cache;
 mod client;
 mod data_set;
 mod download;
 mod environment;
+mod hash;
 mod outline;
+mod parcel;
+mod upload;
 
 pub use data_set::DataSet;
+pub use parcel::Parcel;
+pub use upload::{Push, Pushed};
 
 use super::directory;
 use super::error::FormatError;
@@ -66,12 +72,12 @@ impl Kind {
     }
 }
 
-/// Progress of a download.
+/// Progress of a download or of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// Name of the file in the repository.
     pub file: String,
-    /// Bytes present.
+    /// Bytes present, or sent.
     pub done: u64,
     /// Size of the file in bytes.
     pub total: u64,
@@ -174,13 +180,17 @@ impl Hub {
             let what = "not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub";
             return Err(error(id, what, &format!("unset it, or give {}", kind.here()), false));
         }
+        let here = Repository::new(&self.cache, kind, id);
+        Ok(Session { id: id.to_owned(), kind, here, client: self.client(id)?, patience: self.patience })
+    }
+
+    /// The connection for requests about the repository `id`.
+    fn client(&self, id: &str) -> Result<Client, FormatError> {
         if self.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
             let what = "the token of HF_TOKEN or of `hf auth login` holds a space, a line end or another odd character";
             return Err(error(id, what, "give the token alone", true));
         }
-        let client = Client::new(&self.endpoint, self.token.clone(), self.patience);
-        let here = Repository::new(&self.cache, kind, id);
-        Ok(Session { id: id.to_owned(), kind, here, client, patience: self.patience })
+        Ok(Client::new(&self.endpoint, self.token.clone(), self.patience))
     }
 }
 
@@ -287,7 +297,9 @@ impl Session {
             Failure::Refused(403, ..) => {
                 error(id, &format!("your token may not read this {noun} (403)"), &licence, true)
             }
-            Failure::Refused(_, _, what) | Failure::Broken(what) => error(id, &one_line(&what), again, false),
+            Failure::Refused(_, _, what) | Failure::Elsewhere(_, what) | Failure::Broken(what) => {
+                error(id, &one_line(&what), again, false)
+            }
         }
     }
 }

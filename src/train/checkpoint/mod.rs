@@ -10,7 +10,7 @@ mod read;
 mod write;
 
 pub use identity::{Identity, OTHER_STEPS, differences};
-pub use read::{Checkpoint, find, recover};
+pub use read::{Checkpoint, find, is_one, recover};
 pub use write::Saving;
 
 use super::best::Best;

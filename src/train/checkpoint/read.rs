@@ -105,6 +105,11 @@ pub(super) fn list(output: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
+/// Whether a folder is a checkpoint, complete or not.
+pub fn is_one(dir: &Path) -> bool {
+    dir.join(RUN_STATE).exists()
+}
+
 /// Cleans up after a process that died while it wrote a checkpoint in `output`: removes temporary files, and restores a
 /// checkpoint that was moved aside if its replacement is missing.
 pub fn recover(output: &Path) -> Result<(), FormatError> {
