@@ -84,7 +84,7 @@ fn killed_worker_changes_no_byte() {
 
 #[test]
 fn frozen_worker_changes_no_byte() {
-    let run = format!("{RUN} --max-steps 6");
+    let run = format!("{RUN} --max-steps 16");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));

@@ -102,6 +102,8 @@ fn declared() -> Vec<String> {
         (include_str!("../../src/train/sum.rs"), "RewardSums"),
         (stage, "Sampling"),
         (include_str!("../../src/model/lora.rs"), "LoraSpec"),
+        (include_str!("../../src/model/lora.rs"), "Exception"),
+        (include_str!("../../src/model/lora.rs"), "Numbers"),
         (include_str!("../../src/train/trial.rs"), "Trials"),
         (include_str!("../../src/model/memory_fit.rs"), "Used"),
         (include_str!("../../src/numeric/line.rs"), "Points"),
