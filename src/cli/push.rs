@@ -29,10 +29,14 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     for name in &pushed.ignored {
         say!("note: {name} is not uploaded: the repository's .gitignore names it");
     }
+    for name in &pushed.stored {
+        say!("note: {name} is not sent: the Hub's storage has its content already");
+    }
     let page = format!("{}/{id}", hub.endpoint.trim_end_matches('/'));
     if inv.json {
         let facts = json!({
             "repository": id, "url": page, "kind": parcel.what, "commit": pushed.commit, "files": pushed.files,
+            "ignored": pushed.ignored, "stored": pushed.stored,
         });
         return inv.say(&facts.to_string());
     }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{BufReader, Read, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// A file of a branch.
 #[derive(Clone, PartialEq)]
@@ -172,6 +173,10 @@ impl Depot {
 
     fn of_hub(&self, (method, path): (&str, &str), headers: &HashMap<String, String>, body: &[u8]) -> Reply {
         if let Some(oid) = path.strip_prefix("/complete/") {
+            let is_first = self.log().iter().filter(|line| line.contains("/complete/")).count() == 1;
+            if self.fault == "first completion" && is_first {
+                return refused("503 Service Unavailable", "", "the storage is busy");
+            }
             return self.complete(oid, body);
         }
         match headers.get("authorization").map(String::as_str) {
@@ -356,6 +361,7 @@ impl Depot {
             }
             "odd commit" => return ok(&json!({"commitOid": "../.."})),
             "lost commit" => return Vec::new(),
+            "slow commit" => std::thread::sleep(Duration::from_secs(4)),
             _ => {}
         }
         let lines: Vec<Value> = body
@@ -394,6 +400,9 @@ impl Depot {
         let at = content.repositories.get_mut(id).unwrap().branches.get_mut(branch).unwrap();
         at.commit.clone_from(&commit);
         at.files.extend(files);
+        if self.fault == "late commit" {
+            return message("504 Gateway Timeout", "", b"<html>");
+        }
         let url = format!("{}/{id}/commit/{commit}", self.addresses[0]);
         ok(&json!({"success": true, "commitOid": commit, "commitUrl": url, "hookOutput": ""}))
     }

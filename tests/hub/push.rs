@@ -3,9 +3,11 @@
 mod depot;
 
 use depot::{Branch, Depot, Repository};
+use finetune::format::hub::{Hub, Push};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -156,9 +158,13 @@ fn what_the_hub_has_is_not_sent_again() {
 
     // Another repository: the storage has the weights.
     let (_, notes) = b.ok(&["push", "out", "owner/other"]);
-    assert!(notes.contains(&format!("{WEIGHTS}, stored before")), "{notes}");
+    let note = format!("note: {WEIGHTS} is not sent: the Hub's storage has its content already");
+    assert!(notes.contains(&note), "{notes}");
     assert_eq!(depot.files("owner/other", "main").len(), 3);
     assert!(!depot.content().repositories["owner/other"].private);
+    let (said, _) = b.ok(&["push", "out", "owner/third", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["stored"], serde_json::json!([WEIGHTS]));
     assert_eq!(depot.log().iter().filter(|line| line.starts_with("PUT")).count(), 1);
 }
 
@@ -192,6 +198,49 @@ fn broken_connection_is_tried_again_and_commits_nothing() {
         b.ok(&["push", "a", "owner/there"]);
         assert_eq!(depot.files("owner/there", "main").len(), 2);
     }
+}
+
+#[test]
+fn completion_of_parts_is_tried_again() {
+    let mut depot = Depot { chunk: Some(1000), fault: "first completion", ..there(false) };
+    let b = Bench::new(&mut depot);
+    b.adapter("a");
+    b.ok(&["push", "a", "owner/there"]);
+    assert_eq!(depot.files("owner/there", "main")[WEIGHTS], golden(&format!("export/llama/{WEIGHTS}")));
+    let count = |what: &str| depot.log().iter().filter(|line| line.contains(what)).count();
+    assert_eq!((count("/complete/"), count("/commit/")), (2, 1));
+}
+
+/// A gateway may answer for the Hub although the commit was made.
+#[test]
+fn commit_answered_by_504_is_not_repeated() {
+    let mut depot = Depot { fault: "late commit", ..there(false) };
+    let b = Bench::new(&mut depot);
+    b.adapter("a");
+    let parts =
+        ["504", "did not confirm the commit", "run again: if it was made, nothing is committed twice"];
+    b.refused(&["push", "a", "owner/there"], 1, &parts);
+    assert_eq!((depot.commits(), depot.files("owner/there", "main").len()), (1, 2));
+    let (said, _) = b.ok(&["push", "a", "owner/there"]);
+    assert!(said.ends_with("/owner/there has these files already\n"), "{said}");
+    assert_eq!(depot.commits(), 1);
+}
+
+/// The answer comes after the time limit for received data.
+#[test]
+fn slow_answer_to_a_commit_is_awaited() {
+    let mut depot = Depot { fault: "slow commit", ..there(false) };
+    let b = Bench::new(&mut depot);
+    b.adapter("a");
+    let hub = crate::hub(&b.endpoint, &b.path("cache"));
+    let hub = Hub { token: Some("secret".into()), patience: Duration::from_secs(2), ..hub };
+    let files = [CONFIG, WEIGHTS].map(|name| b.path("a").join(name));
+    let push = Push { files: &files, branch: None, message: "slow", private: false };
+    let pushed = hub.push("owner/there", &push, &mut |_| {}).unwrap();
+    assert_eq!(
+        pushed.commit,
+        Some(depot.content().repositories["owner/there"].branches["main"].commit.clone())
+    );
 }
 
 #[test]
@@ -245,6 +294,23 @@ fn files_in_gitignore_are_left_out_with_a_note() {
     let (_, notes) = b.ok(&["push", "a", "owner/there"]);
     assert!(notes.contains(&format!("note: {CONFIG} is not uploaded")), "{notes}");
     assert_eq!(depot.files("owner/there", "main").keys().collect::<Vec<_>>(), [WEIGHTS]);
+    let (said, _) = b.ok(&["push", "a", "owner/there", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["ignored"], serde_json::json!([CONFIG]));
+    assert_eq!(said["stored"], serde_json::json!([]));
+}
+
+/// A GGUF without tensors that says that it is one of `count` files.
+fn split_gguf(count: u16) -> Vec<u8> {
+    let key = b"split.count";
+    let (version, tensors, entries, type_u16) = (3u32, 0u64, 1u64, 2u32);
+    let mut file = b"GGUF".to_vec();
+    file.extend(version.to_le_bytes());
+    file.extend([tensors, entries, key.len() as u64].map(u64::to_le_bytes).concat());
+    file.extend(key);
+    file.extend(type_u16.to_le_bytes());
+    file.extend(count.to_le_bytes());
+    file
 }
 
 /// Nothing is sent: the Hub is not asked.
@@ -261,6 +327,9 @@ fn what_cannot_be_uploaded_is_refused_by_name() {
     b.file("damaged/adapter_config.json", b"{}");
     b.file("damaged/adapter_model.safetensors", b"12345678");
     b.file("bad.gguf", b"12345678");
+    b.file("mlx/adapter_config.json", b"{}");
+    b.file("mlx/adapters.safetensors", b"");
+    b.file("part.gguf", &split_gguf(3));
     for (args, code, parts) in [
         (&["a"][..], 2, &["finetune push OUT owner/name"][..]),
         (&[], 2, &["finetune push OUT owner/name"]),
@@ -276,6 +345,16 @@ fn what_cannot_be_uploaded_is_refused_by_name() {
         (&["mine", "owner/there"], 78, &["mine: a folder of .gguf files; name the file: mine/model.gguf"]),
         (&["damaged", "owner/there"], 1, &["damaged/adapter_model.safetensors"]),
         (&["bad.gguf", "owner/there"], 1, &["bad.gguf"]),
+        (
+            &["part.gguf", "owner/there"],
+            78,
+            &["part.gguf: one part of a split GGUF; join its parts", "--merge"],
+        ),
+        (
+            &["mlx", "owner/there"],
+            78,
+            &["mlx: an adapter for mlx-lm, which is not uploaded; push", "--to peft"],
+        ),
         (&["a", "name"], 78, &["name: not a Hub id; write it as owner/name"]),
         (&["a", "https://huggingface.co/owner/there"], 78, &["not a Hub id"]),
         (&["a", "owner/there", "--message", " "], 78, &["--message: is empty"]),

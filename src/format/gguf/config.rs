@@ -69,6 +69,17 @@ impl Source<'_> {
     }
 }
 
+impl Gguf {
+    /// Refuses one file of a model that is split into several.
+    pub fn refuse_part(&self) -> Result<(), FormatError> {
+        if self.get("split.count").and_then(Meta::as_u64).unwrap_or(1) > 1 {
+            let way = "join its parts with llama.cpp's `llama-gguf-split --merge`";
+            return Err(FormatError::unsupported(self.path(), "one part of a split GGUF", way));
+        }
+        Ok(())
+    }
+}
+
 /// The configuration of the model in `file`.
 pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     let arch = file.get("general.architecture").and_then(Meta::as_str).unwrap_or("unknown");
@@ -77,10 +88,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         None | Some("model") => {}
         Some(other) => return Err(s.refuse(format!("a GGUF of type '{other}', not a model"))),
     }
-    if file.get("split.count").and_then(Meta::as_u64).unwrap_or(1) > 1 {
-        let way = "join its parts with llama.cpp's `llama-gguf-split --merge`";
-        return Err(FormatError::unsupported(file.path(), "one part of a split GGUF", way));
-    }
+    file.refuse_part()?;
     let layers = s.get("attention.sliding_window").map_or(Layers::SeeAll, |_| Layers::Slide);
     let Some(family) = families::of_gguf(arch, layers) else {
         return Err(s.refuse(format!("architecture '{arch}' is not supported")));

@@ -2,6 +2,7 @@
 //! A storage of chunks (Xet) answers as any other one: its bridge serves whole files and ranges of them.
 
 use super::environment;
+use serde_json::Value;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::ops::Range;
@@ -11,6 +12,8 @@ use ureq::http::{Method, Request, Response, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, AsSendBody, Body, SendBody, Timeout};
 
+/// The header of a request with JSON.
+pub(super) const JSON: &[(HeaderName, &str)] = &[(CONTENT_TYPE, "application/json")];
 /// Time limit for resolving a name, and for a connection with its TLS handshake.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Maximum number of redirects of a request.
@@ -19,7 +22,8 @@ const MOST_REDIRECTS: usize = 10;
 const MOST_JSON_BYTES: u64 = 64 << 20;
 /// Maximum size of the explanation of a refusal.
 const MOST_REASON_BYTES: u64 = 1 << 16;
-/// An answer to bytes of a file may take this many times longer: when the last one is written, some are still on their way.
+/// An answer to bytes may take this many times longer: when the last one is written, some are still on their way, and the
+/// Hub may have to join or to read a large file.
 const LONGER: u32 = 4;
 
 /// Why a request gave no usable answer.
@@ -75,8 +79,6 @@ impl Client {
             .proxy(None)
             .timeout_resolve(Some(CONNECT))
             .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(patience))
-            .timeout_per_read(Some(patience))
             .timeout_per_write(Some(patience));
         // The system's certificates, or SSL_CERT_FILE; a system without any uses those of Mozilla, compiled in.
         let system = rustls_native_certs::load_native_certs().certs;
@@ -95,16 +97,19 @@ impl Client {
         &self.hub
     }
 
-    /// The JSON at `path`; with `body`, the answer to this JSON.
-    pub fn json(&self, path: &str, body: Option<&serde_json::Value>) -> Result<serde_json::Value, Failure> {
-        match body {
-            None => parsed(&whole(self.send(Method::GET, path, &[], Payload::Nothing)?)?),
-            Some(body) => parsed(&self.post(
-                path,
-                &[(CONTENT_TYPE, "application/json")],
-                body.to_string().as_bytes(),
-            )?),
-        }
+    /// The JSON at `path`.
+    pub fn get_json(&self, path: &str) -> Result<Value, Failure> {
+        parsed(&whole(self.send(Method::GET, path, &[], Payload::Nothing)?)?)
+    }
+
+    /// The JSON that answers `body` at `path`.
+    pub fn post_json(
+        &self,
+        path: &str,
+        headers: &[(HeaderName, &str)],
+        body: &Value,
+    ) -> Result<Value, Failure> {
+        parsed(&self.post(path, headers, body.to_string().as_bytes())?)
     }
 
     /// The answer to these bytes at `url`, which is a path of the Hub or a whole address.
@@ -198,6 +203,7 @@ impl Client {
                 nothing.as_body()
             }
             Payload::Bytes(all) => {
+                patience *= LONGER;
                 bytes = *all;
                 bytes.as_body()
             }
@@ -210,7 +216,9 @@ impl Client {
             }
         };
         let request = request.body(body).map_err(|e| Failure::Broken(e.to_string()))?;
-        let mut request = self.agent.configure_request(request).timeout_recv_response(Some(patience));
+        // The limit of a read applies to the first read of an answer too.
+        let request = self.agent.configure_request(request).timeout_recv_response(Some(patience));
+        let mut request = request.timeout_per_read(Some(patience));
         if let Some((variable, proxy)) = environment::proxy(url, &environment::variable) {
             let proxy = ureq::Proxy::new(&proxy).map_err(|e| lost(format!("{variable}: {e}")))?;
             request = request.proxy(Some(proxy));
@@ -278,7 +286,7 @@ fn whole(answer: Response<Body>) -> Result<Vec<u8>, Failure> {
 }
 
 /// The JSON of an answer.
-pub(super) fn parsed(bytes: &[u8]) -> Result<serde_json::Value, Failure> {
+pub(super) fn parsed(bytes: &[u8]) -> Result<Value, Failure> {
     serde_json::from_slice(bytes).map_err(|e| Failure::Broken(format!("the answer is not JSON: {e}")))
 }
 
@@ -292,9 +300,9 @@ fn refused(answer: Response<Body>) -> Failure {
 /// The reasons in the content of a refusal: `error`, or the messages of `errors`.
 fn reasons(answer: Response<Body>) -> Option<String> {
     let bytes = answer.into_body().into_with_config().limit(MOST_REASON_BYTES).read_to_vec().ok()?;
-    let said: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    let said: Value = serde_json::from_slice(&bytes).ok()?;
     let all = said["errors"].as_array().into_iter().flatten().map(|error| &error["message"]);
-    let all: Vec<&str> = all.chain([&said["error"]]).filter_map(serde_json::Value::as_str).collect();
+    let all: Vec<&str> = all.chain([&said["error"]]).filter_map(Value::as_str).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
 

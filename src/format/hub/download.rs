@@ -1,8 +1,8 @@
 //! Downloads files into the cache. A blob grows as `HASH.incomplete` and gets its final name only when it is complete
 //! and its hash is correct. After an interruption the download continues with the missing bytes.
 
-use super::client::Failure;
-use super::{Progress, Session, encoded, hash, is_plain};
+use super::client::{Failure, JSON};
+use super::{Progress, Session, encoded, hash, is_plain, odd};
 use crate::format::error::FormatError;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -40,7 +40,7 @@ impl Session {
         }
         for file in self.list(commit, &wanted)? {
             if !is_plain(&file.oid) || file.sha256.as_deref().is_some_and(|h| !is_plain(h)) {
-                return Err(self.odd(&format!("the hash of '{}' is not one", file.name)));
+                return Err(odd(&self.id, &format!("the hash of '{}' is not one", file.name)));
             }
             let blob = self.blob(commit, &file, progress)?;
             self.here.link(commit, &file.name, &blob)?;
@@ -51,12 +51,12 @@ impl Session {
     /// The Hub's listing of the files `names`, in their order.
     pub fn list(&self, commit: &str, names: &[String]) -> Result<Vec<Listed>, FormatError> {
         let path = format!("/api/{}/{}/paths-info/{}", self.kind.plural(), self.id, encoded(commit));
-        let answer = self.client.json(&path, Some(&serde_json::json!({"paths": names})));
+        let answer = self.client.post_json(&path, JSON, &serde_json::json!({"paths": names}));
         let answer = answer.map_err(|failure| self.explain(failure))?;
         let mut all: Vec<_> = answer.as_array().into_iter().flatten().filter_map(listed).collect();
         let take = |name: &String| {
             let at = all.iter().position(|f| f.name == *name);
-            at.map(|at| all.swap_remove(at)).ok_or_else(|| self.odd(&format!("it lists no '{name}'")))
+            at.map(|at| all.swap_remove(at)).ok_or_else(|| odd(&self.id, &format!("it lists no '{name}'")))
         };
         names.iter().map(take).collect()
     }
@@ -154,14 +154,14 @@ impl Session {
             if *done + chunk.len() as u64 > file.size {
                 out.set_len(0).map_err(fail)?;
                 *done = 0;
-                return Err(self.odd(&format!("it sent more of '{}' than there is", file.name)));
+                return Err(odd(&self.id, &format!("it sent more of '{}' than there is", file.name)));
             }
             out.write_all(chunk).map_err(fail)?;
             *done += chunk.len() as u64;
             progress(&Progress { file: file.name.clone(), done: *done, total: file.size });
         }
         if *done < file.size {
-            return Err(self.odd(&format!("'{}' ended at byte {done} of {}", file.name, file.size)));
+            return Err(odd(&self.id, &format!("'{}' ended at byte {done} of {}", file.name, file.size)));
         }
         Ok(())
     }
@@ -180,9 +180,10 @@ impl Session {
         if let Some(listed) = listed.filter(|listed| !listed.eq_ignore_ascii_case(&hash)) {
             fs::remove_file(partial).map_err(fail)?;
             let name = &file.name;
-            return Err(
-                self.odd(&format!("the content of '{name}' does not have its hash {listed}, but {hash}"))
-            );
+            return Err(odd(
+                &self.id,
+                &format!("the content of '{name}' does not have its hash {listed}, but {hash}"),
+            ));
         }
         Ok(hash)
     }

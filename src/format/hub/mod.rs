@@ -75,7 +75,7 @@ impl Kind {
 /// Progress of a download or of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// Name of the file in the repository.
+    /// Name of the file in the repository; of an outline, followed by ", its header".
     pub file: String,
     /// Bytes present, or sent.
     pub done: u64,
@@ -94,7 +94,7 @@ pub struct Hub {
     pub token: Option<String>,
     /// True: send no requests to the Hub (HF_HUB_OFFLINE).
     pub offline: bool,
-    /// Time limit without any received data.
+    /// Time limit without any received data; four times as long for the answer to sent bytes.
     pub patience: Duration,
 }
 
@@ -213,7 +213,7 @@ impl Session {
     fn listing(&self, revision: Option<&str>) -> Result<(String, Vec<String>), FormatError> {
         let (id, noun) = (&self.id, self.kind.noun());
         let at = revision.map(|name| format!("/revision/{}", encoded(name))).unwrap_or_default();
-        let info = self.client.json(&format!("/api/{}/{id}{at}", self.kind.plural()), None);
+        let info = self.client.get_json(&format!("/api/{}/{id}{at}", self.kind.plural()));
         let info = info.map_err(|failure| match (failure, revision) {
             (Failure::Refused(404, code, _), Some(name)) if code.as_deref() != Some(NO_REPOSITORY) => {
                 let what = format!("it has no revision '{name}'");
@@ -225,7 +225,7 @@ impl Session {
             (failure, _) => self.explain(failure),
         })?;
         let commit = info["sha"].as_str().filter(|sha| is_plain(sha)).map(str::to_owned);
-        let commit = commit.ok_or_else(|| self.odd("it did not name the commit"))?;
+        let commit = commit.ok_or_else(|| odd(&self.id, "it did not name the commit"))?;
         let files = info["siblings"].as_array().into_iter().flatten();
         let names = files.filter_map(|file| file["rfilename"].as_str().map(str::to_owned));
         Ok((commit, names.collect()))
@@ -265,10 +265,6 @@ impl Session {
     fn content_path(&self, commit: &str, name: &str) -> String {
         let name: Vec<String> = name.split('/').map(encoded).collect();
         format!("/{}{}/resolve/{commit}/{}", self.kind.page(), self.id, name.join("/"))
-    }
-
-    fn odd(&self, what: &str) -> FormatError {
-        error(&self.id, &format!("the Hub's answer is not usable: {what}"), "check HF_ENDPOINT", false)
     }
 
     /// The message to the user.
@@ -348,6 +344,11 @@ fn one_line(text: &str) -> String {
 
 fn unreachable(id: &str) -> FormatError {
     error(id, "cannot reach the Hub", "check the network", false)
+}
+
+/// An answer that does not follow the Hub's protocol.
+fn odd(id: &str, what: &str) -> FormatError {
+    error(id, &format!("the Hub's answer is not usable: {what}"), "check HF_ENDPOINT", false)
 }
 
 fn error(id: &str, what: &str, way_out: &str, permanent: bool) -> FormatError {

@@ -5,7 +5,7 @@
 
 use super::cache::{INDEX, Repository, SMALL_FILES};
 use super::client::Failure;
-use super::{Kind, Progress, Session};
+use super::{Kind, Progress, Session, odd};
 use crate::format::atomic;
 use crate::format::error::FormatError;
 use crate::format::safetensors::MOST_HEADER_BYTES;
@@ -53,7 +53,8 @@ impl Session {
         let length = bytes.first_chunk::<8>().map(|length| u64::from_le_bytes(*length));
         let fits = |n: &u64| *n <= MOST_HEADER_BYTES && *n + 8 <= size;
         let end = length.filter(fits).map(|n| n + 8);
-        let end = end.ok_or_else(|| self.odd(&format!("'{name}' does not begin as a safetensors file")))?;
+        let end =
+            end.ok_or_else(|| odd(&self.id, &format!("'{name}' does not begin as a safetensors file")))?;
         if (bytes.len() as u64) < end {
             bytes = self.beginning(commit, name, end)?;
         }
@@ -69,7 +70,7 @@ impl Session {
         let read = content.take(most).read_to_end(&mut bytes);
         read.map_err(|e| self.explain(Failure::from(e)))?;
         if (bytes.len() as u64) < most {
-            return Err(self.odd(&format!("'{name}' ended at byte {} of {most}", bytes.len())));
+            return Err(odd(&self.id, &format!("'{name}' ended at byte {} of {most}", bytes.len())));
         }
         Ok(bytes)
     }

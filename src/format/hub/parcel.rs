@@ -20,6 +20,9 @@ const MORE: [&str; 8] = [
     "processor_config.json",
 ];
 
+/// The weights of an adapter for mlx-lm.
+const MLX: &str = "adapters.safetensors";
+
 /// Files to upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parcel {
@@ -38,7 +41,7 @@ impl Parcel {
             if !is_gguf(from) {
                 return Err(FormatError::unsupported(from, "a single file that is no .gguf", way));
             }
-            Gguf::open(from)?;
+            Gguf::open(from)?.refuse_part()?;
             return Ok(Parcel { what: "GGUF", files: vec![from.to_owned()] });
         }
         let has = |name: &str| from.join(name).is_file();
@@ -53,6 +56,9 @@ impl Parcel {
                 false => [shards(from)?, vec![INDEX.to_owned()]].concat(),
             };
             ("model", weights)
+        } else if has(MLX) {
+            let way = "push the folder of `finetune export --to peft`";
+            return Err(FormatError::unsupported(from, "an adapter for mlx-lm, which is not uploaded", way));
         } else {
             let entries = std::fs::read_dir(from).map_err(|e| FormatError::io(from, e))?.flatten();
             let gguf = entries.map(|entry| entry.path()).find(|path| is_gguf(path));

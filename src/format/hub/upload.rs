@@ -3,9 +3,9 @@
 //! to its storage, whole or in parts; then one commit names all files. Nothing is visible before the commit, so that an
 //! upload that fails changes no file of the repository.
 
-use super::client::{Client, Failure, parsed};
+use super::client::{Client, Failure, JSON, parsed};
 use super::download::{FRUITLESS_ATTEMPTS, MOST_IN_GIT};
-use super::{Hub, Progress, encoded, error, hash, is_plain, one_line};
+use super::{Hub, Progress, encoded, error, hash, is_plain, odd, one_line};
 use crate::format::directory;
 use crate::format::error::FormatError;
 use base64::Engine;
@@ -27,7 +27,6 @@ const MAIN: &str = "main";
 const SAMPLE: u64 = 512;
 /// Name of the file whose head the Hub checks.
 const CARD: &str = "README.md";
-const JSON: &[(HeaderName, &str)] = &[(CONTENT_TYPE, "application/json")];
 const LINES: &[(HeaderName, &str)] = &[(CONTENT_TYPE, "application/x-ndjson")];
 const LFS: &[(HeaderName, &str)] =
     &[(CONTENT_TYPE, "application/vnd.git-lfs+json"), (ACCEPT, "application/vnd.git-lfs+json")];
@@ -54,6 +53,8 @@ pub struct Pushed {
     pub files: Vec<String>,
     /// Names of the files that the repository's .gitignore excludes.
     pub ignored: Vec<String>,
+    /// Names of the committed files whose contents the storage had already.
+    pub stored: Vec<String>,
 }
 
 /// A file of this machine.
@@ -126,14 +127,15 @@ impl Upload<'_> {
             }
         }
         if wanted.is_empty() {
-            return Ok(Pushed { commit: None, files: Vec::new(), ignored });
+            return Ok(Pushed { commit: None, files: Vec::new(), ignored, stored: Vec::new() });
         }
-        self.store(&wanted, progress)?;
+        let stored = self.store(&wanted, progress)?;
         let commit = self.commit(&wanted, what.message)?;
         Ok(Pushed {
             commit: Some(commit),
             files: wanted.into_iter().map(|(file, _)| file.name).collect(),
             ignored,
+            stored,
         })
     }
 
@@ -157,7 +159,7 @@ impl Upload<'_> {
     /// Creates the repository unless it exists.
     fn make_repository(&self, what: &Push) -> Result<(), FormatError> {
         let path = format!("/api/models/{}", self.id);
-        let found = match self.client.json(&path, None) {
+        let found = match self.client.get_json(&path) {
             Ok(info) => info,
             // Which of them says that there is none depends on the token.
             Err(Failure::Refused(401 | 403 | 404, ..)) => {
@@ -170,7 +172,7 @@ impl Upload<'_> {
                     Ok(_) => return Ok(()),
                     // Another process has created it.
                     Err(Failure::Refused(409, ..)) => {
-                        self.client.json(&path, None).map_err(|failure| self.explain(failure))?
+                        self.client.get_json(&path).map_err(|failure| self.explain(failure))?
                     }
                     Err(failure) => return Err(self.explain(failure)),
                 }
@@ -190,7 +192,7 @@ impl Upload<'_> {
             return Ok(());
         }
         let (id, branch) = (self.id, encoded(self.branch));
-        match self.client.json(&format!("/api/models/{id}/revision/{branch}"), None) {
+        match self.client.get_json(&format!("/api/models/{id}/revision/{branch}")) {
             Ok(_) => return Ok(()),
             Err(Failure::Refused(404, ..)) => {}
             Err(failure) => return Err(self.explain(failure)),
@@ -206,11 +208,11 @@ impl Upload<'_> {
         let about = |file: &Local| json!({"path": file.name, "sample": STANDARD.encode(&file.beginning), "size": file.size});
         let asked = json!({"files": files.iter().map(about).collect::<Vec<_>>()});
         let path = format!("/api/models/{}/preupload/{}", self.id, encoded(self.branch));
-        let answer = self.json(&path, JSON, &asked)?;
+        let answer = self.again(|| self.client.post_json(&path, JSON, &asked))?;
         let all = answer["files"].as_array().map(Vec::as_slice).unwrap_or_default();
         let of = |file: &Local| {
             let found = all.iter().find(|answer| answer["path"] == *file.name).cloned();
-            found.ok_or_else(|| self.odd(&format!("it does not say how to send '{}'", file.name)))
+            found.ok_or_else(|| odd(self.id, &format!("it does not say how to send '{}'", file.name)))
         };
         files.iter().map(of).collect()
     }
@@ -229,22 +231,26 @@ impl Upload<'_> {
             }
             _ => {
                 let what = format!("it wants '{}' ({} bytes) in an unknown way", file.name, file.size);
-                return Err(self.odd(&what));
+                return Err(odd(self.id, &what));
             }
         };
         Ok(Some(mode).filter(|_| answer["oid"] != *hash))
     }
 
-    /// Sends the contents of large files that the storage does not have.
-    fn store(&self, files: &[(Local, Mode)], progress: &mut dyn FnMut(&Progress)) -> Result<(), FormatError> {
-        let mut large = BTreeMap::new();
+    /// Sends the contents of large files that the storage does not have, and returns the names of the others.
+    fn store(
+        &self,
+        files: &[(Local, Mode)],
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<Vec<String>, FormatError> {
+        let (mut large, mut stored) = (BTreeMap::new(), Vec::new());
         for (file, mode) in files {
             if let Mode::Large(hash) = mode {
                 large.insert(hash.as_str(), file);
             }
         }
         if large.is_empty() {
-            return Ok(());
+            return Ok(stored);
         }
         let objects: Vec<_> =
             large.iter().map(|(hash, file)| json!({"oid": hash, "size": file.size})).collect();
@@ -255,7 +261,8 @@ impl Upload<'_> {
             "hash_algo": "sha256",
             "ref": {"name": self.branch},
         });
-        let answer = self.json(&format!("/{}.git/info/lfs/objects/batch", self.id), LFS, &asked)?;
+        let path = format!("/{}.git/info/lfs/objects/batch", self.id);
+        let answer = self.again(|| self.client.post_json(&path, LFS, &asked))?;
         for object in answer["objects"].as_array().into_iter().flatten() {
             let Some(file) = object["oid"].as_str().and_then(|hash| large.remove(hash)) else { continue };
             if let Some(error) = object.get("error") {
@@ -265,19 +272,13 @@ impl Upload<'_> {
                 );
             }
             match object.get("actions") {
-                None | Some(Value::Null) => {
-                    progress(&Progress {
-                        file: format!("{}, stored before", file.name),
-                        done: file.size,
-                        total: file.size,
-                    });
-                }
+                None | Some(Value::Null) => stored.push(file.name.clone()),
                 Some(actions) => self.send(file, (&object["oid"], actions), progress)?,
             }
         }
         match large.values().next() {
-            Some(file) => Err(self.odd(&format!("it does not say where to send '{}'", file.name))),
-            None => Ok(()),
+            Some(file) => Err(odd(self.id, &format!("it does not say where to send '{}'", file.name))),
+            None => Ok(stored),
         }
     }
 
@@ -297,7 +298,8 @@ impl Upload<'_> {
             let mut parts = Vec::new();
             for (number, (url, range)) in (1..).zip(self.parts(header, file)?) {
                 let tag = put(url, range)?;
-                let tag = tag.ok_or_else(|| self.odd(&format!("a part of '{}' has no ETag", file.name)))?;
+                let tag =
+                    tag.ok_or_else(|| odd(self.id, &format!("a part of '{}' has no ETag", file.name)))?;
                 parts.push(json!({"partNumber": number, "etag": tag}));
             }
             self.ask(&target, LFS, &json!({"oid": oid, "parts": parts}))?;
@@ -312,7 +314,8 @@ impl Upload<'_> {
     /// The address of an action.
     fn target(&self, action: &Value, file: &Local) -> Result<String, FormatError> {
         let href = action["href"].as_str().filter(|href| href.starts_with("http"));
-        let href = href.ok_or_else(|| self.odd(&format!("it does not say where to send '{}'", file.name)))?;
+        let href =
+            href.ok_or_else(|| odd(self.id, &format!("it does not say where to send '{}'", file.name)))?;
         Ok(match href.strip_prefix(HUB) {
             Some(rest) if rest.starts_with('/') => format!("{}{rest}", self.client.hub()),
             _ => href.to_owned(),
@@ -322,7 +325,7 @@ impl Upload<'_> {
     /// Address and bytes of each part, in order.
     fn parts<'a>(&self, header: &'a Value, file: &Local) -> Result<Vec<(&'a str, Range<u64>)>, FormatError> {
         let odd =
-            || self.odd(&format!("it divides '{}' into parts that are not those of the file", file.name));
+            || odd(self.id, &format!("it divides '{}' into parts that are not those of the file", file.name));
         let chunk = &header["chunk_size"];
         let chunk = chunk.as_u64().or_else(|| chunk.as_str()?.parse().ok()).filter(|chunk| *chunk > 0);
         let chunk = chunk.ok_or_else(odd)?;
@@ -336,20 +339,25 @@ impl Upload<'_> {
         Ok(urls.into_iter().map(|(n, url)| (url, range(n))).collect())
     }
 
-    /// Stores a range of a file at an address; a request that may succeed later is sent again.
+    /// Stores a range of a file at an address.
     fn put(
         &self,
         url: &str,
         (file, content, range): (&Local, &File, Range<u64>),
         progress: &mut dyn FnMut(&Progress),
     ) -> Result<Option<String>, FormatError> {
+        let mut sent = |n: u64| {
+            progress(&Progress { file: file.name.clone(), done: range.start + n, total: file.size });
+        };
+        self.again(|| self.client.put(url, (content, range.clone()), &mut sent))
+    }
+
+    /// The answer to a request that may be repeated: it is sent again if that may help.
+    fn again<T>(&self, mut request: impl FnMut() -> Result<T, Failure>) -> Result<T, FormatError> {
         let mut attempt = 1;
         loop {
-            let mut sent = |n: u64| {
-                progress(&Progress { file: file.name.clone(), done: range.start + n, total: file.size });
-            };
-            match self.client.put(url, (content, range.clone()), &mut sent) {
-                Ok(tag) => return Ok(tag),
+            match request() {
+                Ok(answer) => return Ok(answer),
                 Err(failure) if failure.passes() && attempt < FRUITLESS_ATTEMPTS => {
                     std::thread::sleep(Duration::from_millis(500 << attempt));
                     attempt += 1;
@@ -384,27 +392,19 @@ impl Upload<'_> {
         // Sent once: an answer that is lost does not tell whether the commit was made.
         let answer = self.client.post(&path, LINES, body.as_bytes()).and_then(|answer| parsed(&answer));
         let answer = answer.map_err(|failure| match failure {
-            Failure::Refused(..) => self.explain(failure),
+            Failure::Refused(status, ..) if status < 500 => self.explain(failure),
+            // A gateway answers 502 or 504 also when the Hub has made the commit.
             _ => {
                 let what = format!("the Hub did not confirm the commit: {}", said(&failure));
                 error(self.id, &what, "run again: if it was made, nothing is committed twice", false)
             }
         })?;
         let commit = answer["commitOid"].as_str().filter(|commit| is_plain(commit)).map(str::to_owned);
-        commit.ok_or_else(|| self.odd("it does not name the commit"))
+        commit.ok_or_else(|| odd(self.id, "it does not name the commit"))
     }
 
     fn ask(&self, url: &str, headers: &[(HeaderName, &str)], body: &Value) -> Result<Vec<u8>, FormatError> {
-        let answer = self.client.post(url, headers, body.to_string().as_bytes());
-        answer.map_err(|failure| self.explain(failure))
-    }
-
-    fn json(&self, url: &str, headers: &[(HeaderName, &str)], body: &Value) -> Result<Value, FormatError> {
-        parsed(&self.ask(url, headers, body)?).map_err(|failure| self.explain(failure))
-    }
-
-    fn odd(&self, what: &str) -> FormatError {
-        error(self.id, &format!("the Hub's answer is not usable: {what}"), "check HF_ENDPOINT", false)
+        self.again(|| self.client.post(url, headers, body.to_string().as_bytes()))
     }
 
     /// The message to the user about a failure before the commit.
