@@ -7,6 +7,9 @@ use finetune::backend::{Backend, Fault, Frozen, View, Write};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 
+/// Guard words before an output that begins at a multiple of 16 bytes, where whole tiles are stored in vectors.
+pub const ALIGNED: usize = 20;
+
 #[derive(Debug, Clone)]
 pub struct Mat {
     pub rows: usize,

@@ -305,15 +305,7 @@ fn copies_take_no_more_than_is_said() {
     // q, k, v, attention's output, the widest input and its gradient, all in bf16.
     let said = 2 * (32 + 16 + 16 + 32 + 48 + 48);
     let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec {
-        rank: 4,
-        alpha: 8.0,
-        rslora: false,
-        dropout: 0.0,
-        targets,
-        exceptions: Vec::new(),
-        seed: 1,
-    };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() };
     let (batch, t) = (packed(50, 2, 9), 18);
     for keep in [Keep::Everything, Keep::Inputs, Keep::Parts([1, 1, 1])] {
         let most = |device: Device| {

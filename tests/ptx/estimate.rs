@@ -20,7 +20,7 @@ fn config(vocab: usize) -> Config {
 
 fn lora() -> LoraSpec {
     let targets = MODULES.map(String::from).to_vec();
-    LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, exceptions: Vec::new(), seed: 1 }
+    LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() }
 }
 
 /// Bytes in use during the second microbatch of the given rows and length, and the estimate.

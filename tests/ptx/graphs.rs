@@ -32,8 +32,7 @@ fn batches(vocab: usize) -> Vec<Microbatch> {
 fn microbatches(dropout: f32, keep: Keep) -> Result<Vec<(u64, u64)>, String> {
     let config = qwen(2, 50, (32, 48), Heads::new(2, 1, 16));
     let targets = MODULES.map(String::from).to_vec();
-    let lora =
-        LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout, targets, exceptions: Vec::new(), seed: 1 };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, dropout, targets, seed: 1, ..LoraSpec::none() };
     let build = Build { keep, ..Build::whole(&config) };
     let device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?;
     let mut stage = Decoder::load(device, &config, &Same::new(config.clone()), &lora, build).unwrap();

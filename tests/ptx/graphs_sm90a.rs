@@ -14,15 +14,7 @@ use finetune::model::stage::Stage;
 fn microbatches() -> Result<Vec<[u64; 2]>, String> {
     let config = qwen(2, 300, (256, 320), Heads::new(4, 2, 64));
     let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec {
-        rank: 4,
-        alpha: 8.0,
-        rslora: false,
-        dropout: 0.0,
-        targets,
-        exceptions: Vec::new(),
-        seed: 1,
-    };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() };
     let build = Build { keep: Keep::Inputs, ..Build::whole(&config) };
     let flash = Flash { forward: true, backward: true };
     let device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?.untried().attending(flash);

@@ -87,8 +87,8 @@ impl Entry {
 /// Fewer stores than this between two branches are a branch per output.
 const TOGETHER: usize = 4;
 
-/// The faults of the epilogue of whole tiles, whose PTX has `stores` statements that store vectors, or, where it is 0, in
-/// that of all tiles.
+/// The faults of an epilogue. `stores`: number of vector stores in its PTX, and only vectors are counted; 0: stores of any
+/// width are counted.
 pub fn epilogue_faults(entry: &Entry, stores: usize) -> Vec<String> {
     let counts = |i: &Instruction| stores == 0 || i.is_wide();
     let places = |of: Range<usize>, op: &str| -> Vec<usize> {
@@ -112,7 +112,7 @@ pub fn epilogue_faults(entry: &Entry, stores: usize) -> Vec<String> {
         ));
     }
     let late = |b: &&Range<usize>| places((*b).clone(), "LDG").last() > places((*b).clone(), "STG").first();
-    if stores > 0 && with.into_iter().filter(late).any(|b| has(b, "LDG")) {
+    if stores > 0 && with.into_iter().any(|b| late(&b)) {
         found.push(format!("{}: outputs are loaded after others are stored", entry.name));
     }
     found

@@ -177,15 +177,7 @@ fn a_whole_model_in_f16_is_near() {
 /// Loss and gradient of a microbatch, with an adapter of rank 4 on all projections.
 fn of<B: Fused>(backend: B, config: &Config, same: &Same, batch: &Microbatch) -> (LossSums, Vec<f32>) {
     let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec {
-        rank: 4,
-        alpha: 8.0,
-        rslora: false,
-        dropout: 0.0,
-        targets,
-        exceptions: Vec::new(),
-        seed: 1,
-    };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() };
     let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
     let mut stage = Decoder::load(backend, config, same, &lora, build).unwrap();
     let mut numbers = Stream::new(&[4]);

@@ -3,15 +3,12 @@
 //! changes no number and is not tested.
 
 use crate::attention_grad_sm90a::{FILE, Problem, SIZES, beside, kernels, run};
-use crate::bench::GUARD;
+use crate::bench::{ALIGNED, GUARD};
 use crate::files;
 use crate::interpreter::Kernel;
 use crate::marks;
 use crate::mutations_sm90a::{Places, undetected};
 use std::sync::Arc;
-
-/// Guard words for outputs at multiples of 8 bytes, where sums are stored in pairs.
-const ALIGNED: usize = 20;
 
 /// Words of entry names (`q_`, `kv_64`), old text, and new text for each occurrence in these entries.
 const EVERYWHERE: &[(&str, &str, &str)] = &[

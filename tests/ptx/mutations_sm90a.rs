@@ -2,16 +2,13 @@
 //! arrival, wait, copy), in every entry; fields of descriptors, coordinates of boxes, counts and edges are changed.
 //! Only an increase by setmaxnreg is not tested here: ptxas checks that registers suffice.
 
-use crate::bench::{GUARD, Mat, Out, run_behind, weight};
+use crate::bench::{ALIGNED, GUARD, Mat, Out, run_behind, weight};
 use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::marks;
 use crate::mutations::of_entry;
 use finetune::backend::{Backend, Cuda, Fault, Fused, LoraGrad, LoraPart, Write};
 use finetune::numeric::dtype::Dtype;
-
-/// Guard words for outputs at multiples of 8 bytes, where tiles are stored in pairs.
-const ALIGNED: usize = 20;
 
 const T: usize = 140;
 const N: usize = 270;

@@ -122,15 +122,7 @@ fn smollm2() -> Config {
 /// submissions.
 fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (f64, [u64; 2], bool) {
     let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec {
-        rank: 16,
-        alpha: 32.0,
-        rslora: false,
-        dropout: 0.0,
-        targets,
-        exceptions: Vec::new(),
-        seed: 1,
-    };
+    let lora = LoraSpec { rank: 16, alpha: 32.0, targets, seed: 1, ..LoraSpec::none() };
     let keep = if switched("keep-everything") { Keep::Everything } else { Keep::Inputs };
     let build = Build { keep, ..Build::whole(config) };
     let (same, class, before) = (Same::new(config.clone()), device.class(), free());

@@ -1,7 +1,7 @@
 //! Whole tiles of products at aligned addresses are loaded and stored in vectors. They must have the bits of the same
 //! product at addresses that allow single numbers only, which other tests compare with the CPU.
 
-use crate::bench::{GUARD, Mat, held, run_behind, weight};
+use crate::bench::{ALIGNED, GUARD, Mat, held, run_behind, weight};
 use crate::device::{Interpreted, device, device_at, device_of, device_with_at};
 use crate::files;
 use crate::fused::projection_behind;
@@ -10,14 +10,15 @@ use finetune::backend::cuda::Driver;
 use finetune::backend::{Backend, Cuda, Fault, Product, Transpose, Write};
 use finetune::numeric::dtype::Dtype;
 
-/// Guard words before an output that begins at a multiple of 16 bytes.
-pub const ALIGNED: usize = 20;
-
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
 
-/// More than one tile of 64 in both directions, in rows of whole vectors.
-pub fn matmul<D: Driver>(guard: usize, mut device: Cuda<D>, transpose: Transpose, write: Write) -> Outcome {
-    let (m, n, k) = (65, 68, 20);
+/// out [M, N]
+fn matmul<D: Driver>(
+    guard: usize,
+    mut device: Cuda<D>,
+    (m, n, k): (usize, usize, usize),
+    (transpose, write): (Transpose, Write),
+) -> Outcome {
     let (a, b) = match transpose {
         Transpose::Neither => (Mat::random(m, k, 1), Mat::random(k, n, 2)),
         Transpose::Right => (Mat::random(m, k, 1), Mat::random(n, k, 2)),
@@ -30,7 +31,7 @@ pub fn matmul<D: Driver>(guard: usize, mut device: Cuda<D>, transpose: Transpose
 }
 
 /// Forward and backward: out [T, N] and dx [T, K].
-pub fn linear<D: Driver>(
+fn linear<D: Driver>(
     guard: usize,
     mut device: Cuda<D>,
     (t, n, k): (usize, usize, usize),
@@ -60,12 +61,16 @@ fn whole_tiles_in_f32_have_the_bits_of_single_numbers() {
     for write in [Write::Set, Write::Add] {
         for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
             let name = format!("matmul {transpose:?} {write:?}");
-            check(&name, &|guard, order| matmul(guard, device(order), transpose, write));
+            check(&name, &|guard, order| matmul(guard, device(order), (65, 68, 20), (transpose, write)));
         }
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
             let name = format!("linear {dtype:?} {write:?}");
             check(&name, &|guard, order| linear(guard, device(order), (65, 68, 72), (dtype, write)));
         }
+        // Rows of a multiple of 8 bytes, and not of 16.
+        check(&format!("linear of narrow rows {write:?}"), &|guard, order| {
+            linear(guard, device(order), (65, 66, 70), (Dtype::F32, write))
+        });
     }
 }
 
@@ -80,27 +85,41 @@ fn whole_tiles_on_tensor_cores_have_the_bits_of_single_numbers() {
         check(&format!("linear {write:?}"), &|guard, order| {
             linear(guard, on(order), (129, 130, 132), (Dtype::Bf16, write))
         });
+        // Rows of a multiple of 4 bytes, and not of 8.
+        check(&format!("linear of narrow rows {write:?}"), &|guard, order| {
+            linear(guard, on(order), (129, 129, 131), (Dtype::Bf16, write))
+        });
         check(&format!("lora_linear {write:?}"), &|guard, order| {
             projection_behind(guard, on(order), (129, 130, 132, 5), write)
         });
     }
 }
 
-/// The outputs of whole tiles that an entry computes, or takes part in.
-fn exercise(entry: &str, device: Cuda<Interpreted>) -> Outcome {
+/// The outputs of whole tiles that an entry computes, or takes part in; then, of products, tiles at an aligned address
+/// in rows that are not.
+fn exercise(entry: &str, device: &dyn Fn() -> Cuda<Interpreted>) -> Outcome {
+    if entry.starts_with("lora") {
+        return projection_behind(ALIGNED, device().bf16().unwrap(), (128, 128, 128, 5), Write::Set);
+    }
+    let mut all = Vec::new();
     if entry.starts_with("matmul") {
-        return matmul(ALIGNED, device, Transpose::Neither, Write::Set);
+        for n in [68, 66] {
+            all.extend(matmul(ALIGNED, device(), (65, n, 20), (Transpose::Neither, Write::Set))?);
+        }
+    } else {
+        for n in [128, 129] {
+            let device = device().bf16().unwrap();
+            all.extend(linear(ALIGNED, device, (128, n, n), (Dtype::Bf16, Write::Set))?);
+        }
     }
-    let device = device.bf16().unwrap();
-    match entry.starts_with("lora") {
-        true => projection_behind(ALIGNED, device, (128, 128, 128, 5), Write::Set),
-        false => linear(ALIGNED, device, (128, 128, 128), (Dtype::Bf16, Write::Set)),
-    }
+    Ok(all)
 }
 
 /// File, entry, old text, new text; the first occurrence is replaced.
-const CHANGES: [(&str, &str, &str, &str); 7] = [
+const CHANGES: [(&str, &str, &str, &str); 11] = [
     ("matmul.ptx", "matmul_nn", "setp.le.u32 %full, %x, %m", "setp.ge.u32 %full, %x, %m"),
+    ("matmul.ptx", "matmul_nn", "or.b32 %x, %x, %y;", ""),
+    ("matmul.ptx", "matmul_nn", "and.b32 %x, %x, 15", "and.b32 %x, %x, 7"),
     ("matmul.ptx", "matmul_nn", "@%adding ld.global.v4", "ld.global.v4"),
     (
         "matmul.ptx",
@@ -108,6 +127,8 @@ const CHANGES: [(&str, &str, &str, &str); 7] = [
         "st.global.v4.f32 [%row1], {%old4, %old5",
         "st.global.v4.f32 [%row1], {%old5, %old4",
     ),
+    ("product_sm80.ptx", "product_sm80_nt", "or.b32 %x, %x, %y;", ""),
+    ("product_sm80.ptx", "product_sm80_nt", "and.b32 %x, %x, 7", "and.b32 %x, %x, 3"),
     ("product_sm80.ptx", "product_sm80_nt", "@%adding ld.global.v2", "ld.global.v2"),
     ("product_sm80.ptx", "product_sm80_nt", "[%row0+32], {%old2, %old3}", "[%row0+32], {%old3, %old2}"),
     ("product_sm80.ptx", "product_sm80_nn", "st.global.v2.f32 [%row1+96]", "st.global.v2.f32 [%row1+64]"),
@@ -118,9 +139,9 @@ const CHANGES: [(&str, &str, &str, &str); 7] = [
 fn any_changed_operand_of_whole_tiles_is_detected() {
     let bits = |all: Vec<Vec<f32>>| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (file, entry, from, to) in CHANGES {
-        let good = bits(exercise(entry, device_of((8, 0), 0)).unwrap());
+        let good = bits(exercise(entry, &|| device_of((8, 0), 0)).unwrap());
         let detects = |changed: &str| {
-            let bad = exercise(entry, device_with_at((8, 0), (file, changed), 0));
+            let bad = exercise(entry, &|| device_with_at((8, 0), (file, changed), 0));
             bad.map_or(true, |bad| bits(bad) != good)
         };
         let missed = undetected((&files::read(file).text, entry), &[(from, to)], Places::First, detects);
