@@ -11,13 +11,16 @@ use crate::run::folder::{self, RUN_FILE};
 use crate::run::single;
 use crate::run::worker;
 use crate::support::stderr::say;
+use crate::support::waiting;
 use std::path::{Path, PathBuf};
 
 /// Trains.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
-    if !options.output.quiet {
+    if options.output.quiet {
+        waiting::silence();
+    } else {
         settings.notes.iter().for_each(|note| say!("{}", plan::note_line(note)));
     }
     match options.cluster.role {

@@ -17,6 +17,7 @@ use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
+use crate::support::waiting::during;
 
 /// Requirements of a model to build.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,15 @@ impl Need {
 
 /// Builds a whole model on the chosen device.
 pub fn open(
+    chosen: &Chosen,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    class_weights: Option<Vec<f32>>,
+    need: Need,
+) -> Result<Box<dyn Model>, Refusal> {
+    during("loading the model", || on_first(chosen, model, class_weights, need))
+}
+
+fn on_first(
     chosen: &Chosen,
     model: (&Config, &dyn Tensors, &LoraSpec),
     class_weights: Option<Vec<f32>>,

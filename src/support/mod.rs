@@ -1,7 +1,8 @@
-//! Floor 0, beside `numeric`: process-level services for every floor: lines on stderr, plurals, caught panics,
-//! and the allocator.
+//! Floor 0, beside `numeric`: process-level services for every floor: lines on stderr, also during long work, plurals,
+//! caught panics, and the allocator.
 
 pub mod allocator;
 pub mod panics;
 pub mod plural;
 pub mod stderr;
+pub mod waiting;
