@@ -218,7 +218,10 @@ fn absent_card_is_planned_by_its_memory() {
     assert!(streamed.contains("3 of 4 layers are streamed: read again in each pass"), "{streamed}");
     let small = b.run("plan demo --data rows.jsonl --assume-gpu 8MB --rank 512");
     assert!(small.status.code() == Some(78) && stderr(&small).contains("--rank "), "{}", stderr(&small));
-    assert_eq!(b.run("plan demo --data rows.jsonl --assume-gpu big").status.code(), Some(2));
+    for (size, why) in [("big", "is not a size"), ("8", "\"8\" is 8 bytes: add a unit, as 8GB")] {
+        let refused = b.run(&format!("plan demo --data rows.jsonl --assume-gpu {size}"));
+        assert!(refused.status.code() == Some(2) && stderr(&refused).contains(why), "{}", stderr(&refused));
+    }
 }
 
 /// With streamed layers a run has the bytes of a resident one: of a typed number of layers, of a model that does not

@@ -265,6 +265,10 @@ pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
 pub fn memory(s: &Settings, name: &str) -> Result<Option<u64>, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(None) };
     match size(text) {
+        // A number without a unit is more often gigabytes than bytes.
+        Some(bytes) if bytes < 1 << 10 => {
+            Err(s.malformed(name, format!("{text:?} is {bytes} bytes: add a unit, as 8GB")))
+        }
         Some(bytes) => Ok(Some(bytes)),
         None => Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
     }

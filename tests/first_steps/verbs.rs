@@ -29,7 +29,12 @@ fn help_has_topics_and_is_short() {
     check(&bench, &["help", "data"], (0, "--data-fields", ""));
     check(&bench, &["help", "cluster"], (0, "--expect-workers", ""));
     check(&bench, &["help", "generate"], (0, "--max-new-tokens", ""));
-    check(&bench, &["help", "lora_r"], (2, "", "no help on"));
+    check(&bench, &["help", "lora_r"], (0, "lora_r is rank here\n--rank: ", ""));
+    check(&bench, &["help", "temperature"], (0, "an option of generate, chat", ""));
+    check(&bench, &["help", "output"], (0, "what a run writes", ""));
+    check(&bench, &["help", "DPO"], (0, "DPO is mentioned in:\n", ""));
+    check(&bench, &["help", "worker"], (0, "  finetune help cluster ", ""));
+    check(&bench, &["help", "blue"], (2, "", "no help on \"blue\": `finetune help` lists"));
     check(&bench, &["--help"], (0, "Usage: finetune [MODEL] [OPTIONS]", ""));
     check(&bench, &["help", "exit-codes"], (0, "130", ""));
     check(&bench, &["help", "exit-codes"], (0, "141", ""));

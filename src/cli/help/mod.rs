@@ -3,6 +3,7 @@
 //! embedded in the binary.
 
 mod pages;
+mod search;
 
 use crate::cli::invocation::Invocation;
 use crate::config::flags;
@@ -40,7 +41,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         Some("options" | "all") => return all_options(inv),
         Some(name) => match TOPICS.iter().find(|(n, ..)| *n == name) {
             Some((name, about, text)) => format!("{name}: {about}\n\n{}{}", complete(text), table(name)),
-            None => return verb_or_nothing(inv, name),
+            None => return verb_or_option(inv, name),
         },
     };
     inv.say(&text)
@@ -94,19 +95,18 @@ fn all_options(inv: &mut Invocation) -> Result<(), Refusal> {
     inv.say(text.trim_end())
 }
 
-fn verb_or_nothing(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
+fn verb_or_option(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
     if let Some(verb) = verb::VERBS.iter().find(|v| v.name == name) {
         let text = flags::command(&verb.accepts()).render_help().to_string();
         return inv.say(text.trim_end());
     }
-    if let Some(o) = TABLE.iter().find(|o| o.name == name.trim_start_matches('-').replace('_', "-")) {
-        let default = if o.default.is_empty() { String::new() } else { format!(" [{}]", o.default) };
-        return inv.say(&format!("--{}: {}{default}\nin a YAML file: {}", o.name, o.help, o.key()));
+    if let Some(text) = search::option(name).or_else(|| search::mentions(name, TOPICS)) {
+        return inv.say(&text);
     }
     let known = TOPICS.iter().map(|(n, ..)| *n).chain(verb::VERBS.iter().map(|v| v.name));
     let hint = match nearest(name, known) {
         Some(n) => format!("did you mean `finetune help {n}`?"),
-        None => "`finetune help` lists them".into(),
+        None => "`finetune help` lists topics and verbs, `finetune help options` the options".into(),
     };
     Err(Refusal::usage(format!("no help on {name:?}: {hint}")))
 }
