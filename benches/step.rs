@@ -191,11 +191,9 @@ fn adapter(config: &Config) -> LoraSpec {
     LoraSpec {
         rank: 16,
         alpha: 32.0,
-        rslora: false,
-        dropout: 0.0,
         targets: config.family.modules().into_iter().map(String::from).collect(),
-        exceptions: Vec::new(),
         seed: 1,
+        ..LoraSpec::none()
     }
 }
 

@@ -27,6 +27,7 @@ use crate::numeric::dtype::Dtype;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model::{self, BaseModel};
 use crate::support::stderr::say;
+use crate::support::waiting::during;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -84,6 +85,8 @@ const OTHERS: [&str; 9] =
 struct Exported {
     base: BaseModel,
     tokenizer: Tokenizer,
+    /// The base's chat template; that of `tokenizer` is the adapter's.
+    base_template: Option<String>,
     loaded: Loaded,
     devices: DeviceOptions,
     /// Quantisation of the base during training, where its files are not quantised.
@@ -112,20 +115,20 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     } else {
         replace::replaceable_file(&out, &source.base.path)?;
     }
-    for note in runners::notes(to, &source)? {
+    for note in runners::notes(to, outtype, &source)? {
         say!("note: {note}");
     }
     if !s.is_given("output") {
         say!("writing {} (--output names another place)", out.display());
     }
-    let facts = match to {
-        To::Merged => merged::write(&source, &out, dtype)?,
-        To::Peft => peft::write(&source, &from, &out)?,
-        To::Mlx => mlx::write(&source, &from, &out)?,
-        To::GgufLora => lora::write(&source, &out, outtype)?,
-        To::MergedGguf => gguf::write(&source, &out, outtype)?,
-        To::Ollama => ollama::write(&source, &out, outtype)?,
-    };
+    let facts = during("writing and comparing", || match to {
+        To::Merged => merged::write(&source, &out, dtype),
+        To::Peft => peft::write(&source, &from, &out),
+        To::Mlx => mlx::write(&source, &from, &out),
+        To::GgufLora => lora::write(&source, &out, outtype),
+        To::MergedGguf => gguf::write(&source, &out, outtype),
+        To::Ollama => ollama::write(&source, &out, outtype),
+    })?;
     say(inv, facts, &name, &out)
 }
 
@@ -167,6 +170,12 @@ fn encodings(s: &Settings, to: To) -> Result<(Option<Dtype>, Outtype), Refusal> 
     let mixes = Mix::ALL.iter().map(|mix| (mix.name(), Outtype::Mix(*mix)));
     let outtypes: Vec<_> = OUTTYPES.into_iter().chain(mixes).collect();
     let outtype = chosen(s, "outtype", "base", &outtypes)?;
+    if let (To::GgufLora, Outtype::Mix(mix)) = (to, outtype) {
+        let name = mix.name();
+        let why =
+            format!("{name} is a mix for the tensors of a model: an adapter takes f32, f16, bf16 or q8_0");
+        return Err(s.refuse("outtype", why));
+    }
     if outtype != Outtype::Base && matches!(to, To::Merged | To::Peft | To::Mlx) {
         return Err(s.refuse("outtype", "is for GGUF files: --to merged takes --save-dtype"));
     }
@@ -190,11 +199,12 @@ fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {
     let devices = DeviceOptions { dtype: ComputeDtype::F32, ..groups::devices(s)? };
     let mut base = base_model::open(&model_name(s, Some(from))?)?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());
+    let base_template = base.files.tokenizer.chat_template.clone();
     let tokenizer = base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;
     let loaded = adapter::load_to_merge(from, &base)?;
     if let Some(line) = adapter::trained_on_another(from, &base)? {
         say!("warning: {line}");
     }
     let recipe = recipe_of(s, Some(from))?;
-    Ok(Exported { base, tokenizer, loaded, devices, recipe })
+    Ok(Exported { base, tokenizer, base_template, loaded, devices, recipe })
 }

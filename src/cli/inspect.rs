@@ -140,15 +140,19 @@ fn adapter(inv: &mut Invocation, dir: &Path) -> Result<(), Refusal> {
         let of = a.tensors.iter().filter(|t| t.name.contains(suffix)).flat_map(|t| &t.values);
         of.map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt()
     };
+    let about = c.to_json();
     let scale = c.lora_alpha / if c.use_rslora { (c.r as f64).sqrt() } else { c.r as f64 };
     let mut facts = vec![
         ("adapter", json!(dir.display().to_string())),
-        ("task", c.to_json()["task_type"].clone()),
+        ("task", about["task_type"].clone()),
         ("base", json!(c.base_model_name_or_path)),
         ("rank", json!(c.r)),
         ("alpha", json!(c.lora_alpha)),
         ("scale", json!(scale)),
         ("rslora", json!(c.use_rslora)),
+        ("dora", json!(c.use_dora)),
+        ("rank_pattern", about["rank_pattern"].clone()),
+        ("alpha_pattern", about["alpha_pattern"].clone()),
         ("dropout", json!(c.lora_dropout)),
         ("target_modules", json!(c.target_modules)),
         ("layers", json!(layers.max().map(|l| l + 1))),

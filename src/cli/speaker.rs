@@ -71,10 +71,10 @@ pub fn sampling(s: &Settings) -> Result<Sampling, Refusal> {
 
 /// The model of an adapter's training, where its folder names it: in run.yaml, else in the adapter's config.
 fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
-    let config = adapter::read(dir)?.config;
+    let named = adapter::base_of(dir)?;
     let typed = yaml::read(&run_of(dir).join(RUN_FILE)).unwrap_or_default();
     let model = typed.iter().find(|t| t.key == "model").map(|t| t.values.concat());
-    Ok(model.or(config.base_model_name_or_path))
+    Ok(model.or(named))
 }
 
 /// Quantisation of the base: the typed one, else the one of the adapter's training.

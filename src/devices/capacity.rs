@@ -86,15 +86,7 @@ mod tests {
             let config = Config::from_json(&json).unwrap();
             let tensors = Implied::of(Path::new(""), &config, &json);
             let targets = MODULES.map(str::to_owned).to_vec();
-            let lora = LoraSpec {
-                rank: 3,
-                alpha: 6.0,
-                rslora: false,
-                dropout: 0.0,
-                targets,
-                exceptions: Vec::new(),
-                seed: 0,
-            };
+            let lora = LoraSpec { rank: 3, alpha: 6.0, targets, ..LoraSpec::none() };
             let (config, tensors, lora) = (&config, &tensors, &lora);
             let (class_weights, measured, offload) = (None, None, Offload::Never);
             let whole = Whole { config, tensors, lora, class_weights, tokens: 40, measured, offload };

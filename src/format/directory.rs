@@ -11,6 +11,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+/// The kind of weights in NF4.
+pub const NF4: &str = "bitsandbytes nf4";
+
 /// Opens the model directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     if holds(dir)? == Holds::NoWeights {
@@ -19,7 +22,7 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     }
     let (mut config, quantised) = config_and_method(dir)?;
     let (tensors, kind): (Arc<dyn Tensors>, _) = match quantised {
-        true => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
+        true => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), NF4.to_owned()),
         false => {
             let tensors = Sharded::open(dir)?;
             let kind = format!("{} safetensors", tensors.dtype_name());

@@ -39,8 +39,19 @@ pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
     Ok(adapter)
 }
 
-/// Reads the adapter in `dir`. A stopped run has no adapter yet; the error names its newest checkpoint.
 fn read_any(dir: &Path) -> Result<Adapter, Refusal> {
+    finished(dir)?;
+    Ok(peft::read(dir)?)
+}
+
+/// The name of the base in the adapter's configuration.
+pub fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
+    finished(dir)?;
+    Ok(peft::config(dir)?.base_model_name_or_path)
+}
+
+/// A stopped run has no adapter yet; the error names its newest checkpoint.
+fn finished(dir: &Path) -> Result<(), Refusal> {
     if !dir.join(peft::CONFIG).exists()
         && let Ok(newest) = checkpoint::find(dir)
     {
@@ -50,7 +61,7 @@ fn read_any(dir: &Path) -> Result<Adapter, Refusal> {
             newest.path.display()
         )));
     }
-    Ok(peft::read(dir)?)
+    Ok(())
 }
 
 /// Reads the adapter in `dir` and checks it against a base.

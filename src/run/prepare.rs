@@ -22,6 +22,7 @@ use crate::model::targets::Choice;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
+use crate::support::waiting::during;
 use std::path::Path;
 use std::thread::JoinHandle;
 
@@ -66,10 +67,11 @@ impl Prepared {
 
     /// The model's hash, which a thread computed while rows were read.
     pub fn model_hash(&mut self) -> Result<String, Refusal> {
-        match self.hash.take().map(JoinHandle::join) {
+        let hash = self.hash.take();
+        during("hashing the model", || match hash.map(JoinHandle::join) {
             Some(Ok(hash)) => hash,
             _ => base_model::hash(&self.base.path),
-        }
+        })
     }
 }
 
@@ -120,7 +122,7 @@ fn read(
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_sets, eval_sets) = sets(options)?;
     let read = read_options(options, &base.config, max_seq_len);
-    let mut train = data::load_sets(&train_sets, &read, &tokenizer)?;
+    let mut train = during("reading the rows", || data::load_sets(&train_sets, &read, &tokenizer))?;
     within(settings, &train.counts)?;
     check_classes(&train)?;
     let chat = 2 * train.counts.chat > train.counts.rows;
@@ -354,14 +356,15 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
         e => settings.refuse("target-modules", e),
     };
     let spec = choice.resolve(config, common).map_err(refuse)?;
-    // Patterns of a file may be for other models too.
-    let typed = |name, choice: Choice| if settings.is_given(name) { choice } else { Choice::default() };
-    typed("rank-pattern", Choice { alphas: Vec::new(), ..choice.clone() })
-        .without_effect(&spec, config)
-        .map_err(refuse)?;
-    typed("alpha-pattern", Choice { ranks: Vec::new(), ..choice })
-        .without_effect(&spec, config)
-        .map_err(refuse)?;
+    // Patterns of an initial adapter have none if fewer modules are typed than it has.
+    let mut given = choice;
+    if !settings.is_given("rank-pattern") {
+        given.ranks.clear();
+    }
+    if !settings.is_given("alpha-pattern") {
+        given.alphas.clear();
+    }
+    given.without_effect(&spec, config).map_err(refuse)?;
     spec.check()?;
     for (dir, differs) in own.iter().filter(|_| !options.output.quiet).flat_map(|(dir, own)| {
         scale_notes(own, &spec, config.layers).into_iter().map(move |note| (dir, note))

@@ -63,6 +63,20 @@ fn chosen_adapters_are_written_as_peft_reads_them() {
     assert_eq!(config(&b, "next"), config(&b, "one"));
     b.ok("--config next/run.yaml --overwrite -o again -q");
     b.same_adapter("next", "again");
+    let notes = stderr(&b.run("export one --to peft -o peft"));
+    assert!(notes.contains("converter ignore the patterns of rank and alpha"), "{notes}");
+    let run = RUN.replace(" -q", "");
+    let notes = stderr(&b.run(&format!("{run} --init-adapter one --alpha-pattern o_proj=6 -o louder")));
+    assert!(notes.contains("the scale of o_proj in layer 1 was 1.6666666, is 2: it begins"), "{notes}");
+    let shown: Value = serde_json::from_str(&b.ok("inspect one --json")).unwrap();
+    assert_eq!((&shown["alpha_pattern"]["o_proj"], &shown["dora"]), (&json!(5), &json!(false)));
+    b.file("pairs.jsonl", &crate::cli_fixture::pairs(8));
+    let dpo = RUN.replace("rows.jsonl", "pairs.jsonl");
+    let args =
+        format!("{dpo} --task dpo --reference-adapter one --target-layers 1,3 --rank-pattern q_proj=6 -o no");
+    let out = b.run(&args);
+    let part = "it has rank 3, alpha 5 for o_proj of layer 1, this run rank 3, alpha 6 for o_proj of layer 1";
+    assert!(out.status.code() == Some(78) && stderr(&out).contains(part), "{}", stderr(&out));
     // The verbs that read an adapter compute what training ended with.
     let loss = |args: &str| -> f64 {
         let said = b.ok(&format!("eval {args} --data eval.jsonl --json"));
@@ -156,9 +170,10 @@ fn dora_is_merged_and_otherwise_refused() {
     std::fs::create_dir(b.path("dora")).unwrap();
     let mut about = config(&b, "run");
     about["use_dora"] = json!(true);
+    about["base_model_name_or_path"] = json!("demo");
     b.file("dora/adapter_config.json", &about.to_string());
     write(&all);
-    let said = b.ok("export dora --to merged --save-dtype f32 --model demo -o merged");
+    let said = b.ok("export dora --to merged --save-dtype f32 -o merged");
     assert!(said.contains("of the merged weights in f32"), "{said}");
     let merged = b.read("merged/model.safetensors");
     let merged = safetensors::SafeTensors::deserialize(&merged).unwrap();

@@ -1,7 +1,7 @@
 //! Adapters for mlx-lm: the file against PEFT's, and mlx-lm itself, which tests/run.sh installs. Without it its test
 //! prints `skipped`; FINETUNE_NEED_MLX makes that a failure.
 
-use crate::cli_fixture::Bench;
+use crate::cli_fixture::{Bench, stderr};
 use crate::{random_base, read_json, tower};
 use finetune::families::{ALL, wrapped};
 use finetune::format::safetensors;
@@ -111,4 +111,29 @@ fn mlx_lm_computes_what_the_adapter_says() {
     let (shown, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     println!("{shown}");
     assert!(out.status.success() && shown.ends_with("done\n"), "{shown}{wrong}");
+}
+
+#[test]
+fn what_mlx_lm_reads_otherwise_is_noted() {
+    let b = Bench::new();
+    let notes = |args: &str| {
+        let out = b.run(args);
+        assert!(out.status.success(), "{}", stderr(&out));
+        stderr(&out)
+    };
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantised");
+    for (case, base) in [("nf4", "model"), ("gguf", "model.gguf")] {
+        let (adapter, base) = (golden.join(case).join("adapter_final"), golden.join(case).join(base));
+        let (adapter, base) = (adapter.display(), base.display());
+        let said = notes(&format!("export {adapter} --model {base} --to mlx --overwrite -o mlx"));
+        assert!(said.contains("note: mlx-lm does not read"), "{case}: {said}");
+    }
+    b.file("own.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    let run = "demo --data rows.jsonl --max-steps 1 --rank 2 -q";
+    b.ok(&format!("{run} -o plain"));
+    b.ok(&format!("{run} --chat-template own.jinja -o own"));
+    let said = notes("export plain --to mlx -o plain-mlx");
+    assert!(!said.contains("note:"), "{said}");
+    let said = notes("export own --to mlx -o own-mlx");
+    assert!(said.contains("note: mlx-lm uses the chat template of the base"), "{said}");
 }

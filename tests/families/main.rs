@@ -161,15 +161,7 @@ impl Case {
     fn of(name: &str) -> Case {
         let config = Config::of_families(&config_json(name), KNOWN).unwrap();
         let targets = config.family.modules().into_iter().map(String::from).collect();
-        let lora = LoraSpec {
-            rank: 2,
-            alpha: 3.0,
-            rslora: false,
-            dropout: 0.0,
-            targets,
-            exceptions: Vec::new(),
-            seed: 1,
-        };
+        let lora = LoraSpec { rank: 2, alpha: 3.0, targets, seed: 1, ..LoraSpec::none() };
         let layout = layout::of(&config, &lora, 0..config.layers);
         let mut draws = Stream::new(&[11]);
         let parameters = (0..layout.len()).map(|_| draws.unit() - 0.5).collect();

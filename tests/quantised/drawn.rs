@@ -62,15 +62,7 @@ impl Drawn {
 
     pub fn lora(&self) -> LoraSpec {
         let targets = self.config.family.modules().into_iter().map(str::to_owned).collect();
-        LoraSpec {
-            rank: 3,
-            alpha: 6.0,
-            rslora: false,
-            dropout: 0.0,
-            targets,
-            exceptions: Vec::new(),
-            seed: 0,
-        }
+        LoraSpec { rank: 3, alpha: 6.0, targets, ..LoraSpec::none() }
     }
 
     /// Random values without zeros, so that every product has a gradient.

@@ -207,3 +207,19 @@ fn magnitudes_are_merged_as_peft_does() {
         }
     }
 }
+
+#[test]
+fn the_first_difference_of_two_adapters_is_named() {
+    let Case { lora, .. } = open("patterns");
+    let tell = |other: &LoraSpec| lora.difference(other);
+    let mut other = lora.clone();
+    other.exceptions.retain(|e| !(e.layer == 1 && e.module == "o_proj"));
+    let (own, its) = tell(&other);
+    assert_eq!(own, "rank 4, alpha 5.5 for o_proj of layer 1");
+    assert_eq!(its, "rank 4, alpha 8 for o_proj of layer 1");
+    other = lora.clone();
+    other.exceptions.retain(|e| !(e.layer == 0 && e.module == "v_proj"));
+    assert_eq!(tell(&other).0, "no adapter for v_proj of layer 0");
+    let (own, its) = tell(&LoraSpec { rank: 5, ..lora.clone() });
+    assert!(own.starts_with("rank 4, ") && its.starts_with("rank 5, "), "{own}, {its}");
+}

@@ -7,6 +7,7 @@ mod read_back;
 use super::{Exported, Outtype, logits};
 use crate::config::refusal::Refusal;
 use crate::families::tensors::of_expert;
+use crate::format::gguf::adapter::heads_of;
 use crate::format::gguf::mix::Model;
 use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
@@ -239,15 +240,6 @@ fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, R
         names.insert(as_stored, Parts::from([(0, name)]));
     }
     Ok(names)
-}
-
-/// Number of heads whose rows are permuted in this tensor, if they are.
-fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
-    match paired {
-        Some((heads, _)) if name.contains(".q_proj.") => Some(heads),
-        Some((_, heads)) if name.contains(".k_proj.") => Some(heads),
-        _ => None,
-    }
 }
 
 /// The model as the rules of mixes see it.

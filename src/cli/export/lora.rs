@@ -13,19 +13,14 @@ use crate::model::lora::{self, Exception, LoraSpec, Named};
 use crate::numeric::block::Encoding;
 use crate::run::adapter::Loaded;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::path::Path;
 
 /// Writes the file and compares it with the adapter in memory.
 pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
-    let kind = match outtype {
-        Outtype::Base => F32,
-        Outtype::All(kind) => kind,
-        Outtype::Mix(mix) => {
-            let why = "is a mix of types for the tensors of a model: an adapter takes f32, f16, bf16 or q8_0";
-            return Err(Refusal::configuration(format!("--outtype: {} {why}", mix.name())));
-        }
-    };
+    // A mix is refused before.
+    let kind = if let Outtype::All(kind) = outtype { kind } else { F32 };
     let shape = shape(base)?;
     fits(source, None)?;
     // llama.cpp's files hold the text model only.
@@ -57,7 +52,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         let stored = by(&spec, &rounded(&layout, &flat, kind).map_err(Refusal::failure)?)?;
         let read = by(&spec, &read)?;
         let bound = bound(&memory);
-        let unrounded = by(&spec, &flat)?;
+        let unrounded = if loaded.spec.is_uniform() { memory.clone() } else { by(&spec, &flat)? };
         for (what, off) in [
             ("the file gives", apart(&stored, &read)),
             ("one alpha for all gives", apart(&memory, &unrounded)),
@@ -77,14 +72,14 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
 }
 
 /// The values for a file in which every adapter has this alpha, divided by its rank.
-fn in_b(config: &Config, layout: &Layout, loaded: &Loaded, alpha: f32) -> Vec<f32> {
-    let (spec, mut flat) = (&loaded.spec, loaded.flat.clone());
+fn in_b<'a>(config: &Config, layout: &Layout, loaded: &'a Loaded, alpha: f32) -> Cow<'a, [f32]> {
+    let (spec, mut flat) = (&loaded.spec, Cow::from(&loaded.flat));
     for Exception { layer, module, adapter } in &spec.exceptions {
         let Some(numbers) = adapter else { continue };
         let factor = spec.scale_of(*numbers) * numbers.rank as f32 / alpha;
         let name = format!("{}.lora_B.weight", layout::peft_path(config, *layer, module));
         if let Some(entry) = layout.find(&name).filter(|_| factor != 1.0) {
-            flat[entry.range()].iter_mut().for_each(|b| *b *= factor);
+            flat.to_mut()[entry.range()].iter_mut().for_each(|b| *b *= factor);
         }
     }
     flat

@@ -40,7 +40,7 @@ pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusa
         let way = "use --to peft, or --to merged, which mlx-lm loads as a model";
         Refusal::configuration(format!("{}: mlx-lm does not hold {what}: {way}", from.display()))
     })?;
-    let named = peft::read(from)?.config.base_model_name_or_path;
+    let named = peft::config(from)?.base_model_name_or_path;
     let config = json!({
         "fine_tune_type": "lora",
         "model": named.or_else(|| source.base.files.base_id.clone()),

@@ -6,6 +6,7 @@ use super::{Exported, Outtype, gguf, go, lora};
 use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::format::gguf::{Gguf, Value as Meta};
+use crate::run::base_model::BaseModel;
 use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -19,7 +20,7 @@ pub const FIRST_LINE: &str = "# ollama create NAME -f Modelfile";
 /// Writes the folder and compares its content with the model in memory.
 pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let base = &source.base;
-    let adapter = !base.path.is_dir() && outtype == Outtype::Base;
+    let adapter = keeps_adapter(base, outtype);
     let from = match adapter {
         true => {
             base.path.canonicalize().map_err(crate::config::refusal::at(&base.path))?.display().to_string()
@@ -43,6 +44,11 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
         facts["from"] = json!(from);
         Ok(facts)
     })
+}
+
+/// Whether the adapter stays a file of its own, beside a GGUF base as it is.
+pub fn keeps_adapter(base: &BaseModel, outtype: Outtype) -> bool {
+    !base.path.is_dir() && outtype == Outtype::Base
 }
 
 fn modelfile(source: &Exported, from: &str, adapter: Option<&str>, carried: Option<&str>) -> String {

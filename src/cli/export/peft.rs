@@ -14,7 +14,7 @@ pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusa
     let (base, loaded) = (&source.base, &source.loaded);
     fits(source, None)?;
     let mut writer = Writer::new(base, &loaded.config, &loaded.spec, None);
-    let named = peft::read(from)?.config;
+    let named = peft::config(from)?;
     if named.base_model_name_or_path.is_some() {
         writer.config.base_model_name_or_path = named.base_model_name_or_path;
         writer.config.revision = named.revision;

@@ -1,14 +1,15 @@
 //! Known refusals and differences of runners, reported before anything is written. Source: llama.cpp's
 //! `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`, mlx-lm's `utils.py`.
 
-use super::{Exported, To};
+use super::{Exported, Outtype, To, ollama};
 use crate::config::refusal::Refusal;
 use crate::families::Windows;
+use crate::format::NF4;
 use crate::format::peft::max_lora_rank;
 use crate::run::adapter::Loaded;
 
 /// Returns sentences for the user; an error where no runner would load the file.
-pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
+pub fn notes(to: To, outtype: Outtype, source: &Exported) -> Result<Vec<String>, Refusal> {
     let spec = &source.loaded.spec;
     let classifier = source.loaded.config.labels.is_some();
     let gguf = !matches!(to, To::Merged | To::Peft | To::Mlx);
@@ -19,11 +20,16 @@ pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
             "the adapter is a classifier, and {program} has no place for its score head: {way}"
         )));
     }
-    if !source.loaded.magnitudes.is_empty() && !matches!(to, To::Merged | To::MergedGguf) {
+    let apart = match to {
+        To::Merged | To::MergedGguf => false,
+        To::Peft | To::GgufLora | To::Mlx => true,
+        To::Ollama => ollama::keeps_adapter(&source.base, outtype),
+    };
+    if apart && !source.loaded.magnitudes.is_empty() {
         let way = "use --to merged or --to merged-gguf";
         return Err(Refusal::configuration(format!("the adapter uses DoRA, which is merged only: {way}")));
     }
-    if gguf && to != To::MergedGguf && spec.scale() == 0.0 {
+    if gguf && apart && spec.scale() == 0.0 {
         let way = "use --to merged-gguf";
         return Err(Refusal::configuration(format!(
             "the adapter's alpha is 0, which llama.cpp reads as a scale of 1: {way}"
@@ -75,7 +81,7 @@ fn for_peft(loaded: &Loaded) -> Vec<String> {
         Some(most) => notes.push(format!("vLLM needs --max-lora-rank {most} for this rank ({rank})")),
         None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {rank}")),
     }
-    if !spec.is_uniform() {
+    if !classifier && !spec.is_uniform() {
         let who =
             if spec.has_other_alpha() { "vLLM and llama.cpp's converter ignore" } else { "vLLM ignores" };
         let way = "load it with PEFT, or use --to merged or gguf-lora";
@@ -86,12 +92,12 @@ fn for_peft(loaded: &Loaded) -> Vec<String> {
 
 fn for_mlx(source: &Exported) -> Vec<String> {
     let (base, mut notes) = (&source.base, Vec::new());
-    if !base.path.is_dir() || base.files.config.get("quantization_config").is_some() {
+    if !base.path.is_dir() || base.files.kind == NF4 {
         let way = "load the adapter with the Hugging Face directory that it was made of";
         notes.push(format!("mlx-lm does not read {}: {way}", base.path.display()));
     }
     let own = source.tokenizer.template().map(|t| t.source());
-    if own != base.files.tokenizer.chat_template.as_deref() {
+    if own != source.base_template.as_deref() {
         let way = "chats will look otherwise than in training";
         notes.push(format!("mlx-lm uses the chat template of the base, not that of the adapter: {way}"));
     }

@@ -123,15 +123,8 @@ pub(super) mod tests {
     use crate::model::lora::LoraSpec;
 
     pub fn manifest() -> Manifest {
-        let lora = LoraSpec {
-            rank: 4,
-            alpha: 8.0,
-            rslora: false,
-            dropout: 0.0,
-            targets: vec!["q_proj".into()],
-            exceptions: Vec::new(),
-            seed: 1,
-        };
+        let lora =
+            LoraSpec { rank: 4, alpha: 8.0, targets: vec!["q_proj".into()], seed: 1, ..LoraSpec::none() };
         Manifest {
             run: "r".into(),
             epoch: 3,

@@ -137,15 +137,7 @@ fn blueprint() -> Result<Blueprint, ModelError> {
         "tie_word_embeddings": false, "hidden_act": "silu",
     }))?;
     let targets = MODULES.map(String::from).to_vec();
-    let lora = LoraSpec {
-        rank: 8,
-        alpha: 16.0,
-        rslora: false,
-        dropout: 0.0,
-        targets,
-        exceptions: Vec::new(),
-        seed: SEED,
-    };
+    let lora = LoraSpec { rank: 8, alpha: 16.0, targets, seed: SEED, ..LoraSpec::none() };
     let tensors = Arc::new(Drawn::new(&config));
     let shape = Shape {
         labels: None,

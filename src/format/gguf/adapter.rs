@@ -60,8 +60,13 @@ pub fn kind_of(kind: Encoding, cols: usize) -> Encoding {
 }
 
 /// Number of heads whose rows are permuted in the B with this PEFT name; None if they are not.
-fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
-    let (heads, kv_heads) = paired.filter(|_| name.contains(".lora_B."))?;
+fn heads_of_b(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
+    heads_of(name, paired.filter(|_| name.contains(".lora_B.")))
+}
+
+/// Number of heads whose rows are permuted in the weight of the projection with this name; None if they are not.
+pub fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
+    let (heads, kv_heads) = paired?;
     match name {
         n if n.contains(".q_proj.") => Some(heads),
         n if n.contains(".k_proj.") => Some(kv_heads),
@@ -120,7 +125,7 @@ pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) ->
     let mut next = parts.iter();
     write(path, &all, &planned, |plan| {
         let part = next.next().ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"))?;
-        let encoded = match heads_of(&part.name, about.paired) {
+        let encoded = match heads_of_b(&part.name, about.paired) {
             Some(heads) => encode(plan.kind, &pair_rows(&part.values, part.rows, heads)),
             None => encode(plan.kind, &part.values),
         };
@@ -146,7 +151,7 @@ pub fn load(path: &Path, paired: Option<(usize, usize)>) -> Result<Adapter, Form
             return Err(FormatError::tensor(path, stored, format!("has shape {:?}", info.shape)));
         };
         let values = decode(info.kind, file.bytes(info));
-        let values = match heads_of(&name, paired) {
+        let values = match heads_of_b(&name, paired) {
             Some(heads) if heads > 0 && rows % (2 * heads) == 0 => unpair_rows(&values, rows, heads),
             Some(heads) => {
                 let what = format!("{rows} rows do not divide into {heads} heads");

@@ -79,16 +79,21 @@ pub struct Extras {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// Reads an adapter. Unknown keys of the configuration are ignored; unsupported options that change the computation are
+/// Reads the configuration of an adapter. Unknown keys are ignored; unsupported options that change the computation are
 /// rejected by name.
-pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
-    let config_path = dir.join(CONFIG);
-    let Some(config) = directory::json(&config_path)? else {
+pub fn config(dir: &Path) -> Result<AdapterConfig, FormatError> {
+    let path = dir.join(CONFIG);
+    let Some(config) = directory::json(&path)? else {
         std::fs::metadata(dir).map_err(|e| FormatError::io(dir, e))?;
         let way = "give the folder that holds adapter_config.json and adapter_model.safetensors";
         return Err(FormatError::unsupported(dir, "not a PEFT adapter (no adapter_config.json)", way));
     };
-    let mut config = AdapterConfig::from_json(&config_path, &config)?;
+    AdapterConfig::from_json(&path, &config)
+}
+
+/// Reads an adapter.
+pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
+    let mut config = self::config(dir)?;
     let weights = dir.join(WEIGHTS);
     if !weights.exists() && dir.join("adapter_model.bin").exists() {
         let way = "load it once with PEFT and save_pretrained(DIR, safe_serialization=True)";

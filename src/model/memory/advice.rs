@@ -92,10 +92,12 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
     }
     if ways.is_empty() {
         let lora = fewest.as_ref().unwrap_or(load.lora).with_rank(1);
-        let modules = lora.targets.join(",");
+        let modules = fewest.map(|lora| format!(" --target-modules {}", lora.targets.join(",")));
         match largest(Load { lora: &lora, ..load }, limit) {
             0 => {}
-            most => ways.push(format!("--rank 1 --target-modules {modules} {}", tokens(1 << most.ilog2()))),
+            most => {
+                ways.push(format!("--rank 1{} {}", modules.unwrap_or_default(), tokens(1 << most.ilog2())))
+            }
         }
     }
     if ways.is_empty()
@@ -107,12 +109,12 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
     ways
 }
 
-/// The same adapter on the smallest set of modules; `None` where it already has that set or less.
+/// The same adapter on the smallest set of modules; `None` where it already has that set or less, and where projections
+/// are chosen one by one, which names of modules would undo.
 fn fewest(lora: &LoraSpec) -> Option<LoraSpec> {
     let has = FEWEST.iter().all(|name| lora.targets.iter().any(|target| target == name));
     let targets = FEWEST.map(str::to_owned).to_vec();
-    // A pattern for a module without an adapter would be refused.
-    let fewer = has && lora.targets.len() > FEWEST.len() && lora.is_uniform();
+    let fewer = has && lora.targets.len() > FEWEST.len() && lora.exceptions.is_empty();
     fewer.then(|| LoraSpec { targets, ..lora.clone() })
 }
 

@@ -43,15 +43,7 @@ fn blueprint() -> Blueprint {
     }))
     .unwrap();
     let targets = vec!["q_proj".to_string()];
-    let lora = LoraSpec {
-        rank: 4,
-        alpha: 8.0,
-        rslora: false,
-        dropout: 0.0,
-        targets,
-        exceptions: Vec::new(),
-        seed: 1,
-    };
+    let lora = LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() };
     let shape = Shape {
         labels: None,
         class_weights: None,
