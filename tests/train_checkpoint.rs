@@ -6,12 +6,13 @@ mod train_fake;
 use finetune::backend::Fault;
 use finetune::train::TrainError;
 use finetune::train::best::Choice;
-use finetune::train::checkpoint::find;
+use finetune::train::checkpoint::{JOURNAL, find};
 use finetune::train::event::Event;
 use finetune::train::stop::{Stop, Urgency};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use train_fake::{Fake, Setup};
 
 const STEPS: u64 = 11;
@@ -102,6 +103,72 @@ fn parameters_and_moments_change_together() {
     let resumed =
         Setup { resume: true, ..Setup::new(STEPS, &Stop::new(), parts.path()) }.run(&mut Fake::new());
     assert_eq!(resumed.bits(), reference.bits());
+}
+
+/// Copies a run's folder as it is now; a file that is moved meanwhile is left out.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).into_iter().flatten().flatten() {
+        let to = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to)),
+        }
+    }
+}
+
+/// Whether a folder has a checkpoint.
+fn has_state(folder: &Path) -> bool {
+    let name = |e: fs::DirEntry| e.file_name().to_string_lossy().starts_with("checkpoint-");
+    fs::read_dir(folder).into_iter().flatten().flatten().any(name)
+}
+
+/// The folder of a run, copied in the middle of a step, is what a killed process leaves.
+#[test]
+fn killed_run_goes_on_from_its_journal() {
+    let whole = tempfile::tempdir().unwrap();
+    let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
+    for (at, every) in [(5, 0), (22, 0), (41, 0), (22, 2)] {
+        let (out, left, stop) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Stop::new());
+        let journal = out.path().join(JOURNAL);
+        let mut model = Fake::new();
+        model.plant = Some(Box::new(|n, _, _| {
+            // Until the state of step 1 is written; with later ones the thread is in time or not.
+            while n == 5 && !has_state(&journal) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if n == at {
+                copy(out.path(), left.path());
+            }
+        }));
+        let setup = |at: &Path| Setup { every, ..Setup::new(STEPS, &stop, at) };
+        assert!(setup(out.path()).run(&mut model).end.unwrap().complete);
+        drop(model);
+        assert!(!journal.exists(), "a checkpoint has the last step");
+
+        let found = find(left.path()).unwrap();
+        assert_eq!(found.path.starts_with(left.path().join(JOURNAL)), every == 0, "{}", found.path.display());
+        assert!(found.step > 0 && found.step < at as u64 / 4 + 1, "{} in forward pass {at}", found.step);
+        let resumed = Setup { resume: true, ..setup(left.path()) }.run(&mut Fake::new());
+        assert_eq!(resumed.bits(), reference.bits(), "forward pass {at}");
+        let losses = reference.losses();
+        assert_eq!(resumed.losses(), losses[found.step as usize..]);
+        let last = |dir: &Path| fs::read(dir.join(format!("checkpoint-{STEPS}/trainer_state.json"))).unwrap();
+        assert_eq!(last(left.path()), last(whole.path()), "forward pass {at}");
+    }
+}
+
+#[test]
+fn journal_that_cannot_be_written_is_named_once_and_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(JOURNAL), "a file in its place").unwrap();
+    let mut model = Fake::new();
+    model.plant = Some(Box::new(|_, _, _| std::thread::sleep(Duration::from_millis(5))));
+    let outcome = Setup::new(STEPS, &Stop::new(), dir.path()).run(&mut model);
+    assert!(outcome.end.as_ref().unwrap().complete);
+    let is_said =
+        |e: &&Event| matches!(e, Event::Device(c) if c.reason.starts_with("the step journal ends: "));
+    assert_eq!(outcome.events.iter().filter(is_said).count(), 1);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::config::groups::{OutputOptions, Resume};
 use crate::config::refusal::{self, Refusal};
 use crate::support::stderr::say;
 use crate::train::TrainError;
-use crate::train::checkpoint::{self, Checkpoint};
+use crate::train::checkpoint::{self, Checkpoint, JOURNAL};
 use std::path::{Path, PathBuf};
 
 /// Log-probabilities of answers under the reference.
@@ -180,14 +180,17 @@ fn holds(dir: &Path) -> Result<Holds, Refusal> {
     })
 }
 
-/// The folder of the run of `dir`, which is a run's folder or a checkpoint in it.
+/// The folder of the run of `dir`, which is a run's folder, or a checkpoint in it or in its journal.
 pub fn run_of(dir: &Path) -> PathBuf {
-    let name = dir.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    match dir.parent() {
-        Some(parent) if name.starts_with("checkpoint-") && !parent.as_os_str().is_empty() => parent.into(),
-        Some(_) if name.starts_with("checkpoint-") => ".".into(),
-        _ => dir.into(),
+    let name = |dir: &Path| dir.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
+    let mut run = dir;
+    if name(run).starts_with("checkpoint-") {
+        run = run.parent().unwrap_or(run);
+        if name(run) == JOURNAL {
+            run = run.parent().unwrap_or(run);
+        }
     }
+    if run.as_os_str().is_empty() { ".".into() } else { run.into() }
 }
 
 /// A model's name without owner, folders and `.gguf`.

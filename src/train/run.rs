@@ -3,7 +3,7 @@
 //! and all saved state goes through [`super::checkpoint`].
 
 use super::best::Choice;
-use super::checkpoint::{Saving, State};
+use super::checkpoint::{Journal, Saving, State};
 use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::TrainError;
 use super::eval::evaluate;
@@ -91,8 +91,21 @@ pub struct Finished {
 /// Trains from `run.state` to the end of the plan, or until a signal. Each event is passed to `events` when it happens;
 /// the caller sends [`Event::Done`], because it knows the path of the adapter.
 pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
+    std::thread::scope(|scope| {
+        let (saving, layout) = (&run.saving, run.compute.layout());
+        let place = (saving.output.as_path(), &saving.identity);
+        let journal = Journal::start(scope, place, layout, run.work.steps_per_epoch());
+        journalled(run, journal, events)
+    })
+}
+
+fn journalled(
+    run: Run,
+    journal: Option<Journal>,
+    events: &mut dyn FnMut(&Event),
+) -> Result<Finished, TrainError> {
     let began = Instant::now();
-    let mut trainer = Trainer { sums: Sums::default(), run, events };
+    let mut trainer = Trainer { sums: Sums::default(), run, journal, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
         if matches!(error.exit_code(), 3 | 75) && trainer.run.state.step > 0 {
@@ -103,6 +116,9 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
         let (step, code) = (trainer.run.state.step, error.exit_code());
         let halt = event::Halt { step, code, reason: error.to_string() };
         (trainer.events)(&Event::Fault(halt));
+    }
+    if let Some(journal) = trainer.journal.take() {
+        journal.end(trainer.run.saving.last.as_ref().map(|(step, _)| *step));
     }
     let complete = outcome?;
     let Run { state, saving, .. } = trainer.run;
@@ -145,6 +161,7 @@ struct Trainer<'a, 'e> {
     run: Run<'a>,
     events: &'e mut dyn FnMut(&Event),
     sums: Sums,
+    journal: Option<Journal<'e>>,
 }
 
 /// Whether the device has computed a microbatch of the run. Trials are reported when the device joins.
@@ -177,6 +194,7 @@ impl Trainer<'_, '_> {
             }
             self.look()?;
             self.keep()?;
+            self.journal();
         }
         self.ended()
     }
@@ -191,8 +209,7 @@ impl Trainer<'_, '_> {
         (reference.keep)();
         let seconds = began.elapsed().as_secs_f64();
         let reason = format!("the reference scored {answers} answers in {seconds:.1} s");
-        let (what, worker, devices) = (event::What::Note, String::new(), Vec::new());
-        self.say(Event::Device(event::Change { step, what, worker, devices, reason }));
+        self.note(reason);
         Ok(Some(()))
     }
 
@@ -223,7 +240,7 @@ impl Trainer<'_, '_> {
     fn one_step(&mut self, step: u64) -> Result<Option<(event::Step, Handed)>, TrainError> {
         let began = Instant::now();
         let microbatches = self.run.work.step(step);
-        let Trainer { run, events, sums } = self;
+        let Trainer { run, events, sums, .. } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
         let Some(Effort { shared, spans, traffic }) = taken else { return Ok(None) };
         let Means { loss, grad_norm } = Means::of(sums);
@@ -363,10 +380,40 @@ impl Trainer<'_, '_> {
         }
     }
 
+    /// Gives the state to the journal, unless a checkpoint contains it.
+    fn journal(&mut self) {
+        let Run { state, saving, .. } = &self.run;
+        let saved = saving.last.as_ref().is_some_and(|(step, _)| *step == state.step);
+        if saved || self.finished() || !(self.run.saving.stands)() {
+            return;
+        }
+        self.run.state.classes = self.start().classes;
+        let Trainer { run: Run { state, .. }, journal: Some(journal), .. } = self else { return };
+        if let Some(error) = journal.see(state) {
+            self.note(format!("the step journal ends: {error}"));
+        }
+    }
+
+    /// Tells the user something that is no result.
+    fn note(&mut self, reason: String) {
+        let (what, worker, devices) = (event::What::Note, String::new(), Vec::new());
+        let step = self.run.state.step;
+        self.say(Event::Device(event::Change { step, what, worker, devices, reason }));
+    }
+
     /// Writes a checkpoint of the last finished step, unless it exists.
     fn checkpoint(&mut self) -> Result<(), TrainError> {
         self.run.state.classes = self.start().classes;
-        if let Some(path) = self.run.saving.write(&self.run.state, self.run.work.steps_per_epoch())? {
+        let per_epoch = self.run.work.steps_per_epoch();
+        let mut saved = self.run.saving.write(&self.run.state, per_epoch);
+        if saved.is_err()
+            && let Some(journal) = self.journal.take()
+        {
+            // It may have taken the space that the checkpoint needs.
+            journal.end(Some(self.run.state.step));
+            saved = self.run.saving.write(&self.run.state, per_epoch);
+        }
+        if let Some(path) = saved? {
             self.say(Event::Checkpoint(event::Saved { step: self.run.state.step, path }));
         }
         Ok(())

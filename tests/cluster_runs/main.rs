@@ -14,6 +14,7 @@ mod gpu;
 mod hostile;
 mod hostile_seats;
 mod hosts;
+mod journal;
 mod lines;
 mod messages;
 mod network;

@@ -4,12 +4,14 @@
 use super::{RUNS, RunFolder, free};
 use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
 use crate::config::refusal::{self, Refusal};
+use crate::train::checkpoint::JOURNAL;
 use std::cell::Cell;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Files of a run, besides `checkpoint-N`: the only ones that --overwrite removes.
-const OURS: [&str; 24] = [
+const OURS: [&str; 25] = [
+    JOURNAL,
     "rewards.svg",
     super::REFERENCE,
     "report.html",

@@ -2,14 +2,18 @@
 //! moments, `trainer_state.json` for users and tools, and `run_state.json` with the [`Identity`] that a resume must
 //! match. `blake3sums` contains the hash of every file; a directory that does not match it is not a checkpoint.
 //!
+//! Behind the steps the state is also written into a [`Journal`].
+//!
 //! A checkpoint is written completely or not at all, and older ones are removed only after it is safe: after any
 //! failure the previous checkpoint still exists.
 
 mod identity;
+mod journal;
 mod read;
 mod write;
 
 pub use identity::{Identity, OTHER_STEPS, differences};
+pub use journal::Journal;
 pub use read::{Checkpoint, find, is_one, recover};
 pub use write::Saving;
 
@@ -18,6 +22,8 @@ use super::event::Event;
 use super::optim::{AdamW, Options};
 use serde_json::{Value, json};
 
+/// Folder of the step journal in the folder of a run.
+pub const JOURNAL: &str = "journal";
 const MOMENTS: &str = "optimizer.safetensors";
 const TRAINER_STATE: &str = "trainer_state.json";
 const RUN_STATE: &str = "run_state.json";

@@ -1,6 +1,6 @@
 //! Finds and reads a complete checkpoint.
 
-use super::{ADAPTER, Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE};
+use super::{ADAPTER, Identity, JOURNAL, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE};
 use crate::format::FormatError;
 use crate::format::{atomic, safetensors};
 use crate::model::layout::Layout;
@@ -23,7 +23,7 @@ pub struct Checkpoint {
     run: Value,
 }
 
-/// The newest complete checkpoint in `path`, or `path` itself if it is a checkpoint.
+/// The newest complete checkpoint in `path` or in its journal, or `path` itself if it is a checkpoint.
 pub fn find(path: &Path) -> Result<Checkpoint, TrainError> {
     let error = |path: &Path, reason: String| TrainError::Checkpoint { path: path.to_owned(), reason };
     if path.join(SUMS).exists() || path.join(RUN_STATE).exists() || step_of(path).is_some() {
@@ -31,7 +31,11 @@ pub fn find(path: &Path) -> Result<Checkpoint, TrainError> {
         return Checkpoint::new(path, run, vec![]);
     }
     let mut passed_over = Vec::new();
-    for (_, candidate) in list(path).into_iter().rev() {
+    let mut candidates = list(&path.join(JOURNAL));
+    candidates.extend(list(path));
+    // Of two of the same step, the one that is no journal.
+    candidates.sort_by_key(|(step, _)| *step);
+    for (_, candidate) in candidates.into_iter().rev() {
         match verify(&candidate) {
             Ok(run) => return Checkpoint::new(&candidate, run, passed_over),
             Err(reason) => passed_over.push(format!("{}: {reason}", candidate.display())),
@@ -110,9 +114,15 @@ pub fn is_one(dir: &Path) -> bool {
     dir.join(RUN_STATE).exists()
 }
 
-/// Cleans up after a process that died while it wrote a checkpoint in `output`: removes temporary files, and restores a
-/// checkpoint that was moved aside if its replacement is missing.
+/// Cleans up after a process that died while it wrote a checkpoint in `output` or its journal: removes temporary files,
+/// and restores a checkpoint that was moved aside if its replacement is missing.
 pub fn recover(output: &Path) -> Result<(), FormatError> {
+    recover_here(&output.join(JOURNAL))?;
+    recover_here(output)
+}
+
+/// Like [`recover`], only of the checkpoints in this folder.
+pub(super) fn recover_here(output: &Path) -> Result<(), FormatError> {
     let entries = fs::read_dir(output).into_iter().flatten().flatten();
     let steps: BTreeSet<u64> = entries.filter_map(|e| left_of(e.file_name().to_str()?)).collect();
     steps.into_iter().try_for_each(|step| atomic::recover(&output.join(format!("checkpoint-{step}"))))

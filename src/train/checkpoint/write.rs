@@ -47,57 +47,65 @@ impl Saving<'_> {
             return Err(TrainError::Gone { path: self.output.clone(), step: state.step });
         }
         // A failed clean-up wastes disk space but does not end the run.
-        let _ = read::recover(&self.output);
+        let _ = read::recover_here(&self.output);
         let failed = |error: FormatError| TrainError::Save {
             path: path.clone(),
             step: state.step,
             reason: reason(&error),
             kept: self.newest(),
         };
-        atomic::write_dir(&path, |dir| self.fill(dir, state, steps_per_epoch)).map_err(failed)?;
+        let fill = |dir: &Path| fill(dir, (state, steps_per_epoch), &self.identity, self.adapter);
+        atomic::write_dir(&path, fill).map_err(failed)?;
         self.last = Some((state.step, path.clone()));
-        self.forget(state, &path);
+        if let Some(limit) = self.limit {
+            let best = state.best.filter(|best| best.kept).map(|best| best.step);
+            keep_newest(&self.output, (limit, best), &path);
+        }
         Ok(Some(path))
     }
+}
 
-    fn fill(&self, dir: &Path, state: &State, steps_per_epoch: u64) -> Result<(), FormatError> {
-        (self.adapter)(dir, &state.parameters)?;
-        moments(&dir.join(MOMENTS), state)?;
-        let epoch = state.step as f64 / steps_per_epoch.max(1) as f64;
-        let mut trainer = json!({ "epoch": epoch, "global_step": state.step, "log_history": state.history });
-        if let Some(best) = state.best.filter(|best| best.kept) {
-            trainer["best_metric"] = json!(best.value);
-            trainer["best_global_step"] = json!(best.step);
-            trainer["best_model_checkpoint"] = json!(format!("checkpoint-{}", best.step));
-        }
-        write_json(&dir.join(TRAINER_STATE), &trainer)?;
-        let mut run = json!({
-            "version": 1,
-            "step": state.step,
-            "looked": state.looked,
-            "classes": state.classes,
-            "identity": self.identity.to_json(),
-        });
-        if let Some(best) = &state.best {
-            run["best"] = json!(best);
-        }
-        write_json(&dir.join(RUN_STATE), &run)?;
-        let sums = read::sums(dir)?;
-        let lines: String = sums.iter().map(|(name, hash)| format!("{hash}  {name}\n")).collect();
-        atomic::write_file(&dir.join(SUMS), lines.as_bytes())
+/// Writes the files of a checkpoint into a directory.
+pub(super) fn fill(
+    dir: &Path,
+    (state, steps_per_epoch): (&State, u64),
+    identity: &Identity,
+    adapter: WriteAdapter,
+) -> Result<(), FormatError> {
+    adapter(dir, &state.parameters)?;
+    moments(&dir.join(MOMENTS), state)?;
+    let epoch = state.step as f64 / steps_per_epoch.max(1) as f64;
+    let mut trainer = json!({ "epoch": epoch, "global_step": state.step, "log_history": state.history });
+    if let Some(best) = state.best.filter(|best| best.kept) {
+        trainer["best_metric"] = json!(best.value);
+        trainer["best_global_step"] = json!(best.step);
+        trainer["best_model_checkpoint"] = json!(format!("checkpoint-{}", best.step));
     }
+    write_json(&dir.join(TRAINER_STATE), &trainer)?;
+    let mut run = json!({
+        "version": 1,
+        "step": state.step,
+        "looked": state.looked,
+        "classes": state.classes,
+        "identity": identity.to_json(),
+    });
+    if let Some(best) = &state.best {
+        run["best"] = json!(best);
+    }
+    write_json(&dir.join(RUN_STATE), &run)?;
+    let sums = read::sums(dir)?;
+    let lines: String = sums.iter().map(|(name, hash)| format!("{hash}  {name}\n")).collect();
+    atomic::write_file(&dir.join(SUMS), lines.as_bytes())
+}
 
-    /// Removes the oldest checkpoints beyond the limit, except the best one if it is kept. A failed removal wastes disk
-    /// space but does not end the run; the next call tries again.
-    fn forget(&self, state: &State, newest: &Path) {
-        let Some(limit) = self.limit else { return };
-        let mut old = read::list(&self.output);
-        let best = state.best.filter(|best| best.kept).map(|best| best.step);
-        old.retain(|(step, path)| path != newest && Some(*step) != best);
-        let excess = (old.len() + 1).saturating_sub(limit.max(1));
-        for (_, path) in old.iter().take(excess) {
-            let _ = std::fs::remove_dir_all(path);
-        }
+/// Removes the oldest checkpoints beyond the limit, except that of the step `best`. A failed removal wastes disk space
+/// but does not end the run; the next call tries again.
+pub(super) fn keep_newest(output: &Path, (limit, best): (usize, Option<u64>), newest: &Path) {
+    let mut old = read::list(output);
+    old.retain(|(step, path)| path != newest && Some(*step) != best);
+    let excess = (old.len() + 1).saturating_sub(limit.max(1));
+    for (_, path) in old.iter().take(excess) {
+        let _ = std::fs::remove_dir_all(path);
     }
 }
 

@@ -1,0 +1,145 @@
+//! The step journal: a thread writes the state behind the steps into `OUT/journal/checkpoint-{step}`, so that a process
+//! that is killed loses seconds and not the steps since its last checkpoint. It is no adapter for other programs (only
+//! the trained values are there, not PEFT's configuration), and it is removed once a checkpoint is as new.
+
+use super::write::{fill, keep_newest};
+use super::{ADAPTER, Identity, JOURNAL, State, read};
+use crate::format::safetensors::{self, Spec};
+use crate::format::{FormatError, atomic};
+use crate::model::layout::Layout;
+use crate::numeric::dtype::Dtype;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+/// Largest parameters and moments together, in bytes: they are copied for the thread.
+const LARGEST: usize = 64 << 20;
+/// Bytes per second of wall time, so that a disk of flash memory lives long: 170 GB a day.
+const RATE: f64 = 2e6;
+/// The time between two writes is at least this many times that of a write.
+const PAUSE: u32 = 50;
+
+/// A thread that writes states.
+pub struct Journal<'scope> {
+    folder: PathBuf,
+    states: Sender<State>,
+    next: Arc<Mutex<Next>>,
+    thread: ScopedJoinHandle<'scope, ()>,
+}
+
+/// When the next state is taken.
+enum Next {
+    At(Instant),
+    /// Not while one is written.
+    Later,
+    /// Never: the last one could not be written, for this reason.
+    Failed(FormatError),
+    Never,
+}
+
+impl<'scope> Journal<'scope> {
+    /// A journal in the folder `output` of a run; None where the state is too large for one.
+    pub fn start<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        (output, identity): (&Path, &Identity),
+        layout: &Layout,
+        steps_per_epoch: u64,
+    ) -> Option<Self> {
+        if 3 * size_of::<f32>() * layout.len() > LARGEST {
+            return None;
+        }
+        let (folder, next) = (output.join(JOURNAL), Arc::new(Mutex::new(Next::At(Instant::now()))));
+        let writer = Writer {
+            folder: folder.clone(),
+            identity: identity.clone(),
+            layout: layout.clone(),
+            steps_per_epoch,
+            next: Arc::clone(&next),
+        };
+        let (states, taken) = channel();
+        let thread = std::thread::Builder::new().name("journal".into());
+        let thread = thread.spawn_scoped(scope, move || writer.write_all(&taken)).ok()?;
+        Some(Journal { folder, states, next, thread })
+    }
+
+    /// Takes a state to write, if it is time for one. Returns why the one before could not be written, once: then there
+    /// is no journal any more.
+    pub fn see(&self, state: &State) -> Option<FormatError> {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *next, Next::Never) {
+            Next::At(time) if time <= Instant::now() => {
+                *next = Next::Later;
+                // Without the thread nothing is written.
+                let _ = self.states.send(state.clone());
+            }
+            Next::Failed(error) => return Some(error),
+            other => *next = other,
+        }
+        None
+    }
+
+    /// Ends the thread. Removes the journal if `saved`, the step of a checkpoint, is not older.
+    pub fn end(self, saved: Option<u64>) {
+        drop(self.states);
+        // A panic of the thread costs the journal only.
+        let _ = self.thread.join();
+        let newest = read::list(&self.folder).last().map_or(0, |(step, _)| *step);
+        if saved.is_some_and(|saved| saved >= newest) {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// What the thread has.
+struct Writer {
+    folder: PathBuf,
+    identity: Identity,
+    layout: Layout,
+    steps_per_epoch: u64,
+    next: Arc<Mutex<Next>>,
+}
+
+impl Writer {
+    fn write_all(&self, states: &Receiver<State>) {
+        while let Ok(state) = states.recv() {
+            let began = Instant::now();
+            let written = self.write(&state);
+            let bytes = (3 * size_of::<f32>() * state.parameters.len()) as f64;
+            let pause = Duration::from_secs_f64(bytes / RATE).max(PAUSE * began.elapsed());
+            let next = match written {
+                Ok(()) => Next::At(Instant::now() + pause),
+                Err(error) => Next::Failed(error),
+            };
+            *self.next.lock().unwrap_or_else(PoisonError::into_inner) = next;
+        }
+    }
+
+    fn write(&self, state: &State) -> Result<(), FormatError> {
+        // A failed clean-up wastes disk space only.
+        let _ = read::recover_here(&self.folder);
+        let path = self.folder.join(format!("checkpoint-{}", state.step));
+        let adapter = |dir: &Path, flat: &[f32]| self.parameters(&dir.join(ADAPTER), flat);
+        atomic::write_dir(&path, |dir| fill(dir, (state, self.steps_per_epoch), &self.identity, &adapter))?;
+        keep_newest(&self.folder, (1, None), &path);
+        Ok(())
+    }
+
+    /// The trained values under the names of the layout.
+    fn parameters(&self, path: &Path, flat: &[f32]) -> Result<(), FormatError> {
+        let entries = self.layout.entries();
+        let bytes: Vec<_> = entries
+            .iter()
+            .map(|e| Dtype::F32.bytes_of(&flat[e.offset..e.offset + e.rows * e.cols]))
+            .collect();
+        let spec = |e: &crate::model::layout::Entry| Spec {
+            name: e.name.clone(),
+            dtype: Dtype::F32,
+            shape: vec![e.rows, e.cols],
+        };
+        let tensors: Vec<_> = entries.iter().zip(&bytes).map(|(e, bytes)| (spec(e), &bytes[..])).collect();
+        safetensors::write(path, &tensors)
+    }
+}
