@@ -6,7 +6,7 @@ mod train_fake;
 use finetune::backend::Fault;
 use finetune::train::TrainError;
 use finetune::train::best::Choice;
-use finetune::train::checkpoint::{JOURNAL, find};
+use finetune::train::checkpoint::{JOURNAL, find, newest_adapter};
 use finetune::train::event::Event;
 use finetune::train::stop::{Stop, Urgency};
 use std::fs;
@@ -148,6 +148,7 @@ fn killed_run_goes_on_from_its_journal() {
 
         let found = find(left.path()).unwrap();
         assert_eq!(found.path.starts_with(left.path().join(JOURNAL)), every == 0, "{}", found.path.display());
+        assert_eq!(newest_adapter(left.path()).is_some(), every > 0, "a state of the journal is no adapter");
         assert!(found.step > 0 && found.step < at as u64 / 4 + 1, "{} in forward pass {at}", found.step);
         let resumed = Setup { resume: true, ..setup(left.path()) }.run(&mut Fake::new());
         assert_eq!(resumed.bits(), reference.bits(), "forward pass {at}");

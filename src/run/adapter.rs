@@ -52,16 +52,15 @@ pub fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
 
 /// A stopped run has no adapter yet; the error names its newest checkpoint.
 fn finished(dir: &Path) -> Result<(), Refusal> {
-    if !dir.join(peft::CONFIG).exists()
-        && let Ok(newest) = checkpoint::find(dir)
-    {
-        return Err(Refusal::configuration(format!(
-            "{}: the run is not complete and has no adapter yet: its newest checkpoint has one: {}",
-            dir.display(),
-            newest.path.display()
-        )));
+    if dir.join(peft::CONFIG).exists() || checkpoint::find(dir).is_err() {
+        return Ok(());
     }
-    Ok(())
+    let way = match checkpoint::newest_adapter(dir) {
+        Some(newest) => format!("its newest checkpoint has one: {}", newest.display()),
+        None => format!("go on with finetune --resume={}", dir.display()),
+    };
+    let what = "the run is not complete and has no adapter yet";
+    Err(Refusal::configuration(format!("{}: {what}: {way}", dir.display())))
 }
 
 /// Reads the adapter in `dir` and checks it against a base.

@@ -14,7 +14,7 @@ mod write;
 
 pub use identity::{Identity, OTHER_STEPS, differences};
 pub use journal::Journal;
-pub use read::{Checkpoint, find, is_one, recover};
+pub use read::{Checkpoint, find, is_one, newest_adapter, recover};
 pub use write::Saving;
 
 use super::best::Best;

@@ -50,6 +50,15 @@ pub fn find(path: &Path) -> Result<Checkpoint, TrainError> {
     Err(error(path, reason))
 }
 
+/// The newest complete checkpoint in `path` that is an adapter: none of the journal.
+pub fn newest_adapter(path: &Path) -> Option<PathBuf> {
+    list(path)
+        .into_iter()
+        .rev()
+        .map(|(_, checkpoint)| checkpoint)
+        .find(|checkpoint| verify(checkpoint).is_ok())
+}
+
 impl Checkpoint {
     fn new(path: &Path, run: Value, passed_over: Vec<String>) -> Result<Self, TrainError> {
         let missing = || TrainError::Checkpoint {
