@@ -148,6 +148,28 @@ pub struct QkvGrad<'a, M> {
     pub dv: ViewMut<'a, M>,
 }
 
+/// Inputs of a causal short convolution.
+#[derive(Debug)]
+pub struct Gates<'a, M> {
+    /// Gate before the convolution [P + T, C].
+    pub before: View<'a, M>,
+    /// Gate after it [T, C].
+    pub after: View<'a, M>,
+    /// [P + T, C]
+    pub x: View<'a, M>,
+}
+
+/// Gradients of a convolution's inputs [T, C].
+#[derive(Debug)]
+pub struct GatesGrad<'a, M> {
+    /// Of the gate before the convolution.
+    pub before: ViewMut<'a, M>,
+    /// Of the gate after it.
+    pub after: ViewMut<'a, M>,
+    /// Of x.
+    pub x: ViewMut<'a, M>,
+}
+
 /// What an attention's gradient needs of the forward pass.
 #[derive(Debug)]
 pub struct AttentionSaved<'a, M> {
@@ -165,6 +187,12 @@ impl<M> Clone for Qkv<'_, M> {
     }
 }
 impl<M> Copy for Qkv<'_, M> {}
+impl<M> Clone for Gates<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Gates<'_, M> {}
 impl<M> Clone for Norm<'_, M> {
     fn clone(&self) -> Self {
         *self

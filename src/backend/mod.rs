@@ -30,7 +30,8 @@ pub use crate::families::Activation;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 pub use arguments::{
-    AttentionSaved, DropoutKey, Frozen, Heads, Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, Write,
+    AttentionSaved, DropoutKey, Frozen, Gates, GatesGrad, Heads, Norm, Product, Qkv, QkvGrad, TokenRows,
+    Transpose, Write,
 };
 pub use check::{Checked, Notes, Taken};
 pub use fault::Fault;
@@ -283,6 +284,26 @@ pub trait Backend {
     /// Decoding: q holds the last rows of a sequence whose keys and values are all of k and v
     /// [past + T, G*D]; out[T, H*D] = causal attention within the window of the heads. No gradient.
     fn attention_cached(&mut self, out: ViewMut<Self::Memory>, qkv: Qkv<Self::Memory>, heads: Heads);
+
+    /// out[T, C] = after * u, where `u[t]` is the sum of `taps[j] * (before * x)[t - j]` over the J taps, as far as token
+    /// t - j is in the row of token t. Of before and x the last T rows are of the tokens, those above them of tokens before:
+    /// rows of a microbatch begin at position 0, and one that continues a text finds its last values there.
+    fn convolution(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        gates: Gates<Self::Memory>,
+        taps: View<Self::Memory>,
+        tokens: &Self::Tokens,
+    );
+    /// The gradients of before, after and x (all =), each [T, C]. The taps are frozen.
+    fn convolution_grad(
+        &mut self,
+        grad: GatesGrad<Self::Memory>,
+        dout: View<Self::Memory>,
+        gates: Gates<Self::Memory>,
+        taps: View<Self::Memory>,
+        tokens: &Self::Tokens,
+    );
 
     /// out[T, F] = act(gate) * up, see [`Activation`] (Shazeer 2020, arXiv:2002.05202)
     fn gated(

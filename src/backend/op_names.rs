@@ -33,7 +33,7 @@ ops! {
     memory, short, prepare, ids, tokens, weight,
     weight_of_blocks as "weight", settle, upload, read, read_all as "read",
     fill, copy, add, embed, rmsnorm, rmsnorm_grad, linear, linear_grad, matmul, bias, rope, rope_grad,
-    attention, attention_grad, attention_cached, gated, gated_grad, dropout, gather_rows, gather_rows_grad,
+    attention, attention_grad, attention_cached, convolution, convolution_grad, gated, gated_grad, dropout, gather_rows, gather_rows_grad,
     scale_rows, scale_rows_grad, cross_entropy,
     lora_down, lora, lora_grad, lora_linear, lora_linear_grad, lm_head_loss, sum_rows,
     rmsnorm_for_linear as "rmsnorm", gated_for_linear as "gated", rope_for_attention as "rope",

@@ -4,8 +4,8 @@
 
 use super::check::{Checked, Work, table};
 use super::shapes::{
-    Shaped, is, is_attended, is_linear, is_linear_grad, is_lora_grad, is_normed, is_product, is_rotated,
-    is_whole, same,
+    Shaped, is, is_attended, is_convolved, is_linear, is_linear_grad, is_lora_grad, is_normed, is_product,
+    is_rotated, is_whole, same,
 };
 use super::*;
 
@@ -81,6 +81,17 @@ impl<B: Backend> Backend for Checked<B> {
             let (keys, head) = (heads.window.map_or(qkv.k.rows, |w| w.min(qkv.k.rows)), qkv.k.cols);
             Work::product(2 * qkv.q.len() * keys, 2 * qkv.q.len() + 2 * keys * head)
         };
+        convolution(out: Out<B>, gates: Gates<B::Memory>, taps: In<B>, tokens: &B::Tokens) {
+            is_convolved(gates, &taps, tokens, gates.x.rows.saturating_sub(gates.after.rows));
+            same(&out, &gates.after);
+        } => Work::moved(4 * out.len());
+        convolution_grad(
+            grad: GatesGrad<B::Memory>, dout: In<B>, gates: Gates<B::Memory>, taps: In<B>, tokens: &B::Tokens,
+        ) {
+            is_convolved(gates, &taps, tokens, 0);
+            same(&dout, &gates.x);
+            [&grad.before, &grad.after, &grad.x].into_iter().for_each(|out| same(out, &gates.x));
+        } => Work::moved(7 * dout.len());
         gated(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());

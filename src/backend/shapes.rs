@@ -1,6 +1,6 @@
 //! Shapes that must agree, whatever backend computes: a caller that breaks them has a bug, so they are asserted.
 
-use super::{Heads, LoraGrad, Qkv, Transpose, View, ViewMut};
+use super::{Gates, Heads, LoraGrad, Qkv, Transpose, View, ViewMut};
 
 /// Whatever has a shape.
 pub trait Shaped {
@@ -101,4 +101,13 @@ pub fn is_lora_grad<M>(args: &LoraGrad<M>) {
     is_product(&args.h, Transpose::Right, &args.x, &a);
     is_product(&args.dy, Transpose::Right, &args.h, &b);
     assert_eq!(args.dab.len(), a.len() + b.len(), "the gradient is as large as A and B");
+}
+
+/// Inputs and taps of a convolution; `before` are the rows above those of the tokens.
+#[track_caller]
+pub fn is_convolved<M>(gates: Gates<M>, taps: &impl Shaped, tokens: &impl Shaped, before: usize) {
+    let cols = taps.shape().1;
+    is(&gates.after, (tokens.shape().0, cols));
+    is(&gates.x, (before + tokens.shape().0, cols));
+    same(&gates.before, &gates.x);
 }

@@ -1,8 +1,8 @@
 //! Llama 1 to 3, SmolLM2, TinyLlama: the base of the other families' descriptions.
 
 use super::{
-    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, Gguf, HeadNorms, Norms, ScoreScale,
-    Windows,
+    Activation, Bias, Biases, Classifier, EmbeddingScale, Family, FeedForward, Fused, Gguf, HeadNorms, Norms,
+    ScoreScale, Windows,
 };
 
 /// Llama.
@@ -12,11 +12,25 @@ pub const LLAMA: Family = Family {
     releases: &["Llama"],
     model_type: "llama",
     gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true, complete: false },
+    projections: [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+    ],
+    convolutions: false,
+    last_norm: "norm",
     attention_norms: Norms { before: Some("input_layernorm"), after: None },
     mlp_norms: Norms { before: Some("post_attention_layernorm"), after: None },
+    eps_key: "rms_norm_eps",
     eps: 1e-6,
     gain_offset: 0.0,
     head_norms: HeadNorms::None,
+    head_norm_names: ["self_attn.q_norm", "self_attn.k_norm"],
+    feed_forward: FeedForward::Given,
     fused: Fused::None,
     experts: false,
     activation: Activation::SwiGlu,
@@ -39,6 +53,7 @@ pub const LLAMA: Family = Family {
     embedding_scale: EmbeddingScale::One,
     residual_scale: None,
     logits_scale: None,
+    tied_keys: &["tie_word_embeddings"],
     tied: false,
     refused: &[],
 };

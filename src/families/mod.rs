@@ -6,6 +6,7 @@
 mod gemma3;
 mod glm4;
 mod granite;
+mod lfm2;
 mod llama;
 mod ministral3;
 mod mistral;
@@ -22,6 +23,7 @@ pub mod wrapped;
 pub use gemma3::GEMMA3;
 pub use glm4::GLM4;
 pub use granite::GRANITE;
+pub use lfm2::LFM2;
 pub use llama::LLAMA;
 pub use ministral3::MINISTRAL3;
 pub use mistral::MISTRAL;
@@ -48,6 +50,7 @@ pub const ALL: &[&Family] = &[
     &MINISTRAL3,
     &GLM4,
     &PHI3,
+    &LFM2,
 ];
 
 /// A model family.
@@ -63,16 +66,29 @@ pub struct Family {
     pub model_type: &'static str,
     /// Description of its GGUF files.
     pub gguf: Gguf,
+    /// The projections of a layer of attention in Hugging Face, in model order.
+    pub projections: [&'static str; 7],
+    /// Whether layers of type `conv` have a causal short convolution in the place of attention: `conv.in_proj` (two gates
+    /// and the values), `conv.conv` (`conv_L_cache` taps for each channel) and `conv.out_proj`.
+    pub convolutions: bool,
+    /// The norm before the head, below `model.`.
+    pub last_norm: &'static str,
     /// The norms around attention.
     pub attention_norms: Norms,
     /// The norms around the feed-forward.
     pub mlp_norms: Norms,
-    /// `rms_norm_eps` where config.json has none.
+    /// Key in config.json for the epsilon of the norms.
+    pub eps_key: &'static str,
+    /// The epsilon where config.json has none.
     pub eps: f32,
     /// Offset of every stored gain: 1 where the norm multiplies by (1 + w).
     pub gain_offset: f32,
-    /// Norms of q and k (`self_attn.q_norm`, `self_attn.k_norm`).
+    /// Norms of q and k.
     pub head_norms: HeadNorms,
+    /// Their names.
+    pub head_norm_names: [&'static str; 2],
+    /// Size of the feed-forward.
+    pub feed_forward: FeedForward,
     /// Projections that share a matrix.
     pub fused: Fused,
     /// Whether layers have a mixture of experts as their feed-forward: a router (`mlp.gate`) and `mlp.experts.N`.
@@ -113,6 +129,8 @@ pub struct Family {
     pub residual_scale: Option<&'static str>,
     /// Key in config.json for the divisor of the logits.
     pub logits_scale: Option<&'static str>,
+    /// Keys in config.json for whether the head is the embedding; the first that is there counts.
+    pub tied_keys: &'static [&'static str],
     /// Whether the head is the embedding where config.json does not say it.
     pub tied: bool,
     /// Keys in config.json for features that are not computed: absent, null or false.
@@ -150,6 +168,25 @@ pub enum Fused {
     GateUp,
     /// Also q, k and v are `self_attn.qkv_proj`.
     All,
+}
+
+/// Size of the feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedForward {
+    /// `intermediate_size`.
+    Given,
+    /// `block_ff_dim` or `intermediate_size`; unless `block_auto_adjust_ff_dim` is false two thirds of it, multiplied by
+    /// `block_ffn_dim_multiplier` (1) and rounded up to a multiple of `block_multiple_of` (256).
+    Adjusted,
+}
+
+/// What is between the norms of a layer's first half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention.
+    Attention,
+    /// A causal short convolution between two gates.
+    Convolution,
 }
 
 /// Factor of the embedding.
@@ -273,6 +310,7 @@ impl Family {
             (self.embedding_scale != EmbeddingScale::One, "a scale of its embedding"),
             (self.residual_scale.is_some(), "a scale of its residual branches"),
             (self.head_norms == HeadNorms::Whole, "norms of whole projections"),
+            (self.convolutions, "causal short convolutions"),
         ];
         missing.into_iter().find(|(has, _)| *has && !self.gguf.complete).map(|(_, what)| what)
     }
@@ -363,10 +401,10 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4 or Phi3"
+            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4, Phi3 or Lfm2"
         );
         let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
-                   GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4 and Phi-4-mini";
+                   GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4, Phi-4-mini, LFM2 and LFM2.5";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();

@@ -1,26 +1,30 @@
 //! Names of tensors as (GGUF, Hugging Face) outside the layers, and inside `blk.N` and `model.layers.N`.
 
-use super::{Family, Fused, Norms};
+use super::{ALL, Family, Fused, Mixer, Norms};
 use std::ops::Range;
 
-/// Tensors outside the layers.
-pub const TOP: [(&str, &str); 3] =
-    [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
-
-/// The projections of a layer, in model order.
-const PROJECTIONS: [(&str, &str); 7] = [
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
+/// Tensors outside the layers. Models with convolutions have another last norm ([`Family::last_norm`]).
+pub const TOP: [(&str, &str); 4] = [
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("token_embd_norm", "model.embedding_norm"),
+    ("output", "lm_head"),
 ];
+
+/// GGUF's names of the projections of a layer, in model order.
+const PROJECTIONS: [&str; 7] =
+    ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
 
 /// The matrices of several projections.
 const QKV: (&str, &str) = ("attn_qkv", "self_attn.qkv_proj");
 const GATE_UP: (&str, &str) = ("ffn_up", "mlp.gate_up_proj");
+
+/// The matrices of a layer with a convolution, in the places of q, k and v, and of attention's output. The first third of
+/// the rows is the gate before the convolution, the second the gate after it, the last are the values.
+const CONVOLUTION: [((&str, &str), Range<usize>); 2] =
+    [(("shortconv.in_proj", "conv.in_proj"), 0..3), (("shortconv.out_proj", "conv.out_proj"), 3..4)];
+/// The taps of a convolution: [channels, 1, taps] in Hugging Face, [channels, taps] in GGUF files.
+pub const TAPS: (&str, &str) = ("shortconv.conv", "conv.conv");
 
 /// The router of a mixture of experts, and the matrices of all experts of a layer. In Hugging Face each expert has its
 /// own, below `mlp.experts.N`.
@@ -29,9 +33,8 @@ pub const ROUTER: (&str, &str) = ("ffn_gate_inp", "mlp.gate");
 pub const EXPERTS: [(&str, &str); 3] =
     [("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")];
 
-/// Norms of the heads of q and k.
-const HEAD_NORMS: [(&str, &str); 2] =
-    [("attn_q_norm", "self_attn.q_norm"), ("attn_k_norm", "self_attn.k_norm")];
+/// GGUF's names of the norms of the heads of q and k.
+const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
 
 /// A matrix of a layer in the files: a projection, or several whose rows follow each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,20 +69,20 @@ pub fn of_expert(name: &str) -> Option<(u32, usize, (&'static str, &'static str)
 
 /// Whether some family has a matrix of this name, such as `q_proj`.
 pub fn is_module(name: &str) -> bool {
-    let all = PROJECTIONS.into_iter().chain([QKV, GATE_UP]);
-    all.map(|names| Matrix { names, projections: 0..0 }).any(|matrix| matrix.module() == name)
+    ALL.iter().any(|family| family.all_matrices().any(|matrix| matrix.module() == name))
 }
 
 impl Family {
-    /// The matrices of a layer, in model order.
-    pub fn matrices(&self) -> Vec<Matrix> {
-        let joined: &[((&str, &str), Range<usize>)] = match self.fused {
-            Fused::None => &[],
-            Fused::GateUp => &[(GATE_UP, 4..6)],
-            Fused::All => &[(QKV, 0..3), (GATE_UP, 4..6)],
+    /// The matrices of a layer with this mixer, in model order.
+    pub fn matrices(&self, mixer: Mixer) -> Vec<Matrix> {
+        let joined: &[((&str, &str), Range<usize>)] = match (mixer, self.fused) {
+            (Mixer::Convolution, _) => &CONVOLUTION,
+            (_, Fused::None) => &[],
+            (_, Fused::GateUp) => &[(GATE_UP, 4..6)],
+            (_, Fused::All) => &[(QKV, 0..3), (GATE_UP, 4..6)],
         };
         let mut all = Vec::new();
-        for (i, own) in PROJECTIONS.into_iter().enumerate() {
+        for (i, own) in PROJECTIONS.into_iter().zip(self.projections).enumerate() {
             match joined.iter().find(|(_, some)| some.contains(&i)) {
                 None => all.push(Matrix { names: own, projections: i..i + 1 }),
                 Some((names, some)) if some.start == i => {
@@ -91,11 +94,30 @@ impl Family {
         all
     }
 
-    /// The last parts of the names of [`Family::matrices`] that can have an adapter. A family with experts has
-    /// adapters on attention only: recent transformers keep all experts of a layer in two tensors, which PEFT's LoRA does not adapt.
+    /// The matrices that layers of the family may have.
+    pub fn all_matrices(&self) -> impl Iterator<Item = Matrix> {
+        let convolution = self.convolutions.then(|| self.matrices(Mixer::Convolution));
+        let own = self.matrices(Mixer::Attention);
+        let more = convolution.into_iter().flatten().filter(|matrix| !own.contains(matrix));
+        let more: Vec<Matrix> = more.collect();
+        own.into_iter().chain(more)
+    }
+
+    /// Whether a matrix can have an adapter. A family with experts has adapters on attention only: recent transformers keep
+    /// all experts of a layer in two tensors, which PEFT's LoRA does not adapt.
+    pub fn adapts(&self, matrix: &Matrix) -> bool {
+        !self.experts || matrix.is_of_attention()
+    }
+
+    /// The last parts of the names of the matrices that can have an adapter, each once.
     pub fn modules(&self) -> Vec<&'static str> {
-        let adapted = |matrix: &&Matrix| !self.experts || matrix.is_of_attention();
-        self.matrices().iter().filter(adapted).map(Matrix::module).collect()
+        let mut all = Vec::new();
+        for matrix in self.all_matrices().filter(|matrix| self.adapts(matrix)) {
+            if !all.contains(&matrix.module()) {
+                all.push(matrix.module());
+            }
+        }
+        all
     }
 
     /// The tensors that a layer of the family may have.
@@ -103,8 +125,9 @@ impl Family {
         let norms = |stored: [&'static str; 2], Norms { before, after }: Norms| {
             stored.into_iter().zip([before, after]).filter_map(|(stored, name)| Some((stored, name?)))
         };
-        let mut all: Vec<_> = self.matrices().iter().map(|matrix| matrix.names).collect();
-        all.extend(HEAD_NORMS);
+        let mut all: Vec<_> = self.all_matrices().map(|matrix| matrix.names).collect();
+        all.extend(HEAD_NORMS.into_iter().zip(self.head_norm_names));
+        all.extend(self.convolutions.then_some(TAPS));
         all.extend(self.experts.then_some(ROUTER));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
         all.extend(norms(["ffn_norm", "post_ffw_norm"], self.mlp_norms));

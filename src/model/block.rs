@@ -4,6 +4,7 @@
 //! verbs, so the bits are equal. A [`Saved`] holds the kept values; recomputing a block creates a new one.
 
 mod backward;
+mod convolution;
 mod decode;
 mod experts;
 mod saved;
@@ -16,6 +17,7 @@ use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fault, Fused, Heads, Qkv, View, ViewMut, Write, view, view_mut};
 use crate::families::{Activation, Norms};
 pub use backward::{Below, Streams};
+use convolution::Convolution;
 pub use decode::Cache;
 use experts::Experts;
 pub use saved::{HeadNorms, Hold, Output, Saved};
@@ -56,6 +58,8 @@ pub struct Block<B: Backend> {
     head_norms: [usize; 2],
     /// Seven, beside experts those of attention.
     linears: Vec<Linear<B>>,
+    /// In the place of attention.
+    convolution: Option<Convolution<B::Memory>>,
     /// The feed-forward of a sparse layer.
     experts: Option<Experts<B>>,
     heads: Heads,
@@ -98,12 +102,13 @@ impl<B: Fused> Block<B> {
             Ok::<_, ModelError>(Gains { before: gain(before)?, after: gain(after)? })
         };
         let heads = config.attention(layer).supported()?;
-        let head_gains = match config.head_norms() {
-            Some([q, k]) => {
-                let q = norm(backend, "self_attn.q_norm", q)?;
-                Some([q, norm(backend, "self_attn.k_norm", k)?])
+        let head_norms = config.head_norms(layer);
+        let head_gains = match (head_norms, config.family.head_norm_names) {
+            (Some([q, k]), [of_q, of_k]) => {
+                let q = norm(backend, of_q, q)?;
+                Some([q, norm(backend, of_k, k)?])
             }
-            None => None,
+            (None, _) => None,
         };
         let linears = Linear::of_layer(backend, weights, config, layer, adapters)?;
         let experts = match config.experts_of(layer) {
@@ -115,8 +120,9 @@ impl<B: Fused> Block<B> {
             attention_gains: gains(backend, config.family.attention_norms)?,
             mlp_gains: gains(backend, config.family.mlp_norms)?,
             head_gains,
-            head_norms: config.head_norms().unwrap_or_default(),
+            head_norms: head_norms.unwrap_or_default(),
             linears,
+            convolution: Convolution::load(backend, weights, config, layer)?,
             experts,
             heads,
             rotations: rotation::of_layer(config, layer),
@@ -133,7 +139,8 @@ impl<B: Fused> Block<B> {
         let gains = [self.attention_gains, self.mlp_gains].map(|gains| [gains.before, gains.after]);
         let gains = gains.into_iter().flatten().flatten();
         let heads = self.head_gains.into_iter().flatten();
-        gains.chain(heads).for_each(|m| backend.recycle(m));
+        let taps = self.convolution.map(Convolution::unload);
+        gains.chain(heads).chain(taps).for_each(|m| backend.recycle(m));
         for linear in self.linears {
             let bias = linear.unload(backend);
             bias.into_iter().for_each(|m| backend.recycle(m));
@@ -233,7 +240,10 @@ impl<B: Fused> Block<B> {
             let (attended, logsumexp) = self.attend(backend, [&q, &k, &v], batch);
             (backend.settle(attended, t, wide), logsumexp)
         });
-        let [q, k, v] = [(q, wide), (k, narrow), (v, narrow)].map(|(x, n)| backend.settle(x, t, n));
+        // A convolution's gradient reads f32.
+        let settles = self.convolution.is_none();
+        let settle = |(x, n)| if settles { backend.settle(x, t, n) } else { x };
+        let [q, k, v] = [(q, wide), (k, narrow), (v, narrow)].map(settle);
         let (mid, output) = self.after_attention(backend, (&x, &attended), &mut h, batch);
         let norm = (&mut inv_rms[1], &mut h);
         let Inner { gate, up, routes } = self.inner(backend, &mid, norm, routes, batch)?;
@@ -241,13 +251,16 @@ impl<B: Fused> Block<B> {
         Ok(Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, outputs, mid, routes, gate, up, h })
     }
 
-    /// Returns attention's output and logsumexp.
+    /// Returns attention's output and logsumexp; of a convolution its output alone.
     fn attend(
         &self,
         backend: &mut B,
         [q, k, v]: [&B::Memory; 3],
         batch: &Batch<B>,
     ) -> (B::Memory, B::Memory) {
+        if let Some(convolution) = &self.convolution {
+            return (self.convolve(backend, convolution, [q, k, v], batch), backend.memory(0));
+        }
         let (t, heads) = (batch.rows, self.heads.query);
         let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
         let (mut attended, mut logsumexp) = (backend.memory(t * wide), backend.memory(t * heads));
@@ -359,7 +372,8 @@ impl<B: Fused> Block<B> {
         }
     }
 
-    /// Returns q and k as attention reads them: projected, normed per head where the model does so, rotated.
+    /// Returns q and k as attention reads them: projected, normed per head where the model does so, rotated; or the gates of
+    /// a convolution.
     pub(super) fn queries_and_keys(
         &self,
         backend: &mut B,
@@ -368,6 +382,9 @@ impl<B: Fused> Block<B> {
         batch: &Batch<B>,
     ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
         let (mut qk, norms) = self.unrotated(backend, normed, h, batch);
+        if self.convolution.is_some() {
+            return (qk, norms);
+        }
         for (x, i) in qk.iter_mut().zip([Q, K]) {
             let x = view_mut(x, batch.rows, self.linears[i].shape.0);
             backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), batch.tokens);

@@ -5,6 +5,7 @@
 //! keys that only inform are ignored, unknown values of keys that change results are errors.
 
 mod attention;
+mod convolutions;
 mod experts;
 mod read;
 mod rope;
@@ -12,12 +13,13 @@ mod traits;
 mod window;
 mod wrapped;
 
-use super::lora::MODULES;
 use super::rows::Rows;
 pub use crate::backend::Heads;
+use crate::families::tensors::Matrix;
 use crate::families::wrapped::{PATH, Wrapper};
-use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, HeadNorms};
+use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, FeedForward, HeadNorms, Mixer};
 pub use attention::AttentionSpec;
+pub use convolutions::Convolutions;
 pub use experts::Experts;
 use read::Fields;
 pub use rope::{Rope, RopeScaling};
@@ -38,6 +40,8 @@ pub struct Config {
     pub feed_forward: usize,
     /// The experts of sparse layers.
     pub experts: Option<Experts>,
+    /// Convolutions in the place of attention.
+    pub convolutions: Option<Convolutions>,
     /// Decoder blocks.
     pub layers: usize,
     /// H, G and D.
@@ -161,22 +165,23 @@ impl Config {
             wrapper: None,
             vocab: fields.size("vocab_size", 1..=1 << 24)?,
             hidden,
-            feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
+            feed_forward: match family.feed_forward {
+                FeedForward::Given => fields.size("intermediate_size", 1..=1 << 22)?,
+                FeedForward::Adjusted => convolutions::adjusted(&fields)?,
+            },
             experts: family.experts.then(|| experts::read(&fields, layers)).transpose()?,
+            convolutions: family.convolutions.then(|| convolutions::read(&fields, layers)).transpose()?,
             layers,
             heads,
             max_positions: positions(&fields)?.min(rope.scaling.longest()),
-            eps: fields.number("rms_norm_eps")?.map_or(Ok(family.eps), |eps| match eps {
-                eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
-                eps => Err(key("rms_norm_eps", format!("is {eps}, not in [0, 1)"))),
-            })?,
+            eps: eps(&fields, family)?,
             rope,
             local_rope,
-            tied: fields.flag("tie_word_embeddings")?.unwrap_or(family.tied),
+            tied: tied(&fields, family)?,
             qkv_bias: biased(&fields, family.biases.qkv)?,
             o_bias: biased(&fields, family.biases.o)?,
             mlp_bias: biased(&fields, family.biases.mlp)?,
-            windows: window::read(&fields, family.windows, layers)?,
+            windows: window::read(&fields, family, layers)?,
             rotated: rope::rotated(&fields, family, layers)?,
             rotary: rope::rotary(&fields, family, heads.size)?,
             embedding_scale: match family.embedding_scale {
@@ -271,8 +276,11 @@ impl Config {
         }
     }
 
-    /// Sizes of the gains of q's and k's norms.
-    pub fn head_norms(&self) -> Option<[usize; 2]> {
+    /// Sizes of the gains of q's and k's norms in a layer of attention.
+    pub fn head_norms(&self, layer: usize) -> Option<[usize; 2]> {
+        if self.mixer(layer) == Mixer::Convolution {
+            return None;
+        }
         let Heads { query, kv, size, .. } = self.heads;
         match self.family.head_norms {
             HeadNorms::None => None,
@@ -281,14 +289,38 @@ impl Config {
         }
     }
 
-    /// The rows of projection `i` in its matrix in the files, in the order in which a block computes them: backends
-    /// rotate pairs that are half a head apart, so the rotated rows of q and k are moved there.
-    pub fn rows(&self, i: usize) -> Rows {
-        let size = |i: usize| self.projection(MODULES[i]).unwrap_or_default().0;
-        let matrix = self.family.matrices().into_iter().find(|matrix| matrix.projections.contains(&i));
+    /// What a layer has between the norms of its first half.
+    pub fn mixer(&self, layer: usize) -> Mixer {
+        match self.convolutions.as_ref().and_then(|of| of.layers.get(layer)) {
+            Some(true) => Mixer::Convolution,
+            _ => Mixer::Attention,
+        }
+    }
+
+    /// Taps of the convolution of a layer that has one.
+    pub fn taps(&self, layer: usize) -> Option<usize> {
+        let convolutions = self.convolutions.as_ref()?;
+        (self.mixer(layer) == Mixer::Convolution).then_some(convolutions.taps)
+    }
+
+    /// The matrices of a layer, in model order; of a sparse layer beside those of its experts.
+    pub fn matrices(&self, layer: usize) -> Vec<Matrix> {
+        self.family.matrices(self.mixer(layer))
+    }
+
+    /// The matrix of a layer with this last part of its name.
+    pub fn matrix(&self, layer: usize, module: &str) -> Option<Matrix> {
+        self.matrices(layer).into_iter().find(|matrix| matrix.module() == module)
+    }
+
+    /// The rows of projection `i` of a layer in its matrix in the files, in the order in which a block computes them:
+    /// backends rotate pairs that are half a head apart, so the rotated rows of q and k are moved there.
+    pub fn rows(&self, layer: usize, i: usize) -> Rows {
+        let size = |i: usize| self.shape(layer, i).0;
+        let matrix = self.matrices(layer).into_iter().find(|matrix| matrix.projections.contains(&i));
         let first: usize = matrix.into_iter().flat_map(|matrix| matrix.projections.start..i).map(size).sum();
         let order = rope::order(self.heads.size, self.rotary, self.family);
-        match order.filter(|_| i < 2) {
+        match order.filter(|_| i < 2 && self.mixer(layer) == Mixer::Attention) {
             None => Rows::Range(first..first + size(i)),
             Some(order) => {
                 let heads = (first..first + size(i)).step_by(self.heads.size);
@@ -308,19 +340,26 @@ impl Config {
         self.eps / (self.residual_scale * self.residual_scale)
     }
 
-    /// Outputs and inputs [N, K] of a projection or of several fused ones; `None` for an unknown name.
-    pub fn projection(&self, module: &str) -> Option<(usize, usize)> {
-        let (q, kv) = (self.heads.query * self.heads.size, self.heads.kv * self.heads.size);
-        match module {
-            "q_proj" => Some((q, self.hidden)),
-            "k_proj" | "v_proj" => Some((kv, self.hidden)),
-            "qkv_proj" => Some((q + 2 * kv, self.hidden)),
-            "o_proj" => Some((self.hidden, q)),
-            "gate_proj" | "up_proj" => Some((self.feed_forward, self.hidden)),
-            "gate_up_proj" => Some((2 * self.feed_forward, self.hidden)),
-            "down_proj" => Some((self.hidden, self.feed_forward)),
-            _ => None,
-        }
+    /// Outputs and inputs [N, K] of projection `i` of a layer.
+    pub fn shape(&self, layer: usize, i: usize) -> (usize, usize) {
+        let (c, f) = (self.hidden, self.feed_forward);
+        let wide = |heads: usize| match self.mixer(layer) {
+            Mixer::Attention => heads * self.heads.size,
+            Mixer::Convolution => c,
+        };
+        let (q, kv) = (wide(self.heads.query), wide(self.heads.kv));
+        [(q, c), (kv, c), (kv, c), (c, q), (f, c), (f, c), (c, f)][i]
+    }
+
+    /// Outputs and inputs of a matrix of a layer.
+    pub fn shape_of(&self, layer: usize, matrix: &Matrix) -> (usize, usize) {
+        let outputs = matrix.projections.clone().map(|i| self.shape(layer, i).0).sum();
+        (outputs, self.shape(layer, matrix.projections.start).1)
+    }
+
+    /// The same of the matrix with this last part of its name; `None` where the layer has none.
+    pub fn projection(&self, layer: usize, module: &str) -> Option<(usize, usize)> {
+        Some(self.shape_of(layer, &self.matrix(layer, module)?))
     }
 }
 
@@ -412,6 +451,23 @@ fn factor(fields: &Fields, name: Option<&str>) -> Result<f32, ConfigError> {
         }
         x => Ok(x.unwrap_or(1.0) as f32),
     }
+}
+
+fn eps(fields: &Fields, family: &Family) -> Result<f32, ConfigError> {
+    match fields.number(family.eps_key)? {
+        None => Ok(family.eps),
+        Some(eps) if (0.0..1.0).contains(&eps) => Ok(eps as f32),
+        Some(eps) => Err(key(family.eps_key, format!("is {eps}, not in [0, 1)"))),
+    }
+}
+
+fn tied(fields: &Fields, family: &Family) -> Result<bool, ConfigError> {
+    for key in family.tied_keys {
+        if let Some(tied) = fields.flag(key)? {
+            return Ok(tied);
+        }
+    }
+    Ok(family.tied)
 }
 
 fn positions(fields: &Fields) -> Result<usize, ConfigError> {

@@ -13,8 +13,8 @@ use super::config::Config;
 use super::head::Head;
 use super::layout::{self, Entry, Layout, SCORE};
 use super::linear::{Adapter, Batch};
-use super::lora::{self, LoraSpec, MODULES};
-use super::placement::Placement;
+use super::lora::{self, LoraSpec};
+use super::placement::{self, Placement};
 use super::rotation::Rotations;
 use super::stage::{Cancel, Session, Span, Ticket, Want};
 use super::weights::{ModelError, Weights};
@@ -311,13 +311,13 @@ fn adapters<'a>(
     layer: usize,
 ) -> [Option<Adapter>; 7] {
     let mut all = [None; 7];
-    let matrices = config.family.matrices().into_iter().filter(|matrix| lora.has(matrix.module()));
+    let matrices = layout::adapted(config, layer).filter(|matrix| lora.has(matrix.module()));
     for (module, matrix) in ((layer * lora.targets.len()) as u64..).zip(matrices) {
         let Some(numbers) = lora.adapter(layer, matrix.module()) else { continue };
         let (rank, scale) = (numbers.rank, lora.scale_of(numbers));
         for i in matrix.projections.clone() {
-            let path = layout::module_path(layer, MODULES[i]);
-            let a = entries.next_if(|entry| entry.name.ends_with(&format!(".{path}.lora_A.weight")));
+            let name = format!("{}.lora_A.weight", placement::path(layer, i));
+            let a = entries.next_if(|entry| entry.name == name);
             all[i] = a.map(|a| Adapter { a: a.offset, b: a.range().end, rank, scale, module });
         }
     }

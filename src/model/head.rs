@@ -96,7 +96,7 @@ impl<B: Fused> Head<B> {
         config: &super::config::Config,
         (outputs, top): (usize, Top<B>),
     ) -> Result<Self, ModelError> {
-        let name = weights.name("norm.weight");
+        let name = weights.name(&format!("{}.weight", config.family.last_norm));
         let gain = weights.scaled_gain(
             backend,
             &name,

@@ -3,7 +3,7 @@
 
 use super::config::Config;
 use super::lora::LoraSpec;
-use crate::families::tensors::{EXPERTS, ROUTER};
+use crate::families::tensors::{EXPERTS, Matrix, ROUTER};
 use std::ops::Range;
 
 /// The name of a classifier's head; all of its values are trained.
@@ -102,9 +102,10 @@ impl Layout {
 pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     let mut layout = Layout::default();
     for layer in layers.clone() {
-        for module in config.family.modules() {
-            if let (Some(shape), Some(numbers)) = (config.projection(module), lora.adapter(layer, module)) {
-                layout.push_adapter(&peft_path(config, layer, module), shape, numbers.rank);
+        for matrix in adapted(config, layer) {
+            if let Some(numbers) = lora.adapter(layer, matrix.module()) {
+                let shape = config.shape_of(layer, &matrix);
+                layout.push_adapter(&peft_path(config, layer, &matrix), shape, numbers.rank);
             }
         }
     }
@@ -112,6 +113,11 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
         layout.push(SCORE, labels.len(), config.hidden);
     }
     layout
+}
+
+/// The matrices of a layer that can have an adapter.
+pub fn adapted(config: &Config, layer: usize) -> impl Iterator<Item = Matrix> {
+    config.matrices(layer).into_iter().filter(|matrix| config.family.adapts(matrix))
 }
 
 /// A matrix of a layer in the files.
@@ -127,11 +133,11 @@ pub struct LayerMatrix {
 /// The matrices of a layer.
 pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
     let experts = config.experts_of(layer);
-    let own = config.family.matrices().into_iter().filter(|m| experts.is_none() || m.is_of_attention());
+    let own = config.matrices(layer).into_iter().filter(|m| experts.is_none() || m.is_of_attention());
     let own = own.map(|matrix| LayerMatrix {
-        path: module_path(layer, matrix.module()),
-        shape: config.projection(matrix.module()).unwrap_or_default(),
-        parts: matrix.projections.map(|i| config.rows(i).len()).collect(),
+        path: path(layer, &matrix),
+        shape: config.shape_of(layer, &matrix),
+        parts: matrix.projections.map(|i| config.shape(layer, i).0).collect(),
     });
     let (c, whole) =
         (config.hidden, |path, shape: (usize, usize)| LayerMatrix { path, shape, parts: vec![shape.0] });
@@ -157,16 +163,14 @@ pub fn expert_paths(layer: usize, expert: usize) -> [String; 3] {
     EXPERTS.map(|(_, module)| format!("layers.{layer}.mlp.experts.{expert}.{module}"))
 }
 
-/// PEFT's path of a projection, without `.lora_A.weight`.
-pub fn peft_path(config: &Config, layer: usize, module: &str) -> String {
-    format!("base_model.model.model.{}{}", config.path(), module_path(layer, module))
+/// PEFT's path of a matrix, without `.lora_A.weight`.
+pub fn peft_path(config: &Config, layer: usize, matrix: &Matrix) -> String {
+    format!("base_model.model.model.{}{}", config.path(), path(layer, matrix))
 }
 
-/// Path of a projection below `model.`, such as `layers.3.self_attn.q_proj`.
-pub fn module_path(layer: usize, module: &str) -> String {
-    let inner = matches!(module, "gate_proj" | "up_proj" | "gate_up_proj" | "down_proj");
-    let group = if inner { "mlp" } else { "self_attn" };
-    format!("layers.{layer}.{group}.{module}")
+/// Path of a matrix below `model.`, such as `layers.3.self_attn.q_proj`.
+pub fn path(layer: usize, matrix: &Matrix) -> String {
+    format!("layers.{layer}.{}", matrix.names.1)
 }
 
 #[cfg(test)]

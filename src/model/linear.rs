@@ -2,7 +2,7 @@
 //! adapter's input is not kept: the key generates it again wherever it is needed.
 
 use super::config::Config;
-use super::layout::module_path;
+use super::layout;
 use super::rotation::Rotations;
 use super::rows::Rows;
 use super::weights::{ModelError, Weights};
@@ -77,11 +77,11 @@ impl<B: Fused> Linear<B> {
     ) -> Result<Vec<Self>, ModelError> {
         let mut linears: Vec<Linear<B>> = Vec::with_capacity(7);
         let sparse = config.experts_of(layer).is_some();
-        for matrix in config.family.matrices().into_iter().filter(|m| !sparse || m.is_of_attention()) {
-            let shape = config.projection(matrix.module()).unwrap_or_default();
-            let path = weights.name(&module_path(layer, matrix.module()));
+        for matrix in config.matrices(layer).into_iter().filter(|m| !sparse || m.is_of_attention()) {
+            let shape = config.shape_of(layer, &matrix);
+            let path = weights.name(&layout::path(layer, &matrix));
             let (first, cols) = (matrix.projections.start, shape.1);
-            let parts: Vec<Rows> = matrix.projections.clone().map(|i| config.rows(i)).collect();
+            let parts: Vec<Rows> = matrix.projections.clone().map(|i| config.rows(layer, i)).collect();
             weights.matrices(backend, &format!("{path}.weight"), shape, &parts, |weight| {
                 let i = linears.len();
                 let shape = (parts[i - first].len(), cols);

@@ -2,7 +2,7 @@
 //! merged model is a source of tensors like the base, so the same readers and writers work for both.
 
 use super::config::Config;
-use super::layout::{Entry, Layout, SCORE, module_path, peft_path};
+use super::layout::{self, Entry, Layout, SCORE, peft_path};
 use super::lora::LoraSpec;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -41,10 +41,9 @@ impl Merged<'_> {
         let (_, module) = path.rsplit_once('.')?;
         let layer: usize = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
         // Only the canonical spelling is a projection of this model.
-        if module_path(layer, module) != path {
-            return None;
-        }
-        let path = peft_path(self.config, layer, module);
+        let matrix =
+            self.config.matrix(layer, module).filter(|matrix| layout::path(layer, matrix) == path)?;
+        let path = peft_path(self.config, layer, &matrix);
         let find = |ab: &str| self.layout.find(&format!("{path}.{ab}.weight"));
         let scale = self.lora.scale_of(self.lora.adapter(layer, module)?);
         Some((find("lora_A")?, find("lora_B")?, scale))

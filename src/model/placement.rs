@@ -3,7 +3,7 @@
 //! the order in which a block computes them. Where no projection is fused or reordered both are the same.
 
 use super::config::Config;
-use super::layout::{self, Layout, SCORE, peft_path};
+use super::layout::{self, Layout, SCORE};
 use super::lora::{LoraSpec, MODULES, Numbers};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -22,24 +22,28 @@ struct Stretch {
     len: usize,
 }
 
+/// Path of projection `i` of a layer in the layout on the device.
+pub fn path(layer: usize, i: usize) -> String {
+    format!("layers.{layer}.{}", MODULES[i])
+}
+
 impl Placement {
     /// The places of the parameters of layers `layers`.
     pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Self {
         let flat = layout::of(config, lora, layers.clone());
-        let matrices = config.family.matrices();
         let (mut layout, mut stretches, mut next) = (Layout::default(), Vec::new(), 0);
         for layer in layers {
-            for matrix in &matrices {
+            for matrix in layout::adapted(config, layer) {
                 let Some(Numbers { rank, .. }) = lora.adapter(layer, matrix.module()) else { continue };
                 // The flat layout has the same modules in the same order.
                 let a = next;
-                let (n, k) = config.projection(matrix.module()).unwrap_or_default();
+                let (n, k) = config.shape_of(layer, &matrix);
                 let b = a + rank * k;
                 next = b + n * rank;
                 for i in matrix.projections.clone() {
-                    let (rows, cols) = (config.rows(i), config.projection(MODULES[i]).unwrap_or_default().1);
+                    let (rows, cols) = (config.rows(layer, i), k);
                     let device = layout.len();
-                    layout.push_adapter(&peft_path(config, layer, MODULES[i]), (rows.len(), cols), rank);
+                    layout.push_adapter(&path(layer, i), (rows.len(), cols), rank);
                     stretches.push(Stretch { flat: a, device, len: rank * cols });
                     let to = device + rank * cols;
                     stretches.extend(rows.stretches().into_iter().map(|(here, there, rows)| Stretch {

@@ -3,8 +3,9 @@
 //! after a dot: `q_proj`, `self_attn.q_proj`, `layers.3.self_attn.q_proj`.
 
 use super::config::Config;
-use super::layout::peft_path;
+use super::layout::{adapted, peft_path};
 use super::lora::{Exception, LoraError, LoraSpec, MODULES, Numbers};
+use crate::families::tensors::Matrix;
 use regex::Regex;
 
 /// Every module of the family.
@@ -44,8 +45,8 @@ impl Choice {
         let mut chosen = Vec::new();
         for layer in 0..config.layers {
             let asked = self.layers.is_empty() || self.layers.contains(&layer);
-            for module in config.family.modules() {
-                let path = path(config, layer, module);
+            for matrix in adapted(config, layer) {
+                let (module, path) = (matrix.module(), path(config, layer, &matrix));
                 let has = asked && targets.matches(&path) && !exclude.matches(&path);
                 let numbers = || Numbers {
                     rank: first(&ranks, &path).unwrap_or(common.rank),
@@ -74,10 +75,11 @@ impl Choice {
 
     /// Refuses patterns of ranks and alphas that apply to no adapter of `spec`.
     pub fn without_effect(&self, spec: &LoraSpec, config: &Config) -> Checked<()> {
-        let layers =
-            (0..config.layers).flat_map(|layer| spec.targets.iter().map(move |module| (layer, module)));
-        let adapters = layers.filter(|(layer, module)| spec.adapter(*layer, module).is_some());
-        let paths: Vec<String> = adapters.map(|(layer, module)| path(config, layer, module)).collect();
+        let of_layer = |layer: usize| {
+            let own = adapted(config, layer).filter(move |m| spec.adapter(layer, m.module()).is_some());
+            own.map(move |matrix| path(config, layer, &matrix))
+        };
+        let paths: Vec<String> = (0..config.layers).flat_map(of_layer).collect();
         applies(RANKS, &self.ranks, &paths)?;
         applies(ALPHAS, &self.alphas, &paths)
     }
@@ -85,22 +87,26 @@ impl Choice {
     /// A short choice that [`resolve`](Self::resolve) makes `spec` of; nothing is excluded.
     pub fn of(spec: &LoraSpec, config: &Config) -> Self {
         let layers_of = |module: &String| -> Vec<usize> {
-            (0..config.layers).filter(|layer| spec.adapter(*layer, module).is_some()).collect()
+            with(module, config).filter(|layer| spec.adapter(*layer, module).is_some()).collect()
         };
         let own: Vec<Vec<usize>> = spec.targets.iter().map(layers_of).collect();
-        let whole = |layers: &[usize]| layers.len() == config.layers;
+        let whole = |module: &String, layers: &[usize]| layers.len() == with(module, config).count();
         // Beside a tower, a suffix or a number of a layer would name its modules too.
         let alone = config.path().is_empty();
         let alike = own.first().filter(|first| own.iter().all(|layers| layers == *first));
+        let all_whole = spec.targets.iter().zip(&own).all(|(module, layers)| whole(module, layers));
         let (targets, layers) = match alike {
-            Some(layers) if whole(layers) => (spec.targets.clone(), Vec::new()),
+            _ if all_whole => (spec.targets.clone(), Vec::new()),
             Some(layers) if alone => (spec.targets.clone(), layers.clone()),
             _ => {
-                let each =
-                    spec.targets.iter().zip(&own).flat_map(|(module, layers)| match alone && whole(layers) {
+                let each = spec.targets.iter().zip(&own).flat_map(|(module, layers)| {
+                    match alone && whole(module, layers) {
                         true => vec![module.clone()],
-                        false => layers.iter().map(|layer| below_model(config, *layer, module)).collect(),
-                    });
+                        false => {
+                            layers.iter().filter_map(|layer| below_model(config, *layer, module)).collect()
+                        }
+                    }
+                });
                 (each.collect(), Vec::new())
             }
         };
@@ -118,7 +124,7 @@ fn patterns<T: Copy + PartialEq>(
 ) -> Vec<(String, T)> {
     let mut all = Vec::new();
     for module in &spec.targets {
-        let each = (0..config.layers).filter_map(|layer| Some((layer, of(spec.adapter(layer, module)?))));
+        let each = with(module, config).filter_map(|layer| Some((layer, of(spec.adapter(layer, module)?))));
         let each: Vec<(usize, T)> = each.collect();
         match each.first() {
             Some((_, one)) if each.iter().all(|(_, other)| other == one) => {
@@ -126,24 +132,29 @@ fn patterns<T: Copy + PartialEq>(
             }
             _ => {
                 let others = each.iter().filter(|(_, value)| *value != common);
-                all.extend(
-                    others
-                        .map(|(layer, value)| (regex::escape(&below_model(config, *layer, module)), *value)),
-                );
+                all.extend(others.filter_map(|(layer, value)| {
+                    Some((regex::escape(&below_model(config, *layer, module)?), *value))
+                }));
             }
         }
     }
     all
 }
 
+/// The layers that have a module.
+fn with(module: &str, config: &Config) -> impl Iterator<Item = usize> {
+    (0..config.layers).filter(move |layer| config.matrix(*layer, module).is_some())
+}
+
 /// The path that PEFT compares with names: `model.layers.3.self_attn.q_proj`.
-fn path(config: &Config, layer: usize, module: &str) -> String {
-    peft_path(config, layer, module).trim_start_matches("base_model.model.").to_owned()
+fn path(config: &Config, layer: usize, matrix: &Matrix) -> String {
+    peft_path(config, layer, matrix).trim_start_matches("base_model.model.").to_owned()
 }
 
 /// The same without `model.` at its begin, which no other module's path has in front of the rest.
-fn below_model(config: &Config, layer: usize, module: &str) -> String {
-    path(config, layer, module).trim_start_matches("model.").to_owned()
+fn below_model(config: &Config, layer: usize, module: &str) -> Option<String> {
+    let path = path(config, layer, &config.matrix(layer, module)?);
+    Some(path.trim_start_matches("model.").to_owned())
 }
 
 fn all(config: &Config) -> impl Iterator<Item = String> {
@@ -187,9 +198,8 @@ impl Rule {
     /// Checks that each name, or the expression, names at least one module.
     fn of(option: &'static str, names: &[String], config: &Config) -> Checked<Self> {
         let paths = || {
-            (0..config.layers).flat_map(|layer| {
-                config.family.modules().into_iter().map(move |module| path(config, layer, module))
-            })
+            (0..config.layers)
+                .flat_map(|layer| adapted(config, layer).map(move |matrix| path(config, layer, &matrix)))
         };
         if let [text] = names
             && is_regex(text)

@@ -207,7 +207,8 @@ impl<'a> Weights<'a> {
             let of = |matrix: LayerMatrix| {
                 self.packed_matrix(packing, &self.matrix_name(&matrix.path), &matrix.parts)
             };
-            matrices(config, layer).into_iter().map(of).sum()
+            let taps = config.taps(layer).map_or(0, |taps| 4 * taps * config.hidden) as u64;
+            matrices(config, layer).into_iter().map(of).chain([Ok(taps)]).sum()
         });
         let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;
         // Norms and biases are small and always f32.
@@ -339,6 +340,24 @@ impl<'a> Weights<'a> {
             let tensor = self.checked(name, &[len])?;
             let values = tensor.dtype.widen(&rows.of(&tensor.bytes, tensor.dtype.size()));
             backend.upload(view_mut(&mut memory, 1, rows.len()), &values);
+        }
+        Ok(memory)
+    }
+
+    /// Loads the taps of a convolution to device memory [J, C], that of a token itself first; stored is [C, 1, J], it last.
+    pub fn taps<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        (channels, count): (usize, usize),
+    ) -> Result<B::Memory, ModelError> {
+        let mut memory = backend.memory(count * channels);
+        if backend.has_data() {
+            let tensor = self.checked(name, &[channels, 1, count])?;
+            let stored = tensor.dtype.widen(&tensor.bytes);
+            let of_tap = |j: usize| stored[count - 1 - j..].iter().step_by(count).copied();
+            let values: Vec<f32> = (0..count).flat_map(of_tap).collect();
+            backend.upload(view_mut(&mut memory, count, channels), &values);
         }
         Ok(memory)
     }

@@ -30,6 +30,7 @@ pub const SOURCES: &[Source] = sources![
     generated "attention_sm80.ptx",
     generated "attention_sm90a.ptx",
     by_hand "bias.ptx",
+    by_hand "convolution.ptx",
     by_hand "copy.ptx",
     by_hand "cross_entropy.ptx",
     by_hand "dropout.ptx",

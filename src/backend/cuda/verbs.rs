@@ -287,6 +287,38 @@ impl<D: Driver> Backend for Cuda<D> {
         self.attend_cached(out, qkv, heads);
     }
 
+    fn convolution(
+        &mut self,
+        out: ViewMut<Memory>,
+        gates: Gates<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        let Gates { before, after, x } = gates;
+        let [before, after, x, w] = [before, after, x, taps].each_ref().map(at);
+        let [cols, count, above] = [out.cols, taps.rows, gates.x.rows - out.rows].map(size);
+        let args = [at_mut(&out), before, after, x, w, Arg::Address(tokens.positions()), cols, count, above];
+        self.rows("convolution.ptx", "convolution", (out.rows, out.cols), &args);
+    }
+
+    fn convolution_grad(
+        &mut self,
+        grad: GatesGrad<Memory>,
+        dout: View<Memory>,
+        gates: Gates<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        let (dbefore, dx) = (at_mut(&grad.before), at_mut(&grad.x));
+        self.convolution(grad.after, Gates { after: dout, ..gates }, taps, tokens);
+        let Gates { before, after, x } = gates;
+        let [d, before, after, x, w] = [dout, before, after, x, taps].each_ref().map(at);
+        let [cols, count, count_of_tokens] = [dout.cols, taps.rows, dout.rows].map(size);
+        let positions = Arg::Address(tokens.positions());
+        let args = [dbefore, dx, d, before, after, x, w, positions, cols, count, count_of_tokens];
+        self.rows("convolution.ptx", "convolution_grad", (dout.rows, dout.cols), &args);
+    }
+
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
         let [line, cube] = gate_of(activation);
         let args = [at_mut(&out), at(&gate), at(&up), size(out.len()), line, cube];

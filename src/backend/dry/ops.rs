@@ -112,6 +112,8 @@ impl Backend for Dry {
         rope(ViewMut<Memory>, View<Memory>, &Tokens);
         rope_grad(ViewMut<Memory>, View<Memory>, &Tokens);
         attention_cached(ViewMut<Memory>, Qkv<Memory>, Heads);
+        convolution(ViewMut<Memory>, Gates<Memory>, View<Memory>, &Tokens);
+        convolution_grad(GatesGrad<Memory>, View<Memory>, Gates<Memory>, View<Memory>, &Tokens);
         gated(ViewMut<Memory>, View<Memory>, View<Memory>, Activation);
         gated_grad(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, Activation);
         gather_rows(ViewMut<Memory>, View<Memory>, &Ids);

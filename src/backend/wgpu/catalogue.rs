@@ -1,7 +1,7 @@
 //! Every kernel text that a device may compile, for tests that translate all of them without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
-use super::{attention, device, encodings, loss, products, rows, variants};
+use super::{attention, convolution, device, encodings, loss, products, rows, variants};
 use crate::numeric::block::Block;
 
 /// A kernel with one set of constants.
@@ -19,6 +19,7 @@ pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
         rows::KERNELS,
         loss::KERNELS,
         attention::KERNELS,
+        convolution::KERNELS,
         products::KERNELS,
         variants::KERNELS,
         device::KERNELS,

@@ -12,6 +12,7 @@ mod breaker;
 mod cache;
 mod catalogue;
 mod check;
+mod convolution;
 mod device;
 mod dry;
 mod encodings;

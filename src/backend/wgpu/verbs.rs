@@ -213,6 +213,27 @@ impl Backend for Wgpu {
         self.attend_cached(out, qkv, heads);
     }
 
+    fn convolution(
+        &mut self,
+        out: ViewMut<Memory>,
+        gates: Gates<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        self.convolve(out, gates, taps, tokens);
+    }
+
+    fn convolution_grad(
+        &mut self,
+        grad: GatesGrad<Memory>,
+        dout: View<Memory>,
+        gates: Gates<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        self.convolve_grad(grad, dout, gates, taps, tokens);
+    }
+
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
         self.gate(out, gate, up, activation);
     }

@@ -77,7 +77,8 @@ fn in_b<'a>(config: &Config, layout: &Layout, loaded: &'a Loaded, alpha: f32) ->
     for Exception { layer, module, adapter } in &spec.exceptions {
         let Some(numbers) = adapter else { continue };
         let factor = spec.scale_of(*numbers) * numbers.rank as f32 / alpha;
-        let name = format!("{}.lora_B.weight", layout::peft_path(config, *layer, module));
+        let Some(matrix) = config.matrix(*layer, module) else { continue };
+        let name = format!("{}.lora_B.weight", layout::peft_path(config, *layer, &matrix));
         if let Some(entry) = layout.find(&name).filter(|_| factor != 1.0) {
             flat.to_mut()[entry.range()].iter_mut().for_each(|b| *b *= factor);
         }

@@ -8,6 +8,7 @@ use crate::config::refusal::Refusal;
 use crate::families::wrapped::PATH;
 use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic, peft};
+use crate::model::config::Config;
 use crate::model::layout::{self, Entry, Layout};
 use crate::model::lora::LoraSpec;
 use crate::numeric::dtype::Dtype;
@@ -34,7 +35,7 @@ struct Adapted {
 pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusal> {
     let (loaded, flat) = (&source.loaded, &source.loaded.flat);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
-    let scale = scale(&loaded.spec, loaded.config.layers);
+    let scale = scale(&loaded.spec, &loaded.config);
     let held = adapted(&layout, loaded.config.layers).and_then(|adapted| Ok((adapted, scale?)));
     let (adapted, scale) = held.map_err(|what| {
         let way = "use --to peft, or --to merged, which mlx-lm loads as a model";
@@ -101,9 +102,9 @@ fn name(of_peft: &str) -> String {
 }
 
 /// The scale of all adapters; the error is that there are several.
-fn scale(spec: &LoraSpec, layers: usize) -> Result<f32, String> {
-    let all = (0..layers).flat_map(|layer| spec.targets.iter().map(move |module| (layer, module)));
-    let mut scales = all.filter_map(|(layer, module)| Some(spec.scale_of(spec.adapter(layer, module)?)));
+fn scale(spec: &LoraSpec, config: &Config) -> Result<f32, String> {
+    let all = (0..config.layers).flat_map(|layer| layout::adapted(config, layer).map(move |m| (layer, m)));
+    let mut scales = all.filter_map(|(layer, m)| Some(spec.scale_of(spec.adapter(layer, m.module())?)));
     let one = scales.next().unwrap_or_else(|| spec.scale());
     if scales.all(|scale| scale == one) { Ok(one) } else { Err("adapters of several scales".into()) }
 }

@@ -170,10 +170,8 @@ impl Drawn {
         for layer in 0..config.layers {
             drawn.gain(format!("model.layers.{layer}.input_layernorm.weight"), c);
             drawn.gain(format!("model.layers.{layer}.post_attention_layernorm.weight"), c);
-            for module in MODULES {
-                if let Some(shape) = config.projection(module) {
-                    drawn.matrix(format!("model.{}.weight", layout::module_path(layer, module)), shape, 0.1);
-                }
+            for matrix in layout::matrices(config, layer) {
+                drawn.matrix(format!("model.{}.weight", matrix.path), matrix.shape, 0.1);
             }
         }
         drawn

@@ -77,7 +77,7 @@ pub fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
 /// The matrices of a layer as (GGUF, Hugging Face). Families of one architecture have the same ones.
 fn matrices(architecture: &str) -> Vec<(&'static str, &'static str)> {
     let family = of_gguf(architecture, Layers::SeeAll).unwrap_or(&LLAMA);
-    family.matrices().iter().map(|matrix| matrix.names).collect()
+    family.all_matrices().map(|matrix| matrix.names).collect()
 }
 
 /// The GGUF name of a PEFT tensor: `blk.0.attn_q.weight.lora_a`.

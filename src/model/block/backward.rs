@@ -233,7 +233,10 @@ impl<B: Fused> Block<B> {
         self.linears[O].backward(backend, out, args, batch);
         doutput.into_iter().for_each(|m| backend.recycle(m));
         let Some(dattended) = dattended else { return };
-        let dqkv = self.qkv_backward(backend, &dattended, saved, batch);
+        let dqkv = match &self.convolution {
+            Some(of) => self.convolution_backward(backend, of, &dattended, saved, batch),
+            None => self.qkv_backward(backend, &dattended, saved, batch),
+        };
         backend.recycle(dattended);
         let (gains, inv_rms) = (&self.attention_gains, &saved.inv_rms[0]);
         let input = Input { stream: &saved.x, gains, inv_rms, below };

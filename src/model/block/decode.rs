@@ -4,28 +4,51 @@
 use super::saved::Saved;
 use super::{Block, DOWN, Inner, K, Q, Reader, V};
 use crate::backend::{Backend, Fault, Fused, Qkv, View, ViewMut, view, view_mut};
+use crate::model::config::Config;
 use crate::model::linear::Batch;
 use std::ops::Range;
 
-/// Keys and values of one layer [capacity, G*D], keys rotated; the first `len` rows are filled.
+/// What a layer keeps of a text. Of attention the keys and values of all tokens [capacity, G*D], keys rotated; the first
+/// `len` rows are filled. Of a convolution with J taps the gate before it and the values of the last J - 1 tokens
+/// [J - 1, C]; rows of a text that is shorter are not read.
 pub struct Cache<M> {
-    /// Keys.
+    /// Keys, or the gate.
     pub k: M,
     /// Values.
     pub v: M,
-    /// Number of cached tokens.
+    /// Number of tokens of the text.
     pub len: usize,
+    /// Rows and columns of either.
+    shape: (usize, usize),
 }
 
 impl<M> Cache<M> {
-    /// Allocates a cache for `capacity` tokens with `n` = G*D values each.
-    pub fn new<B: Backend<Memory = M>>(backend: &mut B, capacity: usize, n: usize) -> Self {
-        Cache { k: backend.memory(capacity * n), v: backend.memory(capacity * n), len: 0 }
+    /// Allocates the cache of a layer for `capacity` tokens.
+    pub fn new<B: Backend<Memory = M>>(
+        backend: &mut B,
+        config: &Config,
+        layer: usize,
+        capacity: usize,
+    ) -> Self {
+        let rows = config.taps(layer).map_or(capacity, |taps| taps - 1);
+        let shape = (rows, config.shape(layer, V).0);
+        let [k, v] = [shape; 2].map(|(rows, cols)| backend.memory(rows * cols));
+        Cache { k, v, len: 0, shape }
     }
 
-    /// Moves the cache to memory for `capacity` tokens.
-    pub fn grow<B: Backend<Memory = M>>(&mut self, backend: &mut B, capacity: usize, n: usize) {
-        let mut wide = Cache { len: self.len, ..Cache::new(backend, capacity, n) };
+    /// Moves the cache to memory for `capacity` tokens, where it keeps all of them.
+    pub fn grow<B: Backend<Memory = M>>(
+        &mut self,
+        backend: &mut B,
+        config: &Config,
+        layer: usize,
+        capacity: usize,
+    ) {
+        if config.taps(layer).is_some() {
+            return;
+        }
+        let n = self.shape.1;
+        let mut wide = Cache { len: self.len, ..Cache::new(backend, config, layer, capacity) };
         backend.copy(view_mut(&mut wide.k, self.len, n), view(&self.k, self.len, n));
         backend.copy(view_mut(&mut wide.v, self.len, n), view(&self.v, self.len, n));
         let old = std::mem::replace(self, wide);
@@ -56,6 +79,12 @@ impl<B: Fused> Block<B> {
         let mut attended = backend.memory(t * self.linears[Q].shape.0);
         let mut from = 0;
         for (cache, rows, tokens) in texts {
+            if let Some(of) = &self.convolution {
+                let inputs = (&mut attended, [&q, &k, &v]);
+                self.convolve_cached(backend, of, inputs, (cache, tokens), from..from + *rows);
+                from += *rows;
+                continue;
+            }
             for (memory, i) in [(&mut q, Q), (&mut k, K)] {
                 let cols = self.linears[i].shape.0;
                 let x = ViewMut { memory, offset: from * cols, rows: *rows, cols };

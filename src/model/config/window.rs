@@ -1,8 +1,8 @@
 //! Sliding windows. The family determines which layers slide and whether the window is active.
 
 use super::read::Fields;
-use super::{ConfigError, key, unsupported};
-use crate::families::Windows;
+use super::{ConfigError, convolutions, key, unsupported};
+use crate::families::{Family, Windows};
 
 /// Name of a sliding layer in `layer_types`.
 const SLIDES: &str = "sliding_attention";
@@ -10,9 +10,15 @@ const SLIDES: &str = "sliding_attention";
 const DEFAULT: usize = 4096;
 
 /// Reads the window of each layer; `None` where the layer does not slide.
-pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
+pub(super) fn read(
+    fields: &Fields,
+    family: &Family,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, ConfigError> {
     let kinds = fields.strings("layer_types")?;
-    if let Some(other) = kinds.iter().find(|k| !["full_attention", SLIDES].contains(*k)) {
+    let convolution = family.convolutions.then_some(convolutions::KIND);
+    let known = |kind: &&str| ["full_attention", SLIDES].contains(kind) || convolution == Some(*kind);
+    if let Some(other) = kinds.iter().find(|kind| !known(kind)) {
         return Err(unsupported(
             format!("layer type `{other}`"),
             "choose a model whose layers all have full (or sliding) attention",
@@ -27,7 +33,7 @@ pub(super) fn read(fields: &Fields, rule: Windows, layers: usize) -> Result<Vec<
     let window = |slides: &dyn Fn(usize) -> bool, size: Option<usize>| {
         (0..layers).map(|layer| size.filter(|_| slides(layer))).collect()
     };
-    Ok(match rule {
+    Ok(match family.windows {
         Windows::Typed => window(&typed, size),
         // transformers sets the class's default before it reads the layers' types.
         Windows::All if !fields.mentions("sliding_window") => window(&|_| true, or_default),

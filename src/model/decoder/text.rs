@@ -1,4 +1,4 @@
-//! Texts that grow: the keys and values of their tokens stay on the device between calls of [`Stage::extend_all`]. Products are
+//! Texts that grow: the keys and values of their tokens, or the last ones of a convolution, stay on the device between calls of [`Stage::extend_all`]. Products are
 //! computed for the rows of all texts together, attention for each text alone.
 //!
 //! [`Stage::extend_all`]: crate::model::stage::Stage::extend_all
@@ -124,12 +124,12 @@ impl<B: Fused> Decoder<B> {
         let first = text.capacity == 0;
         text.capacity = (needed + ROOM.max(text.capacity / 4)).min(limit);
         self.rotations.reach(&mut self.backend, text.capacity);
-        let width = self.config.heads.kv * self.config.heads.size;
+        let (backend, config, layers) = (&mut self.backend, &self.config, self.span.layers.clone());
         if first {
-            let caches = (0..self.shelf.len()).map(|_| Cache::new(&mut self.backend, text.capacity, width));
-            text.caches = caches.collect();
+            text.caches = layers.map(|layer| Cache::new(backend, config, layer, text.capacity)).collect();
         } else {
-            text.caches.iter_mut().for_each(|cache| cache.grow(&mut self.backend, text.capacity, width));
+            let caches = text.caches.iter_mut().zip(layers);
+            caches.for_each(|(cache, layer)| cache.grow(backend, config, layer, text.capacity));
         }
     }
 }

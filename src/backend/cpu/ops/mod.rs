@@ -2,6 +2,7 @@
 
 pub mod adapter;
 pub mod bf16_activations;
+pub mod convolution;
 pub mod elementwise;
 pub mod fused;
 pub mod head;

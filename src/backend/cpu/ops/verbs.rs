@@ -12,6 +12,7 @@ use super::super::runtime::math;
 use super::super::runtime::memory::Memory;
 use super::super::weights::weight::Weight;
 use super::bf16_activations as short;
+use super::convolution;
 use super::elementwise::{self, Mask};
 use super::linear::Way;
 use super::rope::{Turn, rope};
@@ -264,6 +265,28 @@ impl Backend for Cpu {
         attention::forward(cx, (out.values_mut(), None), inputs(qkv, heads), &[segment], &mut []);
     }
 
+    fn convolution(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        gates: Gates<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        convolution::forward(self.context(), out.values_mut(), convolved(gates, taps, tokens));
+    }
+
+    fn convolution_grad(
+        &mut self,
+        mut grad: GatesGrad<Memory>,
+        dout: View<Memory>,
+        gates: Gates<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        let grads = [grad.before.values_mut(), grad.after.values_mut(), grad.x.values_mut()];
+        convolution::gradient(self.context(), grads, dout.values(), convolved(gates, taps, tokens));
+    }
+
     fn gated(
         &mut self,
         mut out: ViewMut<Memory>,
@@ -383,6 +406,22 @@ impl Tokens {
 /// x, or what [`Cpu::widened`] made of it.
 fn in_f32<'a>(x: View<'a, Memory>, wide: &'a Option<Memory>) -> View<'a, Memory> {
     wide.as_ref().map_or(x, |memory| View { memory, offset: 0, ..x })
+}
+
+fn convolved<'a>(
+    gates: Gates<'a, Memory>,
+    taps: View<'a, Memory>,
+    tokens: &'a Tokens,
+) -> convolution::Inputs<'a> {
+    let [before, after, x] = [gates.before, gates.after, gates.x].map(|view| view.values());
+    convolution::Inputs {
+        before,
+        after,
+        x,
+        taps: taps.values(),
+        cols: taps.cols,
+        positions: &tokens.positions,
+    }
 }
 
 fn inputs<'a>(qkv: Qkv<'a, Memory>, heads: Heads) -> Inputs<'a> {
