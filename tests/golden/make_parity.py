@@ -4,13 +4,13 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
-      layers patterns patternsvl weighted (default: all)
+      layers patterns patternsvl weighted lfm2 lfm2taps (default: all)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
-                          Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, LlamaConfig, Ministral3Config, Mistral3Config,
+                          Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
                           MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
@@ -18,6 +18,7 @@ STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
 SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=6,
              num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-6, eos_token_id=0, pad_token_id=1,
              bos_token_id=None)
+CONVOLVED = {key: value for key, value in SIZES.items() if key != 'rms_norm_eps'}
 CONFIGS = {
     'llama': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, rope_theta=10000.0),
     'linear': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, attention_bias=True, mlp_bias=True,
@@ -62,6 +63,11 @@ CONFIGS = {
     # a layer with one feed-forward; weights that are not divided by their sum; one expert of three
     'qwen3moeone': lambda: Qwen3MoeConfig(**SIZES, head_dim=12, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=36,
                                           norm_topk_prob=False, decoder_sparse_step=2, tie_word_embeddings=True),
+    'lfm2': lambda: Lfm2Config(**dict(CONVOLVED, num_hidden_layers=3), layer_types=['conv', 'full_attention', 'conv'],
+                               block_auto_adjust_ff_dim=False, tie_word_embeddings=True),
+    # four taps; attention in the layers that `full_attn_idxs` names; a feed-forward of size 80
+    'lfm2taps': lambda: Lfm2Config(**CONVOLVED, full_attn_idxs=[0], conv_L_cache=4, block_ffn_dim_multiplier=1.3,
+                                   block_multiple_of=8, tie_word_embeddings=False),
     'layers': lambda: LlamaConfig(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=True),
     'weighted': lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
     'patterns': lambda: Qwen2Config(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=False)}
@@ -76,6 +82,7 @@ WRAPPED = {
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8,
                            deepstack_visual_indexes=[], num_position_embeddings=16), tie_word_embeddings=True)}
 WRAPPED['patternsvl'] = WRAPPED['gemma3vl']
+CONVOLUTION = ['q_proj', 'k_proj', 'v_proj', 'out_proj', 'in_proj', 'w1', 'w2', 'w3']
 LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
@@ -93,7 +100,8 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'qwen3moe': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False),
     'qwen3moeone': (3, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], True),
     'layers': (4, 8, 'all', False), 'patterns': (4, 8, 'all', True),
-    'patternsvl': (3, 6, 'all', False), 'weighted': (4, 8, 'all', False)}
+    'patternsvl': (3, 6, 'all', False), 'weighted': (4, 8, 'all', False),
+    'lfm2': (4, 8, CONVOLUTION, False), 'lfm2taps': (3, 8, ['in_proj', 'out_proj', 'w2'], True)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},

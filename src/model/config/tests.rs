@@ -54,11 +54,11 @@ fn both_rope_dialects_give_the_same_config() {
 fn families_differ_as_in_transformers() {
     let family = |name: &str, more: Value| read(with(json!({"architectures": [name]}), more)).unwrap();
     let llama = family("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true}));
-    assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && llama.head_norms().is_none());
+    assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && llama.head_norms(0).is_none());
     let qwen2 = family("Qwen2ForCausalLM", json!({"attention_bias": "-"}));
-    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && qwen2.head_norms().is_none());
+    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && qwen2.head_norms(0).is_none());
     let qwen3 = family("Qwen3ForCausalLM", json!({"head_dim": 128}));
-    assert!(!qwen3.qkv_bias && qwen3.head_norms() == Some([128; 2]));
+    assert!(!qwen3.qkv_bias && qwen3.head_norms(0) == Some([128; 2]));
     assert_eq!(qwen3.projection("o_proj"), Some((576, 9 * 128)));
     assert_eq!(qwen3.projection("lm_head"), None);
     let id2label = json!({"0": "bad", "1": "fine", "2": "good"});
@@ -375,7 +375,7 @@ fn sizes_that_a_text_config_leaves_out_are_the_class_defaults() {
 fn a_part_of_each_head_is_rotated_where_the_family_says_so() {
     let glm = |more: Value| read(with(json!({"architectures": ["Glm4ForCausalLM"], "head_dim": 16}), more));
     let config = glm(json!({"attention_bias": null})).unwrap();
-    assert!(config.qkv_bias && !config.o_bias && config.rotary == 8 && config.head_norms().is_none());
+    assert!(config.qkv_bias && !config.o_bias && config.rotary == 8 && config.head_norms(0).is_none());
     assert!(!glm(json!({"attention_bias": false})).unwrap().qkv_bias);
     assert_eq!(glm(json!({"partial_rotary_factor": 0.75})).unwrap().rotary, 12);
     let section = json!({"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1e5}});
