@@ -251,7 +251,7 @@ impl Tensors for Shapes<'_> {
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
         let module = name.split('.').rev().nth(1).unwrap();
-        let (rows, cols) = self.0.projection(module).unwrap_or((self.0.vocab, self.0.hidden));
+        let (rows, cols) = self.0.projection(0, module).unwrap_or((self.0.vocab, self.0.hidden));
         Ok(Some(About { shape: vec![rows, cols], encoding: self.1 }))
     }
 

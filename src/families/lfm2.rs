@@ -9,7 +9,7 @@ pub const LFM2: Family = Family {
     classifier: Classifier::Missing,
     releases: &["LFM2", "LFM2.5"],
     model_type: "lfm2",
-    gguf: Gguf { architecture: "lfm2", adjacent_pairs: false, all_sizes: false, complete: false },
+    gguf: Gguf { architecture: "lfm2", adjacent_pairs: false, all_sizes: false, complete: true },
     projections: [
         "self_attn.q_proj",
         "self_attn.k_proj",

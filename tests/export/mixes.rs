@@ -37,6 +37,7 @@ fn mixes_have_the_types_of_llama_cpp() {
             layers,
             heads: (heads(0), heads(1)),
             experts,
+            convolutions: &[],
             tied: shape["head"] == false,
         };
         let attention = match model.architecture {

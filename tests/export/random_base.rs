@@ -36,16 +36,15 @@ pub fn write(b: &Bench, family: &Family) {
     let config = Config::from_json(&serde_json::from_slice(&b.read("base/config.json")).unwrap()).unwrap();
     let c = config.hidden;
     let mut shapes = vec![("model.embed_tokens".to_owned(), vec![config.vocab, c])];
-    shapes.push(("model.norm".into(), vec![c]));
+    shapes.push((format!("model.{}", family.last_norm), vec![c]));
     shapes.extend((!config.tied).then(|| ("lm_head".into(), vec![config.vocab, c])));
     let norms = [family.attention_norms, family.mlp_norms].map(|n| [n.before, n.after]);
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         shapes.extend(norms.as_flattened().iter().flatten().map(|norm| (name(norm), vec![c])));
-        let sizes = config.head_norms().into_iter().flatten();
-        shapes.extend(
-            ["q_norm", "k_norm"].iter().zip(sizes).map(|(n, d)| (name(&format!("self_attn.{n}")), vec![d])),
-        );
+        let sizes = config.head_norms(layer).into_iter().flatten();
+        shapes.extend(family.head_norm_names.iter().zip(sizes).map(|(n, d)| (name(n), vec![d])));
+        shapes.extend(config.taps(layer).map(|taps| (name("conv.conv"), vec![c, 1, taps])));
         for LayerMatrix { path, shape: (n, k), .. } in matrices(&config, layer) {
             shapes.push((format!("model.{path}"), vec![n, k]));
         }

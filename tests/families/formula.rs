@@ -1,7 +1,7 @@
 //! A decoder in f64, row by row, as its equations stand; LoRA of rank 2 on every projection.
 
 use crate::Drawn;
-use finetune::model::layout::{Layout, module_path};
+use finetune::model::layout::Layout;
 
 const HIDDEN: usize = 12;
 const HEADS: usize = 4;
@@ -24,12 +24,45 @@ pub struct Formula<'a> {
     pub gelu: bool,
     /// Whether q, k and v share a matrix and an adapter, as gate and up do, and only the first two values of a head rotate.
     pub joined: bool,
+    /// Whether the first and the last layer have a convolution of three taps, and the names of LFM2.
+    pub convolved: bool,
     pub embedding_scale: f64,
     pub residual_scale: f64,
     pub logits_scale: f64,
 }
 
 impl Formula<'_> {
+    fn path(&self, layer: usize, module: &str) -> String {
+        let own = match module {
+            "o_proj" if self.convolved => "self_attn.out_proj",
+            "gate_proj" if self.convolved => "feed_forward.w1",
+            "up_proj" if self.convolved => "feed_forward.w3",
+            "down_proj" if self.convolved => "feed_forward.w2",
+            "gates" => "conv.in_proj",
+            "convolution" => "conv.out_proj",
+            "gate_proj" | "up_proj" | "gate_up_proj" | "down_proj" => &format!("mlp.{module}"),
+            _ => &format!("self_attn.{module}"),
+        };
+        format!("layers.{layer}.{own}")
+    }
+
+    fn convolution(&self, flat: &[f64], layer: usize, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        const TAPS: usize = 3;
+        let taps = self.weight(&format!("model.layers.{layer}.conv.conv.weight")).unwrap();
+        let all: Vec<_> = x.iter().map(|x| self.project(flat, (layer, "gates"), x)).collect();
+        let token = |t: usize| {
+            let channel = |c: usize| {
+                let product = |k: usize| {
+                    let row = (t + k).checked_sub(TAPS - 1).map(|s| &all[s]);
+                    row.map_or(0.0, |row| taps[c * TAPS + k] * row[c] * row[2 * HIDDEN + c])
+                };
+                all[t][HIDDEN + c] * (0..TAPS).map(product).sum::<f64>()
+            };
+            (0..HIDDEN).map(channel).collect::<Vec<_>>()
+        };
+        (0..x.len()).map(|t| self.project(flat, (layer, "convolution"), &token(t))).collect()
+    }
+
     fn weight(&self, name: &str) -> Option<Vec<f64>> {
         Some(self.weights.values(name)?.iter().map(|&x| f64::from(x)).collect())
     }
@@ -46,7 +79,7 @@ impl Formula<'_> {
     }
 
     fn project(&self, flat: &[f64], (layer, module): (usize, &str), x: &[f64]) -> Vec<f64> {
-        let path = module_path(layer, module);
+        let path = self.path(layer, module);
         let w = self.weight(&format!("model.{path}.weight")).unwrap();
         let part = |ab: &str| {
             let entry = self.layout.find(&format!("base_model.model.model.{path}.lora_{ab}.weight"));
@@ -108,7 +141,8 @@ impl Formula<'_> {
             };
             x.iter().enumerate().map(each).collect()
         };
-        let (q, k) = (projected("q_proj", Some("q_norm")), projected("k_proj", Some("k_norm")));
+        let norms = if self.convolved { ["q_layernorm", "k_layernorm"] } else { ["q_norm", "k_norm"] };
+        let (q, k) = (projected("q_proj", Some(norms[0])), projected("k_proj", Some(norms[1])));
         let v = projected("v_proj", None);
         let token = |t: usize| {
             let head = |h: usize| {
@@ -149,6 +183,7 @@ impl Formula<'_> {
                 let name = |norm: &str| format!("model.layers.{layer}.{norm}");
                 let read: Vec<_> = x.iter().map(|x| self.norm(&name(before), x)).collect();
                 let added = match half {
+                    0 if self.convolved && layer != 1 => self.convolution(flat, layer, &read),
                     0 => self.attention(flat, layer, &read),
                     _ => read.iter().map(|x| self.feed_forward(flat, layer, x)).collect(),
                 };
@@ -160,7 +195,7 @@ impl Formula<'_> {
         }
         let head = self.weight("lm_head.weight").unwrap();
         let logits = |x: &Vec<f64>| {
-            let normed = self.norm("model.norm", x);
+            let normed = self.norm(if self.convolved { "model.embedding_norm" } else { "model.norm" }, x);
             head.chunks(HIDDEN).map(|row| dot(row, &normed) / self.logits_scale).collect()
         };
         x.iter().map(logits).collect()

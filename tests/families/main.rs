@@ -2,13 +2,13 @@
 //! gains, head norms, biases, rotary embedding by layer and the scale of scores, are described here alone, and compute
 //! what formulas in f64 compute: losses, gradients, logits and generated tokens. No other file knows them.
 //!
-//! One of them uses GeGLU, a window, a layer without rotation, norms of whole projections, and every scale.
+//! One of them has convolutions and the names of LFM2. One uses GeGLU, a window, a layer without rotation, norms of whole projections, and every scale.
 
 mod formula;
 
 use finetune::backend::Cpu;
 use finetune::families::{
-    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, HeadNorms, LLAMA, Norms,
+    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, HeadNorms, LFM2, LLAMA, Norms,
     ScoreScale,
 };
 use finetune::model::config::Config;
@@ -77,19 +77,29 @@ const JOINED: Family = Family {
     ..LLAMA
 };
 
-const KNOWN: &[&Family] = &[&AROUND, &AFTER, &SCALED, &JOINED];
-const NAMES: [&str; 4] = ["Around", "After", "Scaled", "Joined"];
+/// Convolutions and names of LFM2; heads that are wider than the stream.
+const CONVOLVED: Family = Family { name: "Convolved", model_type: "convolved", ..LFM2 };
+
+const KNOWN: &[&Family] = &[&AROUND, &AFTER, &SCALED, &JOINED, &CONVOLVED];
+const NAMES: [&str; 5] = ["Around", "After", "Scaled", "Joined", "Convolved"];
 const ROWS: [&[u32]; 3] = [&[1, 5, 3, 16, 2, 9, 9], &[4, 11], &[0, 7, 7, 12, 15]];
 
 fn config_json(name: &str) -> Value {
-    json!({
+    let mut config = json!({
         "architectures": [format!("{name}ForCausalLM")], "vocab_size": 17, "hidden_size": 12,
         "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 4, "rms_norm_eps": 1e-5, "rope_theta": 100.0, "rope_local_theta": 10.0,
         "query_scalar": 7.0, "sliding_window": 3, "no_rope_layers": [1, 0, 1], "score_factor": 0.4,
         "embedding_factor": 3.0, "residual_factor": 0.3, "logits_divisor": 1.7,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    })
+    });
+    if name == "Convolved" {
+        config["layer_types"] = json!(["conv", "full_attention", "conv"]);
+        config["block_auto_adjust_ff_dim"] = json!(false);
+        config["tie_embedding"] = json!(false);
+        config["norm_eps"] = json!(1e-5);
+    }
+    config
 }
 
 /// Weights in memory.
@@ -100,23 +110,25 @@ impl Drawn {
         let (family, c) = (config.family, config.hidden);
         let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![config.vocab, c])];
         shapes.push(("lm_head.weight".into(), vec![config.vocab, c]));
-        shapes.push(("model.norm.weight".into(), vec![c]));
+        shapes.push((format!("model.{}.weight", family.last_norm), vec![c]));
         let norms = [family.attention_norms, family.mlp_norms].map(|n| [n.before, n.after]);
         for layer in 0..config.layers {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
             for norm in norms.as_flattened().iter().flatten() {
                 shapes.push((name(&format!("{norm}.weight")), vec![c]));
             }
-            let sizes = config.head_norms().into_iter().flatten();
-            for (part, size) in ["q_norm", "k_norm"].iter().zip(sizes) {
-                shapes.push((name(&format!("self_attn.{part}.weight")), vec![size]));
+            let sizes = config.head_norms(layer).into_iter().flatten();
+            for (part, size) in family.head_norm_names.iter().zip(sizes) {
+                shapes.push((name(&format!("{part}.weight")), vec![size]));
             }
-            for module in family.modules() {
-                let path = format!("model.{}", layout::module_path(layer, module));
-                let (n, k) = config.projection(module).unwrap();
-                shapes.push((format!("{path}.weight"), vec![n, k]));
-                if config.qkv_bias && ["q_proj", "k_proj", "v_proj", "qkv_proj"].contains(&module) {
-                    shapes.push((format!("{path}.bias"), vec![n]));
+            if let Some(taps) = config.taps(layer) {
+                shapes.push((name("conv.conv.weight"), vec![c, 1, taps]));
+            }
+            for layout::LayerMatrix { path, shape: (n, k), .. } in layout::matrices(config, layer) {
+                shapes.push((format!("model.{path}.weight"), vec![n, k]));
+                let biased = ["q_proj", "k_proj", "v_proj", "qkv_proj"].iter().any(|m| path.ends_with(m));
+                if config.qkv_bias && biased {
+                    shapes.push((format!("model.{path}.bias"), vec![n]));
                 }
             }
         }
@@ -179,6 +191,7 @@ impl Case {
                     ["input_layernorm", "post_attention_layernorm"],
                     ["pre_feedforward_layernorm", "post_feedforward_layernorm"],
                 ],
+                false if name == "Convolved" => [["operator_norm", ""], ["ffn_norm", ""]],
                 false if after => [["", "post_attention_layernorm"], ["", "post_feedforward_layernorm"]],
                 false => [["input_layernorm", ""], ["post_attention_layernorm", ""]],
             },
@@ -194,9 +207,10 @@ impl Case {
                 _ => [100.0; 3],
             },
             // `layer_types` counts in all of them.
-            windows: [3, usize::MAX, 3],
+            windows: if name == "Convolved" { [usize::MAX; 3] } else { [3, usize::MAX, 3] },
             gelu: around,
             joined: name == "Joined",
+            convolved: name == "Convolved",
             embedding_scale: match name {
                 "Around" => 12f64.sqrt(),
                 "Scaled" => 3.0,
@@ -327,5 +341,5 @@ fn descriptions_that_no_backend_computes_are_refused() {
         let error = read(changes).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
-    assert!(KNOWN.iter().all(|family| family.not_in_gguf().is_some()));
+    assert!(KNOWN[..4].iter().all(|family| family.not_in_gguf().is_some()));
 }

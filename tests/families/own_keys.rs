@@ -22,6 +22,12 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
         config["moe_intermediate_size"] = json!(config["intermediate_size"].as_u64().unwrap_or(0) / 2);
         config["norm_topk_prob"] = json!(true);
     }
+    if family.convolutions {
+        let layers = config["num_hidden_layers"].as_u64().unwrap_or(0);
+        let kinds = (0..layers).map(|layer| if layer % 2 == 0 { "conv" } else { "full_attention" });
+        config["layer_types"] = kinds.collect();
+        config["block_auto_adjust_ff_dim"] = json!(false);
+    }
     if family.partial_rotary.is_some() {
         config["partial_rotary_factor"] = json!(0.75);
     }

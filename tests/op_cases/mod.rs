@@ -11,6 +11,7 @@
 mod adapters;
 mod attention;
 mod check;
+mod convolution;
 mod elementwise;
 mod frozen;
 mod loss;
@@ -90,6 +91,8 @@ pub fn cases<B: Device>(op: Op, set: Set) -> Cases<B> {
         Op::attention => attention::attention(set),
         Op::attention_grad => attention::attention_grad(set),
         Op::attention_cached => attention::attention_cached(set),
+        Op::convolution => convolution::convolution(set),
+        Op::convolution_grad => convolution::convolution_grad(set),
         Op::cross_entropy => loss::cross_entropy(set),
         Op::lm_head_loss => loss::lm_head_loss(set),
         Op::lora_down => adapters::lora_down(set),

@@ -6,8 +6,9 @@ use crate::op_cases::tokens;
 use crate::step::{Same, packed, qwen};
 use finetune::backend::cuda::Driver;
 use finetune::backend::{
-    Activation, AttentionSaved, Backend, Cuda, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart,
-    Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
+    Activation, AttentionSaved, Backend, Cuda, DropoutKey, Fused, Gates, GatesGrad, Heads, LmHeadLoss,
+    LoraGrad, LoraPart, Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view,
+    view_mut,
 };
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -43,6 +44,22 @@ fn product<'a>(g: &'a Given) -> Product<'a, Memory> {
 
 fn qkv(g: &Given) -> Qkv<'_, Memory> {
     Qkv { q: of(&g.x), k: of(&g.y), v: of(&g.x) }
+}
+
+fn gates(g: &Given) -> Gates<'_, Memory> {
+    Gates { before: of(&g.x), after: of(&g.y), x: of(&g.x) }
+}
+
+/// One of the gradients of a convolution.
+fn convolution_grad(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) {
+    let tokens = tokens(d, &[0, N as u32]);
+    let [a, b, _] = &mut g.spare;
+    let mut rest = [view_mut(a, N, N), view_mut(b, N, N)].into_iter();
+    let mut out = Some(out);
+    let mut next = |i: usize| if i == which { out.take().unwrap() } else { rest.next().unwrap() };
+    let grad = GatesGrad { before: next(0), after: next(1), x: next(2) };
+    let gates = Gates { before: of(&g.x), after: of(&g.y), x: of(&g.x) };
+    d.convolution_grad(grad, of(&g.x), gates, of(&g.y), &tokens);
 }
 
 /// One of the gradients of attention.
@@ -138,6 +155,13 @@ const WRITERS: &[(&str, Writer)] = &[
         let key = DropoutKey { seed: 1, step: 1, rows: &[0], module: 0, p: 0.5 };
         d.dropout(out, Write::Set, of(&g.x), key, &tokens);
     }),
+    ("convolution", |d, out, g| {
+        let tokens = tokens(d, &[0, N as u32]);
+        d.convolution(out, gates(g), of(&g.y), &tokens);
+    }),
+    ("convolution_grad", |d, out, g| convolution_grad(d, out, g, 0)),
+    ("convolution_grad", |d, out, g| convolution_grad(d, out, g, 1)),
+    ("convolution_grad", |d, out, g| convolution_grad(d, out, g, 2)),
     ("gather_rows", |d, out, g| {
         let rows = d.ids(&[7, 6, 5, 4, 3, 2, 1, 0]);
         d.gather_rows(out, of(&g.x), &rows);
@@ -237,7 +261,7 @@ fn every_verb_that_writes_is_tried() {
     let verbs = seam.split("\n    fn ").skip(1).filter_map(|rest| rest.split_once('('));
     let written: Vec<(&str, usize)> = verbs
         .map(|(name, rest)| (name, rest.split([';', '{']).next().unwrap_or_default()))
-        .map(|(name, args)| (name, args.matches("ViewMut<").count() + 3 * args.matches("QkvGrad<").count()))
+        .map(|(name, args)| (name, args.matches("ViewMut<").count() + 3 * args.matches("Grad<").count()))
         .filter(|(_, count)| *count > 0)
         .collect();
     assert!(written.len() > 15, "{written:?}");

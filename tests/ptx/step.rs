@@ -44,7 +44,7 @@ impl Same {
             return Some(vec![c.hidden]);
         }
         let module = MODULES.iter().find(|m| name.ends_with(&format!("{m}.weight")))?;
-        c.projection(module).map(|(n, k)| vec![n, k])
+        c.projection(0, module).map(|(n, k)| vec![n, k])
     }
 }
 
@@ -69,6 +69,7 @@ pub fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize),
         hidden,
         feed_forward,
         experts: None,
+        convolutions: None,
         layers,
         heads,
         max_positions: 4096,

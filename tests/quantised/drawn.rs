@@ -43,7 +43,7 @@ impl Drawn {
         let (v, c) = (config.vocab, config.hidden);
         add("model.embed_tokens.weight", &[v, c]);
         add("lm_head.weight", &[v, c]);
-        add("model.norm.weight", &[c]);
+        add(&format!("model.{}.weight", family.last_norm), &[c]);
         let norms = [family.attention_norms, family.mlp_norms].map(|norms| [norms.before, norms.after]);
         for norm in norms.as_flattened().iter().flatten() {
             add(&format!("model.layers.0.{norm}.weight"), &[c]);
@@ -54,8 +54,11 @@ impl Drawn {
                 add(&format!("model.{path}.bias"), &[n]);
             }
         }
-        for (x, d) in ["q", "k"].iter().zip(config.head_norms().into_iter().flatten()) {
-            add(&format!("model.layers.0.self_attn.{x}_norm.weight"), &[d]);
+        for (name, d) in family.head_norm_names.iter().zip(config.head_norms(0).into_iter().flatten()) {
+            add(&format!("model.layers.0.{name}.weight"), &[d]);
+        }
+        if let Some(taps) = config.taps(0) {
+            add("model.layers.0.conv.conv.weight", &[c, 1, taps]);
         }
         Drawn { config, shapes }
     }
@@ -92,7 +95,7 @@ impl Tensors for Drawn {
                 values
             }
             // Around 1, as norms are.
-            None => draw(at, shape[0], 0.5).iter().map(|x| 1.0 + x).collect(),
+            None => draw(at, shape.iter().product(), 0.5).iter().map(|x| 1.0 + x).collect(),
         };
         let bytes = Cow::Owned(Dtype::F32.narrow(&values));
         Ok(Some(Tensor { shape: shape.to_vec(), dtype: Dtype::F32, bytes }))

@@ -10,7 +10,7 @@ use crate::families::tensors::of_expert;
 use crate::format::gguf::adapter::heads_of;
 use crate::format::gguf::mix::Model;
 use crate::format::gguf::{
-    self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
+    self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, is_taps, pair_rows, stored_name,
 };
 use crate::format::{FormatError, atomic};
 use crate::model::config::{Config, RopeScaling};
@@ -124,6 +124,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         hidden: c.hidden,
         feed_forward: c.feed_forward,
         experts: c.experts.as_ref().map(|of| [of.count, of.chosen, of.feed_forward]),
+        convolutions: c.convolutions.as_ref().map(|of| (of.taps, of.layers.clone())),
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv, c.heads.size),
         rotary: c.rotary,
@@ -154,6 +155,7 @@ fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
         (c.rotary != again.rotary, "this part of each head that is rotated"),
         (c.rotated != again.rotated, "this order of unrotated layers"),
         (c.experts != again.experts, "this choice of experts"),
+        (c.convolutions != again.convolutions, "this order of convolutions"),
         (c.score_scale != again.score_scale, "this scale of the scores"),
         (factors(c) != factors(again), "these factors"),
     ];
@@ -243,12 +245,13 @@ fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, R
 }
 
 /// The model as the rules of mixes see it.
-fn mixed(c: &Config, names: &BTreeMap<String, Parts>) -> Model<'static> {
+fn mixed<'a>(c: &'a Config, names: &BTreeMap<String, Parts>) -> Model<'a> {
     Model {
         architecture: c.family.gguf.architecture,
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv),
         experts: c.experts.as_ref().map_or(0, |of| of.count),
+        convolutions: c.convolutions.as_ref().map_or(&[], |of| &of.layers),
         tied: !names.contains_key("output.weight"),
     }
 }
@@ -282,7 +285,7 @@ fn plans(
         };
         let row = about.shape.last().copied().unwrap_or(1);
         let plain = ["_norm.weight", ".ffn_gate_inp.weight"].iter().any(|end| as_stored.ends_with(end));
-        let vector = about.shape.len() < 2 || plain;
+        let vector = about.shape.len() < 2 || plain || is_taps(&as_stored);
         let kind = match outtype {
             Outtype::Base if info.is_some() => own,
             _ if vector => F32,
@@ -298,7 +301,8 @@ fn plans(
                 From::Merged(parts.into_values().collect(), heads, offset)
             }
         };
-        let shape = experts.then_some(count).into_iter().chain(about.shape).collect();
+        let own = about.shape.into_iter().filter(|n| *n != 1 || !is_taps(&as_stored));
+        let shape = experts.then_some(count).into_iter().chain(own).collect();
         plans.push(Plan { table: Planned { name: as_stored, shape, kind }, from });
     }
     if stored.is_none()

@@ -18,6 +18,9 @@ pub(super) struct Made {
     pub paired: Option<(usize, usize)>,
 }
 
+/// Key/value heads, in a model with convolutions of each layer.
+const KV_HEADS: &str = "attention.head_count_kv";
+
 /// Reads metadata of one architecture, with the file's name in every error.
 struct Source<'a> {
     file: &'a Gguf,
@@ -100,7 +103,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         return Err(s.refuse("a mixture of experts is not supported".into()));
     }
     let heads = s.size("attention.head_count")?;
-    let kv_heads = s.maybe("attention.head_count_kv")?.unwrap_or(heads);
+    let kv_heads = kv_heads(&s, family)?.unwrap_or(heads);
     let mut config = sizes(&s, family, (heads, kv_heads))?;
     config["model_type"] = json!(family.model_type);
     config["architectures"] = json!([format!("{}ForCausalLM", family.name)]);
@@ -117,6 +120,32 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     beyond_llama(&s, family, &mut config)?;
     let paired = family.gguf.adjacent_pairs.then_some((heads, kv_heads));
     Ok(Made { config, family, paired })
+}
+
+/// Key/value heads; of a model with convolutions those of the layers of attention.
+fn kv_heads(s: &Source, family: &Family) -> Result<Option<usize>, FormatError> {
+    match s.get(KV_HEADS) {
+        Some(Meta::Ints(each)) if family.convolutions => {
+            let of_layer = each.iter().copied().filter(|heads| *heads != 0).max();
+            of_layer.map(|heads| usize::try_from(heads).map_err(|_| s.bad(KV_HEADS))).transpose()
+        }
+        _ => s.maybe(KV_HEADS),
+    }
+}
+
+/// `layer_types`: layers without key/value heads have a convolution.
+fn layer_types(s: &Source, config: &Value) -> Result<Vec<&'static str>, FormatError> {
+    let (layers, kv) = (config["num_hidden_layers"].as_u64(), config["num_key_value_heads"].as_i64());
+    let Some(Meta::Ints(each)) = s.get(KV_HEADS) else { return Err(s.bad(KV_HEADS)) };
+    let kind = |heads: &i64| match *heads {
+        0 => Ok("conv"),
+        own if Some(own) == kv => Ok("full_attention"),
+        _ => Err(s.refuse("layers with unlike numbers of key/value heads are not supported".into())),
+    };
+    match Some(each.len() as u64) == layers {
+        true => each.iter().map(kind).collect(),
+        false => Err(s.bad(KV_HEADS)),
+    }
 }
 
 fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Result<Value, FormatError> {
@@ -147,7 +176,7 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": s.size("context_length")?,
-        "rms_norm_eps": clean(s.number("attention.layer_norm_rms_epsilon", 1e-5)?),
+        family.eps_key: clean(s.number("attention.layer_norm_rms_epsilon", 1e-5)?),
         family.activation_key: family.activation.names()[0],
         "attention_dropout": 0.0,
         "tie_word_embeddings": !s.has("output.weight"),
@@ -170,6 +199,11 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         config["moe_intermediate_size"] = json!(s.size("expert_feed_forward_length")?);
         // llama.cpp divides the weights of the chosen experts by their sum.
         config["norm_topk_prob"] = json!(true);
+    }
+    if family.convolutions {
+        config["layer_types"] = json!(layer_types(s, config)?);
+        config["conv_L_cache"] = json!(s.size("shortconv.l_cache")?);
+        config["block_auto_adjust_ff_dim"] = json!(false);
     }
     if let (Some(_), Some(size)) = (family.partial_rotary, config["head_dim"].as_f64()) {
         let rotary = s.maybe("rope.dimension_count")?.map_or(size, |n| n as f64);

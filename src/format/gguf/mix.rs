@@ -17,6 +17,8 @@ pub struct Model<'a> {
     pub heads: (usize, usize),
     /// Experts of a layer; 0 for a dense model.
     pub experts: usize,
+    /// Whether each layer has a convolution in the place of attention; empty where none has.
+    pub convolutions: &'a [bool],
     /// Whether the file has no `output.weight`.
     pub tied: bool,
 }
@@ -105,12 +107,15 @@ impl Mix {
     }
 
     fn values(self, model: &Model, layer: usize) -> Block {
+        // llama.cpp counts the layers of attention here.
+        let convolutions = |layers: usize| model.convolutions.iter().take(layers).filter(|has| **has).count();
+        let (layer, layers) = (layer - convolutions(layer), model.layers - convolutions(model.layers));
         let block = match self {
             Mix::Q2_K if model.heads.0 / model.heads.1.max(1) >= 4 => Block::Q4_K,
             Mix::Q2_K => Block::Q3_K,
             Mix::Q3_K_M if layer >= 2 => Block::Q4_K,
             Mix::Q3_K_M | Mix::Q3_K_L => Block::Q5_K,
-            Mix::Q4_K_M | Mix::Q5_K_M if gets_more_bits(layer, model.layers) => Block::Q6_K,
+            Mix::Q4_K_M | Mix::Q5_K_M if gets_more_bits(layer, layers) => Block::Q6_K,
             Mix::Q4_K_S if layer < 4 => Block::Q5_K,
             _ => self.usual(),
         };

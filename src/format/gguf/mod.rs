@@ -29,6 +29,7 @@ use super::error::FormatError;
 use std::path::Path;
 use std::sync::Arc;
 use weights::Weights;
+pub use weights::is_taps;
 
 /// Opens a model.
 pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {

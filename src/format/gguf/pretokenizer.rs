@@ -36,7 +36,7 @@ pub(super) fn rule(pre: &str) -> Option<Rule> {
             rule(Value::Null, sequence(vec![digits, bytes(true)]), false)
         }
         "qwen2" | "deepseek-r1-qwen" | "megrez" => rule(json!({"type": "NFC"}), split(QWEN2), false),
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "smaug-bpe" => {
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "smaug-bpe" | "lfm2" => {
             rule(Value::Null, split(LLAMA3), true)
         }
         "glm4" | "chatglm-bpe" => rule(Value::Null, split(LLAMA3), false),
@@ -75,7 +75,7 @@ fn forget_offsets(v: &mut Value) {
 
 /// Whether llama.cpp adds BOS if the file does not specify it.
 pub(super) fn adds_bos(pre: &str) -> bool {
-    matches!(pre, "llama-bpe" | "llama3" | "llama-v3" | "tekken")
+    matches!(pre, "llama-bpe" | "llama3" | "llama-v3" | "tekken" | "lfm2")
 }
 
 fn sequence(all: Vec<Value>) -> Value {

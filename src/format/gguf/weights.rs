@@ -5,7 +5,7 @@
 //! has them half a head apart. Rows are whole blocks in every kind, so they are put back as they are.
 
 use super::reader::{Gguf, Info};
-use crate::families::tensors::{EXPERTS, TOP};
+use crate::families::tensors::{EXPERTS, TAPS, TOP};
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::format::map;
@@ -78,7 +78,7 @@ impl Weights {
                     return Err(FormatError::tensor(file.path(), stored, what));
                 }
             }
-            names.insert(name, (info.clone(), rows));
+            names.insert(name, (as_in_hugging_face(stored, info), rows));
         }
         Ok(Weights { file, names, family })
     }
@@ -90,6 +90,19 @@ impl Weights {
         matrices.for_each(|info| *bytes.entry(info.kind).or_default() += info.range.len());
         bytes.into_iter().max_by_key(|&(_, n)| n).map_or(Encoding::Plain(Dtype::F32), |(kind, _)| kind)
     }
+}
+
+/// The tensor, with the shape that it has in Hugging Face.
+fn as_in_hugging_face(stored: &str, info: &Info) -> Info {
+    match info.shape[..] {
+        [channels, taps] if is_taps(stored) => Info { shape: vec![channels, 1, taps], ..info.clone() },
+        _ => info.clone(),
+    }
+}
+
+/// Whether a tensor has the taps of a convolution.
+pub fn is_taps(stored: &str) -> bool {
+    stored.ends_with(&format!(".{}.weight", TAPS.0))
 }
 
 /// Tables that are recomputed, or read elsewhere (`rope_freqs` goes into the configuration).

@@ -27,6 +27,8 @@ pub struct Shape {
     pub feed_forward: usize,
     /// Experts of a layer, those that compute a token, and their inner size.
     pub experts: Option<[usize; 3]>,
+    /// Taps of convolutions, and whether each layer has one in the place of attention.
+    pub convolutions: Option<(usize, Vec<bool>)>,
     /// Number of decoder blocks.
     pub layers: usize,
     /// Query heads, key/value heads, size of a head.
@@ -77,7 +79,14 @@ impl Shape {
         set("embedding_length", number(self.hidden));
         set("feed_forward_length", number(self.feed_forward));
         set("attention.head_count", number(heads));
-        set("attention.head_count_kv", number(kv_heads));
+        match &self.convolutions {
+            None => set("attention.head_count_kv", number(kv_heads)),
+            Some((taps, layers)) => {
+                let each = layers.iter().map(|convolution| if *convolution { 0 } else { kv_heads as i32 });
+                set("attention.head_count_kv", Meta::Ints(each.collect()));
+                set("shortconv.l_cache", number(*taps));
+            }
+        }
         set("rope.freq_base", Meta::F32(self.theta as f32));
         if let Scaling::Linear(factor) = self.scaling {
             set("rope.scaling.type", Meta::Text("linear".into()));
@@ -90,7 +99,7 @@ impl Shape {
         for (key, size) in keys.into_iter().zip(self.experts.into_iter().flatten()) {
             set(key, number(size));
         }
-        if gguf.all_sizes {
+        if gguf.all_sizes || self.convolutions.is_some() {
             set("vocab_size", number(self.vocab));
         }
         if gguf.all_sizes || self.family.partial_rotary.is_some() {

@@ -59,8 +59,8 @@ fn families_differ_as_in_transformers() {
     assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && qwen2.head_norms(0).is_none());
     let qwen3 = family("Qwen3ForCausalLM", json!({"head_dim": 128}));
     assert!(!qwen3.qkv_bias && qwen3.head_norms(0) == Some([128; 2]));
-    assert_eq!(qwen3.projection("o_proj"), Some((576, 9 * 128)));
-    assert_eq!(qwen3.projection("lm_head"), None);
+    assert_eq!(qwen3.projection(0, "o_proj"), Some((576, 9 * 128)));
+    assert_eq!(qwen3.projection(0, "lm_head"), None);
     let id2label = json!({"0": "bad", "1": "fine", "2": "good"});
     let classifier =
         family("MistralForSequenceClassification", json!({"id2label": id2label, "sliding_window": null}));
@@ -385,8 +385,8 @@ fn a_part_of_each_head_is_rotated_where_the_family_says_so() {
         assert!(error.contains("partial_rotary_factor"), "{error}");
     }
     let phi = read(json!({"architectures": ["Phi3ForCausalLM"]})).unwrap();
-    assert_eq!((phi.rotary, phi.rows(1)), (64, Rows::Range(576..768)));
-    assert_eq!(phi.projection("qkv_proj"), Some((576 + 2 * 192, 576)));
+    assert_eq!((phi.rotary, phi.rows(0, 1)), (64, Rows::Range(576..768)));
+    assert_eq!(phi.projection(0, "qkv_proj"), Some((576 + 2 * 192, 576)));
 }
 
 /// Pair i of a block is rows i and i + 4 of the head: first those that turn, then the others.
@@ -400,9 +400,46 @@ fn rows_of_a_head_come_in_pairs_that_are_half_a_head_apart() {
     let glm = json!({"architectures": ["Glm4ForCausalLM"], "head_dim": 4, "num_attention_heads": 2,
                      "num_key_value_heads": 2});
     let glm = read(glm).unwrap();
-    assert_eq!(glm.rows(1), Rows::Each(vec![0, 2, 1, 3, 4, 6, 5, 7]));
-    assert_eq!(glm.rows(2), Rows::Range(0..8));
-    assert_eq!(glm.rows(5), Rows::Range(1536..3072));
+    assert_eq!(glm.rows(0, 1), Rows::Each(vec![0, 2, 1, 3, 4, 6, 5, 7]));
+    assert_eq!(glm.rows(0, 2), Rows::Range(0..8));
+    assert_eq!(glm.rows(0, 5), Rows::Range(1536..3072));
+}
+
+/// The sizes of LFM2-1.2B, as its first config.json gives them; a tied head and two thirds of the feed-forward.
+#[test]
+fn convolutions_take_the_place_of_attention() {
+    let lfm2 = json!({"architectures": ["Lfm2ForCausalLM"], "hidden_size": 2048, "num_attention_heads": 32,
+                      "num_key_value_heads": 8, "num_hidden_layers": 5, "intermediate_size": "-", "block_ff_dim": 12_288,
+                      "full_attn_idxs": [2, 4], "conv_L_cache": 3, "conv_bias": false, "norm_eps": 1e-5,
+                      "rope_theta": "-", "tie_embedding": true, "tie_word_embeddings": false});
+    let changed = |more: Value| read(with(lfm2.clone(), more));
+    let config = changed(json!({})).unwrap();
+    assert_eq!((config.feed_forward, config.tied, config.eps, config.rope.theta), (8192, true, 1e-5, 1e6));
+    let taps = (0..5).map(|layer| config.taps(layer));
+    assert_eq!(taps.collect::<Vec<_>>(), [Some(3), Some(3), None, Some(3), None]);
+    assert_eq!((config.head_norms(0), config.head_norms(2)), (None, Some([64; 2])));
+    assert_eq!(config.projection(0, "in_proj"), Some((6144, 2048)));
+    assert_eq!((config.projection(2, "in_proj"), config.projection(0, "q_proj")), (None, None));
+    assert_eq!(
+        (config.projection(2, "k_proj"), config.rows(0, 1)),
+        (Some((512, 2048)), Rows::Range(2048..4096))
+    );
+    let size = |more: Value| changed(more).unwrap().feed_forward;
+    assert_eq!(size(json!({"block_auto_adjust_ff_dim": false})), 12_288);
+    assert_eq!(size(json!({"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 100})), 10_700);
+    assert_eq!(size(json!({"block_ffn_dim_multiplier": null, "block_ff_dim": 1000})), 666);
+    let typed = json!({"layer_types": ["conv", "full_attention", "conv", "conv", "conv"]});
+    assert_eq!(changed(typed).unwrap().convolutions.unwrap().layers, [true, false, true, true, true]);
+    for (changes, said) in [
+        (json!({"conv_bias": true}), "`conv_bias` is not supported"),
+        (json!({"full_attn_idxs": [5]}), "`full_attn_idxs` has 5, which is no layer"),
+        (json!({"conv_L_cache": 1}), "`conv_L_cache` is 1"),
+        (json!({"layer_types": ["conv", "mamba"]}), "layer type `mamba`"),
+        (json!({"architectures": ["LlamaForCausalLM"], "layer_types": ["conv"]}), "layer type `conv`"),
+    ] {
+        let error = changed(changes).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 /// Phi-4-mini's keys in both dialects.

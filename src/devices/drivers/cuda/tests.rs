@@ -23,7 +23,7 @@ impl Tensors for InBlocks {
         let Some(name) = name.strip_prefix("model.") else { return Ok(None) };
         let shape = match name {
             "embed_tokens.weight" => Some((self.0.vocab, self.0.hidden)),
-            _ => self.0.projection(name.rsplit('.').nth(1).unwrap_or_default()),
+            _ => self.0.projection(0, name.rsplit('.').nth(1).unwrap_or_default()),
         };
         let encoding = Encoding::Blocks(Block::Q4_K);
         Ok(shape.map(|(rows, cols)| About { shape: vec![rows, cols], encoding }))
