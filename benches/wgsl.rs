@@ -185,6 +185,29 @@ fn gated(b: &mut Bench, (t, f): (usize, usize), activation: Activation, count: u
     });
 }
 
+fn convolution(b: &mut Bench, (t, c, taps): (usize, usize, usize)) {
+    let (before, after, x, w) = (b.memory(t * c), b.memory(t * c), b.memory(t * c), b.memory(taps * c));
+    let (dout, mut out) = (b.memory(t * c), b.memory(t * c));
+    let more = std::cell::RefCell::new((b.memory(t * c), b.memory(t * c)));
+    let ids = vec![0; t];
+    let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
+    let gates = Gates { before: view(&before, t, c), after: view(&after, t, c), x: view(&x, t, c) };
+    b.row(&format!("convolution {t} x {c}, {taps} taps"), (0.0, 1), &mut out, |device, out| {
+        device.convolution(view_mut(out, t, c), gates, view(&w, taps, c), &tokens);
+    });
+    b.row(&format!("convolution_grad {t} x {c}, {taps} taps"), (0.0, 1), &mut out, |device, out| {
+        let (after, x) = &mut *more.borrow_mut();
+        let [before, after, x] = [out, after, x].map(|m| view_mut(m, t, c));
+        device.convolution_grad(
+            GatesGrad { before, after, x },
+            view(&dout, t, c),
+            gates,
+            view(&w, taps, c),
+            &tokens,
+        );
+    });
+}
+
 fn cross_entropy(b: &mut Bench, (n, vocab): (usize, usize), count: usize) {
     let (mut logits, losses) = (b.memory(n * vocab), std::cell::RefCell::new(b.memory(n)));
     let targets = b.device.ids(&vec![1; n]);
@@ -230,6 +253,7 @@ fn table(b: &mut Bench) {
     }
     rows(b, (256, 576, 1536), [1, 1]);
     gated(b, (256, 1536), Activation::GeGlu, 1);
+    convolution(b, (256, 1024, 3));
     cross_entropy(b, (64, 49_152), 1);
 }
 

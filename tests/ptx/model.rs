@@ -93,7 +93,8 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
-    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts.
+    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts;
+    // convolutions.
     for name in [
         "llama",
         "qwen2",
@@ -107,6 +108,8 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "phi3",
         "qwen3moe",
         "qwen3moeone",
+        "lfm2",
+        "lfm2taps",
     ] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
@@ -134,6 +137,7 @@ fn a_whole_model_on_tensor_cores_is_near() {
         ("gemma3", 0.0),
         ("glm4", 0.3),
         ("qwen3moe", 0.0),
+        ("lfm2", 0.0),
     ] {
         let case = open(name, dropout);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);

@@ -435,7 +435,10 @@ fn convolutions_take_the_place_of_attention() {
         (json!({"full_attn_idxs": [5]}), "`full_attn_idxs` has 5, which is no layer"),
         (json!({"conv_L_cache": 1}), "`conv_L_cache` is 1"),
         (json!({"layer_types": ["conv", "mamba"]}), "layer type `mamba`"),
-        (json!({"architectures": ["LlamaForCausalLM"], "layer_types": ["conv"]}), "layer type `conv`"),
+        (
+            json!({"architectures": ["LlamaForCausalLM"], "intermediate_size": 64, "layer_types": ["conv"]}),
+            "layer type `conv`",
+        ),
     ] {
         let error = changed(changes).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
