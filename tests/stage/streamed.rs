@@ -41,8 +41,11 @@ impl Counted {
     /// Reads of layer i's attention output since the last call.
     fn reads(&self, layers: usize) -> Vec<usize> {
         let read = std::mem::take(&mut *self.read.lock().unwrap());
-        let of = |i| format!("layers.{i}.self_attn.o_proj.weight");
-        let count = |i| read.iter().filter(|(name, _)| name.ends_with(&of(i))).map(|(_, n)| n).sum();
+        // Of a convolution its output.
+        let is_output =
+            |name: &str| ["o_proj.weight", "out_proj.weight"].iter().any(|end| name.ends_with(end));
+        let of = |i: usize, name: &str| name.contains(&format!("layers.{i}.")) && is_output(name);
+        let count = |i| read.iter().filter(|(name, _)| of(i, name)).map(|(_, n)| n).sum();
         (0..layers).map(count).collect()
     }
 }
