@@ -310,6 +310,25 @@ fn keys_of_newer_families_are_read() {
 }
 
 #[test]
+fn layers_without_key_value_heads_have_a_convolution() {
+    let kv = "lfm2.attention.head_count_kv";
+    let lfm2 = of_architecture("lfm2")
+        .set("lfm2.block_count", Meta::U32(3))
+        .set("lfm2.shortconv.l_cache", Meta::U32(4))
+        .set(kv, Meta::Ints(vec![0, 1, 0]));
+    let config = finetune::model::config::Config::from_json(&open(&lfm2).unwrap().config).unwrap();
+    let taps: Vec<Option<usize>> = (0..3).map(|layer| config.taps(layer)).collect();
+    assert_eq!((taps, config.heads.kv, config.tied), (vec![Some(4), None, Some(4)], 1, true));
+    let missing = lfm2.clone().without("lfm2.shortconv.l_cache");
+    check(missing, false, "lfm2.shortconv.l_cache is missing or unusable");
+    for bad in [Meta::Ints(vec![0, 1]), Meta::U32(1)] {
+        check(lfm2.clone().set(kv, bad), false, "lfm2.attention.head_count_kv is missing or unusable");
+    }
+    let unlike = lfm2.set(kv, Meta::Ints(vec![1, 2, 0]));
+    check(unlike, true, "layers with unlike numbers of key/value heads");
+}
+
+#[test]
 fn damaged_files_are_named() {
     let base = || llama(&words(&["a", "b"]));
     let text = |s: &str| Meta::Text(s.into());
