@@ -66,6 +66,7 @@ fn manifest() -> Manifest {
         model: "fake".into(),
         model_hash: "fake".into(),
         files: vec![],
+        parts: vec![],
         labels: None,
         class_weights: None,
         quantize: None,

@@ -4,6 +4,7 @@
 use super::codec::{Bulky, in_place};
 use super::link::{Link, Liveness, Spoken};
 use super::message::{LeaseId, PIECE};
+use crate::model::wire::Wire;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ pub enum Carry {
         lease: LeaseId,
         /// Bytes that follow after this part.
         rest: u64,
-        /// Little-endian f32 values.
+        /// Little-endian values in the type of the line.
         #[serde(with = "in_place")]
         bytes: Bytes,
     },
@@ -92,8 +93,9 @@ impl Spoken for Carry {
 }
 
 /// Puts the parts of values together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Assembly {
+    wire: Wire,
     lease: LeaseId,
     bytes: Vec<u8>,
     /// Bytes that are still to come.
@@ -101,6 +103,11 @@ pub struct Assembly {
 }
 
 impl Assembly {
+    /// Of values that travel like this.
+    pub fn new(wire: Wire) -> Self {
+        Assembly { wire, lease: 0, bytes: Vec::new(), rest: 0 }
+    }
+
     /// Adds a part. Returns the values once they are complete; the error is one line. `most` bounds their bytes.
     pub fn add(
         &mut self,
@@ -113,7 +120,7 @@ impl Assembly {
             0 => rest.saturating_add(len) <= most as u64,
             due => lease == self.lease && rest.saturating_add(len) == due,
         };
-        if !fits || len == 0 || rest.saturating_add(len) % 4 != 0 && self.rest == 0 {
+        if !fits || len == 0 || rest.saturating_add(len) % self.wire.size() as u64 != 0 && self.rest == 0 {
             return Err(format!(
                 "it sent {len} bytes of values with {rest} to come, which do not belong there"
             ));
@@ -123,28 +130,28 @@ impl Assembly {
         }
         (self.lease, self.rest) = (lease, rest);
         self.bytes.extend_from_slice(bytes);
-        let (values, _) = self.bytes.as_chunks::<4>();
-        Ok((rest == 0).then(|| values.iter().map(|value| f32::from_le_bytes(*value)).collect()))
+        Ok((rest == 0).then(|| self.wire.values(&self.bytes)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::sum_chunk::little_endian;
 
     #[test]
     fn values_arrive_from_their_parts() {
-        let mut assembly = Assembly::default();
-        for count in [1, 5, PIECE / 4, PIECE / 4 + 1, PIECE] {
-            let values: Vec<f32> = (0..count).map(|i| i as f32 - 7.5).collect();
-            let (bytes, mut got) = (little_endian(&values), None);
-            for part in Carry::parts(9, &bytes) {
-                let Carry::Values { lease, rest, bytes } = part else { panic!("{part:?}") };
-                assert_eq!(got, None);
-                got = assembly.add(lease, (rest, &bytes), 4 * PIECE).unwrap();
+        for wire in [Wire::F32, Wire::Bf16] {
+            let mut assembly = Assembly::new(wire);
+            for count in [1, 5, PIECE / 4, PIECE / 4 + 1, PIECE] {
+                let values: Vec<f32> = (0..count).map(|i| (i % 64) as f32 - 7.5).collect();
+                let (bytes, mut got) = (wire.bytes(&values).into(), None);
+                for part in Carry::parts(9, &bytes) {
+                    let Carry::Values { lease, rest, bytes } = part else { panic!("{part:?}") };
+                    assert_eq!(got, None);
+                    got = assembly.add(lease, (rest, &bytes), 4 * PIECE).unwrap();
+                }
+                assert!(got == Some(values), "{wire:?} {count}");
             }
-            assert_eq!(got, Some(values));
         }
     }
 
@@ -152,7 +159,7 @@ mod tests {
     fn parts_that_do_not_fit_are_refused() {
         let part = |n: usize| Bytes::from(vec![0u8; n]);
         let refused = |parts: &[(LeaseId, u64, usize)]| {
-            let mut assembly = Assembly::default();
+            let mut assembly = Assembly::new(Wire::F32);
             parts.iter().any(|(lease, rest, n)| assembly.add(*lease, (*rest, &part(*n)), 64).is_err())
         };
         assert!(!refused(&[(1, 4, 8), (1, 0, 4), (2, 0, 64)]));

@@ -8,6 +8,7 @@
 use super::codec::in_place;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
+use crate::model::wire::Wire;
 use crate::train::event::Link;
 use crate::train::sum::RewardSums;
 pub use crate::train::trial::Trials;
@@ -19,6 +20,9 @@ pub use crate::net::PROTOCOL;
 
 /// Most bytes of bulk data in one message.
 pub const PIECE: usize = 1 << 20;
+
+/// Bytes of a part of a model file that has a hash of its own.
+pub const PART: usize = 256 << 10;
 
 /// Most bytes of a frame after the handshake: a piece, or a microbatch of the manifest's size, with its header.
 pub const FRAME_LIMIT: usize = PIECE + (64 << 10);
@@ -319,6 +323,9 @@ pub struct Manifest {
     pub model_hash: String,
     /// The model's files.
     pub files: Vec<ModelFile>,
+    /// Where workers fetch parts of files: lists of the hashes of each [`PART`] of a file, named `FILE.parts`. They are
+    /// fetched like files, numbered after these.
+    pub parts: Vec<ModelFile>,
     /// A classifier's labels.
     pub labels: Option<Vec<String>>,
     /// Class weights of a classifier's loss.
@@ -357,6 +364,8 @@ pub struct Capacity {
     /// By the number of seats above it: what it needs besides as the first seat of a line (without a seat above it: for
     /// the whole model), and as another one.
     pub needs: Vec<(Needs, Needs)>,
+    /// The network between the worker and the coordinator.
+    pub link: Option<Link>,
 }
 
 /// Bytes that a seat needs besides the weights of its layers.
@@ -383,6 +392,8 @@ pub struct SeatPlan {
     pub values: (u64, u64),
     /// Most microbatches that wait for their backward pass at the same time.
     pub depth: u16,
+    /// The type of numbers between seats.
+    pub wire: Wire,
 }
 
 /// A file of the model.

@@ -6,6 +6,7 @@ use super::refusal::Refusal;
 use super::settings::Settings;
 use super::typed::Origin;
 use super::values::{choice, duration, filled, whole};
+use crate::model::wire::Wire;
 use crate::net::Endpoint;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,6 +63,18 @@ pub enum Stages {
 /// Most workers that hold a model together.
 const MOST_STAGES: usize = 64;
 
+impl std::fmt::Display for Stages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Stages::Auto => f.write_str("auto"),
+            Stages::Count(count) => write!(f, "{count}"),
+            Stages::Layers(counts) => {
+                f.write_str(&counts.iter().map(usize::to_string).collect::<Vec<_>>().join("+"))
+            }
+        }
+    }
+}
+
 impl std::str::FromStr for Stages {
     type Err = String;
 
@@ -106,6 +119,8 @@ pub struct ClusterOptions {
     pub join_timeout: Duration,
     /// How workers hold the model together; `None` where each holds all of it.
     pub stages: Option<Stages>,
+    /// How hidden states go between workers that hold the model together.
+    pub wire: Wire,
     /// Share of the microbatches that another worker computes again, 0 to 1.
     pub verify: f64,
     /// Path of the token.
@@ -129,6 +144,7 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("expect-workers", Role::Coordinator),
     ("min-workers", Role::Coordinator),
     ("stages", Role::Coordinator),
+    ("wire", Role::Coordinator),
     ("verify", Role::Coordinator),
 ];
 
@@ -168,6 +184,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         min_workers: filled(s, "min-workers", whole(s, "min-workers", 1)?)?,
         join_timeout: filled(s, "join-timeout", duration(s, "join-timeout")?)?,
         stages: stages(s)?,
+        wire: wire(s)?,
         verify: share(s, "verify")?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
@@ -198,6 +215,13 @@ fn stages(s: &Settings) -> Result<Option<Stages>, Refusal> {
     let Some(text) = s.text("stages")? else { return Ok(None) };
     let stages = text.parse::<Stages>().map_err(|e| s.malformed("stages", e))?;
     Ok(Some(stages).filter(|stages| *stages != Stages::Count(1)))
+}
+
+fn wire(s: &Settings) -> Result<Wire, Refusal> {
+    Ok(match choice(s, "wire", &["f32", "bf16"], "expected f32 or bf16")? {
+        "bf16" => Wire::Bf16,
+        _ => Wire::F32,
+    })
 }
 
 /// A share: 2% or 0.02.
@@ -232,6 +256,22 @@ fn fits_the_role(s: &Settings, role: Role) -> Result<(), Refusal> {
     }
 }
 
+/// Every microbatch goes through a line, or the result would depend on who computes it.
+fn wire_fits(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
+    let computes = s.is_given("gpus") && s.list("gpus") != ["none"];
+    let why = match o.stages {
+        None => "only between workers that hold the model together: give --stages too, or leave it out",
+        Some(Stages::Auto) => {
+            "--stages auto may give a worker the whole model, which rounds nothing: give the number of workers, as --stages 2"
+        }
+        Some(_) if computes => {
+            "the coordinator's own devices (--gpus) hold the whole model and round nothing: leave one out"
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(s.refuse("wire", why))
+}
+
 fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
     if o.role == Role::Worker && o.coordinator.is_none() && o.bind.is_none() {
         let way = "a worker needs --coordinator HOST:PORT (or auto), or --bind :9001 to be dialled";
@@ -252,6 +292,9 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
             "verify",
             "workers that hold the model together (--stages) are not checked; leave one out",
         ));
+    }
+    if o.wire == Wire::Bf16 && o.role == Role::Coordinator {
+        wire_fits(s, o)?;
     }
     let far = |e: &Endpoint| !e.is_loopback();
     let plain = "is not this machine, and --insecure (plain TCP) stays on it; leave --insecure out";
@@ -306,6 +349,19 @@ mod tests {
         let (c, line) = of(words, Origin::Flag).map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
         assert_eq!(c, code, "{words}: {line}");
         assert!(line.contains(part), "{words}: {line}");
+    }
+
+    #[test]
+    fn bf16_goes_between_workers_of_a_line_only() {
+        check("role=coordinator stages=2 wire=bf16", 0, "");
+        check("role=coordinator stages=2 gpus=cpu wire=f32", 0, "");
+        check("role=coordinator stages=2 wire=f16", 78, "expected f32 or bf16");
+        check("role=coordinator wire=bf16", 78, "--wire: only between workers that hold the model together");
+        check("role=coordinator stages=1 wire=bf16", 78, "--wire: only between workers");
+        check("role=coordinator stages=auto wire=bf16", 78, "--wire: --stages auto may give a worker");
+        check("role=coordinator stages=2 gpus=cpu wire=bf16", 78, "--wire: the coordinator's own devices");
+        check("wire=bf16", 78, "--wire: only for --role coordinator");
+        check("role=worker coordinator=h wire=bf16", 78, "--wire: only for --role coordinator");
     }
 
     #[test]

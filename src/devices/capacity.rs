@@ -3,10 +3,9 @@
 use super::building::Whole;
 use super::room::{Room, packed};
 use crate::cluster::message::{Capacity, Needs};
-use crate::cluster::worker::depth;
 use crate::model::decoder::Keep;
 use crate::model::memory::{Estimate, Limit, Load};
-use crate::model::split::Pace;
+use crate::model::split::{Pace, depth};
 use crate::model::weights::{ModelError, PackedLayers};
 use std::ops::Range;
 
@@ -60,7 +59,13 @@ impl<'a> Holder<'a> {
             seats.push((first, between));
         }
         let pace = Pace::of(last.costs()?, speed);
-        Ok(Capacity { seconds: (pace.layer, pace.head), limit: self.limit.bytes(), layers, needs: seats })
+        Ok(Capacity {
+            seconds: (pace.layer, pace.head),
+            limit: self.limit.bytes(),
+            layers,
+            needs: seats,
+            link: None,
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
 use crate::model::memory::{self, Estimate, Home, Load};
-use crate::model::split::{Pace, Question};
+use crate::model::split::{MANY, Pace, Question};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::support::panics::caught;
@@ -114,7 +114,7 @@ impl Seats {
         let rooms = self.rooms(whole)?;
         let (layers, costs) = (whole.config.layers, rooms[0].costs()?);
         let paces = paces(costs, &self.speeds()?);
-        let question = Question { layers, paces: &paces };
+        let question = Question { layers, paces: &paces, ways: &[], microbatches: MANY };
         let seconds = places.iter().enumerate().map(|(seat, place)| question.seconds(seat, &place.layers));
         Ok(1e9 * (layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
     }
@@ -137,7 +137,7 @@ impl Seats {
     fn too_little(&self, whole: &Whole, rooms: &mut [Room]) -> Result<ModelError, ModelError> {
         let speeds = self.speeds()?;
         let paces = paces(rooms[0].costs()?, &speeds);
-        let question = Question { layers: whole.config.layers, paces: &paces };
+        let question = Question { layers: whole.config.layers, paces: &paces, ways: &[], microbatches: MANY };
         let fastest = question.split(&mut |_, _| true).unwrap_or_default();
         let mut fullest = (0, 0, 0.0);
         for (at, layers) in fastest.iter().enumerate() {
@@ -245,7 +245,8 @@ fn paces(costs: (f64, f64), speeds: &[f64]) -> Vec<Pace> {
 /// The layers of each device; `None` if no split fits.
 fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
     let paces = paces(rooms[0].costs()?, speeds);
-    let question = Question { layers: rooms[0].load.config.layers, paces: &paces };
+    let question =
+        Question { layers: rooms[0].load.config.layers, paces: &paces, ways: &[], microbatches: MANY };
     let mut fault = Ok(());
     let found = question.split(&mut |seat, layers| match rooms[seat].least(layers) {
         Ok(least) => least <= rooms[seat].limit.bytes(),

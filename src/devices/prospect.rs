@@ -171,23 +171,24 @@ pub fn assumed(
 }
 
 /// The device that a worker is expected to have, and what it is: a card of `assumed` bytes, else one like the first of
-/// this machine.
+/// this machine, with its measured operations per second.
 pub fn expected_seat<'a>(
     assumed: Option<u64>,
     options: &DeviceOptions,
     (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
     tokens: usize,
-) -> Result<(String, Holder<'a>), Refusal> {
+) -> Result<(String, Holder<'a>, Option<f64>), Refusal> {
     let offload = Offload::Never;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     if let Some(bytes) = assumed {
         let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
-        return Ok((hardware, Holder::new(load, limit, &whole)?));
+        return Ok((hardware, Holder::new(load, limit, &whole)?, None));
     }
     let gpus = if options.gpus == Gpus::None { Gpus::Auto } else { options.gpus.clone() };
     let chosen = choose(&DeviceOptions { gpus, ..options.clone() })?;
     let seat = seat(&chosen, 0, found(chosen.picks[0].device), free_memory(&chosen));
-    Ok((format!("a device like {} here", chosen.picks[0].name), seat.holder(&whole)?))
+    let name = format!("a device like {} here", chosen.picks[0].name);
+    Ok((name, seat.holder(&whole)?, Some(1e9 * seat.gflops()?)))
 }
 
 /// The driver of an absent card: the best one, unless another one was typed.

@@ -23,3 +23,4 @@ pub mod split;
 pub mod stage;
 pub mod targets;
 pub mod weights;
+pub mod wire;

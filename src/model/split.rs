@@ -1,5 +1,5 @@
-//! Split of a model's layers among the seats of a line. The slowest seat sets the pace of a line, and memory is a wall:
-//! a seat never gets layers that it has no room for.
+//! Split of a model's layers among the seats of a line, by the time of a step. The slowest seat or link sets the pace of a
+//! line, and memory is a wall: a seat never gets layers that it has no room for.
 
 use std::ops::Range;
 
@@ -19,6 +19,15 @@ impl Pace {
     }
 }
 
+/// Seconds of a link between two seats, in each direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Way {
+    /// In which the values of a microbatch occupy the link.
+    pub occupied: f64,
+    /// Until they arrive after that.
+    pub delay: f64,
+}
+
 /// A model and the seats of a line.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
@@ -26,14 +35,28 @@ pub struct Question<'a> {
     pub layers: usize,
     /// The seats, in the order of the line.
     pub paces: &'a [Pace],
+    /// The links above each of them; one that is not listed takes no time.
+    pub ways: &'a [Way],
+    /// Microbatches of a step.
+    pub microbatches: usize,
 }
 
+/// A number of microbatches for which the slowest seat alone decides.
+pub const MANY: usize = 1_000_000;
 /// Paces that differ by less than this share count as equal: measurements vary by that much.
 const ALIKE: f64 = 0.1;
 /// Most seats of which every order is tried.
 const ORDERED: usize = 5;
-/// The slowest seat of another order must be faster by this factor.
-const WORTH: f64 = 0.99;
+/// A step of other seats, or of another order, must be faster by this factor.
+pub const WORTH: f64 = 0.99;
+/// Times that differ by less than this share are equal but for the order of their additions.
+const EQUAL: f64 = 1e-9;
+
+/// Most microbatches of a seat with that many seats above it that wait for their backward pass: one in each seat above it
+/// and itself, and one on each way between them, so that sending takes no time from computing.
+pub fn depth(above: usize) -> usize {
+    2 * above + 1
+}
 
 /// The same paces, where those of devices that are about equally fast are equal.
 pub fn alike(paces: &[Pace]) -> Vec<Pace> {
@@ -49,27 +72,40 @@ pub fn alike(paces: &[Pace]) -> Vec<Pace> {
     equal
 }
 
-/// The order of the seats for which the slowest is fastest, as indices into `paces`, and the layers of each. The given
-/// order stays unless another one is faster. `fits` gets an index into `paces`, the place in the line, and the layers.
-pub fn arrange(
-    layers: usize,
-    paces: &[Pace],
-    fits: &mut dyn FnMut(usize, usize, &Range<usize>) -> bool,
-) -> Option<(Vec<usize>, Vec<Range<usize>>)> {
-    let mut best: Option<(f64, Vec<usize>, Vec<Range<usize>>)> = None;
-    for order in orders(paces.len()) {
-        let ordered: Vec<Pace> = order.iter().map(|at| paces[*at]).collect();
-        let question = Question { layers, paces: &ordered };
-        let Some(split) = question.split(&mut |place, range| fits(order[place], place, range)) else {
-            continue;
-        };
-        let slowest = split.iter().enumerate().map(|(seat, range)| question.seconds(seat, range));
-        let slowest = slowest.fold(0.0, f64::max);
-        if best.as_ref().is_none_or(|(before, ..)| slowest < WORTH * before) {
-            best = Some((slowest, order, split));
+/// Seats in an order, and the seconds of a step with them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arranged {
+    /// Indices into the paces that were given.
+    pub order: Vec<usize>,
+    /// The layers of each, in this order.
+    pub split: Vec<Range<usize>>,
+    /// Seconds of a step.
+    pub seconds: f64,
+}
+
+impl Question<'_> {
+    /// The order of the seats in which a step is fastest. The given order stays unless another one is faster. `way` gives
+    /// the link between two seats by their indices; `fits` gets an index, the place in the line, and the layers.
+    pub fn arrange(
+        &self,
+        way: &dyn Fn(usize, usize) -> Way,
+        fits: &mut dyn FnMut(usize, usize, &Range<usize>) -> bool,
+    ) -> Option<Arranged> {
+        let mut best: Option<Arranged> = None;
+        for order in orders(self.paces.len()) {
+            let paces: Vec<Pace> = order.iter().map(|at| self.paces[*at]).collect();
+            let ways: Vec<Way> = order.windows(2).map(|pair| way(pair[0], pair[1])).collect();
+            let question = Question { paces: &paces, ways: &ways, ..*self };
+            let limit = best.as_ref().map_or(f64::INFINITY, |before| WORTH * before.seconds);
+            let split = question.within(limit, &mut |place, range| fits(order[place], place, range));
+            let better =
+                split.map(|split| (question.step(&split), split)).filter(|(seconds, _)| *seconds < limit);
+            if let Some((seconds, split)) = better {
+                best = Some(Arranged { order, split, seconds });
+            }
         }
+        best
     }
-    best.map(|(_, order, split)| (order, split))
 }
 
 /// The orders that are tried, the given one first.
@@ -84,6 +120,36 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     (0..count).fold(vec![vec![]], |orders, _| orders.into_iter().flat_map(longer).collect())
 }
 
+/// The seats of a line from some seat up.
+#[derive(Debug, Clone, Default)]
+struct Upper {
+    /// Seconds of a microbatch through them, to the last seat and back.
+    cycle: f64,
+    /// Seconds between two microbatches.
+    period: f64,
+    /// Sum of squared seconds of the seats: more even ones have a smaller one.
+    squares: f64,
+    /// The first layer of each seat, the last seat first.
+    starts: Vec<usize>,
+}
+
+impl Upper {
+    /// Whether no line with `other` is better than the same with this.
+    fn is_as_good_as(&self, other: &Upper) -> bool {
+        let [cycle, period] = [(self.cycle, other.cycle), (self.period, other.period)]
+            .map(|(mine, theirs)| (mine <= theirs * (1.0 + EQUAL), mine < theirs * (1.0 - EQUAL)));
+        cycle.0 && period.0 && (cycle.1 || period.1 || self.squares <= other.squares)
+    }
+
+    /// Adds it to those of the same layers, unless one of them is as good.
+    fn enter(self, known: &mut Vec<Upper>) {
+        if !known.iter().any(|other| other.is_as_good_as(&self)) {
+            known.retain(|other| !self.is_as_good_as(other));
+            known.push(self);
+        }
+    }
+}
+
 impl Question<'_> {
     /// Seconds of a seat with these layers.
     pub fn seconds(&self, seat: usize, layers: &Range<usize>) -> f64 {
@@ -91,34 +157,83 @@ impl Question<'_> {
         layers.len() as f64 * layer + if layers.end == self.layers { head } else { 0.0 }
     }
 
-    /// The layers of each seat for which the slowest seat is fastest; among equals, the most even ones. `None` if no
-    /// split fits. Each seat gets a layer where there are enough.
+    /// Seconds of a step: its first microbatch passes all seats and comes back, and the others follow at the pace of the
+    /// slowest seat or link. A seat that waits for the way back of as many microbatches as its depth is slow too.
+    pub fn step(&self, split: &[Range<usize>]) -> f64 {
+        let upper = split
+            .iter()
+            .enumerate()
+            .rev()
+            .fold(Upper::default(), |upper, (seat, layers)| self.under(&upper, seat, layers));
+        self.of(&upper)
+    }
+
+    fn of(&self, whole: &Upper) -> f64 {
+        whole.cycle + self.microbatches.saturating_sub(1) as f64 * whole.period
+    }
+
+    /// A seat under others.
+    fn under(&self, upper: &Upper, seat: usize, layers: &Range<usize>) -> Upper {
+        let (seconds, above) = (self.seconds(seat, layers), self.paces.len() - 1 - seat);
+        let way = self.ways.get(seat).copied().filter(|_| above > 0).unwrap_or_default();
+        let cycle = upper.cycle + seconds + 2.0 * (way.occupied + way.delay);
+        let period = upper.period.max(seconds).max(way.occupied).max(cycle / depth(above) as f64);
+        let starts = [&upper.starts[..], &[layers.start]].concat();
+        Upper { cycle, period, squares: upper.squares + seconds * seconds, starts }
+    }
+
+    /// The layers of each seat with which a step is fastest; among equals, the most even ones. `None` if no split fits.
+    /// Each seat gets a layer where there are enough.
     pub fn split(&self, fits: &mut dyn FnMut(usize, &Range<usize>) -> bool) -> Option<Vec<Range<usize>>> {
-        let least = usize::from(self.layers >= self.paces.len());
-        // By the number of layers below a seat: the slowest time, the sum of squared times, and the ends of all seats.
-        let mut below: Vec<Option<(f64, f64, Vec<usize>)>> = vec![None; self.layers + 1];
-        below[0] = Some((0.0, 0.0, Vec::new()));
-        for seat in 0..self.paces.len() {
-            let mut above: Vec<Option<(f64, f64, Vec<usize>)>> = vec![None; self.layers + 1];
-            for (start, before) in below.iter().enumerate() {
-                let Some((slowest, squares, ends)) = before else { continue };
+        self.within(f64::INFINITY, fits)
+    }
+
+    /// Whether a step takes that long at least, with these seats above `seat` and layers from `start` on.
+    fn reaches(&self, limit: f64, upper: &Upper, (seat, start): (usize, usize)) -> bool {
+        if limit == f64::INFINITY {
+            return false;
+        }
+        let (below, start) = (&self.paces[..seat], start as f64);
+        let fastest = below.iter().map(|pace| pace.layer).fold(f64::INFINITY, f64::min);
+        let together: f64 = below.iter().map(|pace| 1.0 / pace.layer).sum();
+        let (cycle, period) = if seat == 0 { (0.0, 0.0) } else { (start * fastest, start / together) };
+        self.of(&Upper { cycle: upper.cycle + cycle, period: upper.period.max(period), ..Upper::default() })
+            >= limit
+    }
+
+    /// The same, if a step takes less than `limit`.
+    fn within(
+        &self,
+        limit: f64,
+        fits: &mut dyn FnMut(usize, &Range<usize>) -> bool,
+    ) -> Option<Vec<Range<usize>>> {
+        let (last, least) = (self.paces.len().checked_sub(1)?, usize::from(self.layers >= self.paces.len()));
+        // By the first layer of the seats above.
+        let mut above: Vec<Vec<Upper>> = vec![Vec::new(); self.layers + 1];
+        above[self.layers] = vec![Upper::default()];
+        for seat in (0..=last).rev() {
+            let mut below: Vec<Vec<Upper>> = vec![Vec::new(); self.layers + 1];
+            for (end, uppers) in above.iter().enumerate().filter(|(_, uppers)| !uppers.is_empty()) {
                 // The head belongs to the last seat, which is the only one that ends with the last layer.
-                let count = self.layers + usize::from(seat + 1 == self.paces.len());
-                for (end, best) in above.iter_mut().enumerate().take(count).skip(start + least) {
-                    let seconds = self.seconds(seat, &(start..end));
-                    let time = (slowest.max(seconds), squares + seconds * seconds);
-                    let faster =
-                        best.as_ref().is_none_or(|(slowest, squares, _)| time < (*slowest, *squares));
-                    if faster && fits(seat, &(start..end)) {
-                        *best = Some((time.0, time.1, [&ends[..], &[end]].concat()));
+                let least = if seat == last { least.max(1) } else { least };
+                let most = if seat == 0 { 1 } else { (end + 1).saturating_sub(least) };
+                for start in (0..most).filter(|start| start + least <= end) {
+                    if fits(seat, &(start..end)) {
+                        let extended = uppers.iter().map(|upper| self.under(upper, seat, &(start..end)));
+                        let open = extended.filter(|upper| !self.reaches(limit, upper, (seat, start)));
+                        open.for_each(|upper| upper.enter(&mut below[start]));
                     }
                 }
             }
-            below = above;
+            above = below;
         }
-        let (_, _, ends) = below.pop()??;
-        let starts = [0].into_iter().chain(ends.iter().copied());
-        Some(starts.zip(&ends).map(|(start, end)| start..*end).collect())
+        let better = |a: &Upper, b: &Upper| {
+            let (mine, theirs) = (self.of(a), self.of(b));
+            mine < theirs * (1.0 - EQUAL) || mine <= theirs * (1.0 + EQUAL) && a.squares < b.squares
+        };
+        let best = above.swap_remove(0).into_iter().reduce(|a, b| if better(&b, &a) { b } else { a })?;
+        let ends = best.starts.iter().rev().skip(1).copied().chain([self.layers]);
+        Some(best.starts.iter().rev().copied().zip(ends).map(|(start, end)| start..end).collect())
     }
 }
 
@@ -142,6 +257,22 @@ mod tests {
         [0].into_iter().chain(ends.iter().copied()).zip(ends).map(|(start, end)| start..*end).collect()
     }
 
+    /// Seconds of a step, written down from the rules of the seats.
+    fn step(question: &Question, ranges: &[Range<usize>]) -> f64 {
+        let seconds: Vec<f64> =
+            ranges.iter().enumerate().map(|(seat, r)| question.seconds(seat, r)).collect();
+        let way = |seat: usize| question.ways.get(seat).copied().unwrap_or_default();
+        let seats = ranges.len();
+        let cycle = |from: usize| {
+            let ways = (from..seats - 1).map(|seat| 2.0 * (way(seat).occupied + way(seat).delay));
+            seconds[from..].iter().sum::<f64>() + ways.sum::<f64>()
+        };
+        let slowest =
+            (0..seats).map(|seat| seconds[seat].max(cycle(seat) / (2 * (seats - 1 - seat) + 1) as f64));
+        let period = slowest.chain((0..seats - 1).map(|seat| way(seat).occupied)).fold(0.0, f64::max);
+        cycle(0) + (question.microbatches - 1) as f64 * period
+    }
+
     #[test]
     fn split_is_as_fast_as_the_best_of_all_splits() {
         let mut draws = Stream::new(&[11]);
@@ -151,7 +282,11 @@ mod tests {
             let head = f64::from(draws.below(5));
             let paces: Vec<Pace> =
                 (0..seats).map(|_| Pace::of((1.0, head), f64::from(1 + draws.below(8)))).collect();
-            let question = Question { layers, paces: &paces };
+            let mut second = || 0.5 * f64::from(draws.below(9));
+            let ways: Vec<Way> = (1..seats).map(|_| Way { occupied: second(), delay: second() }).collect();
+            let ways = if draws.below(3) == 0 { vec![] } else { ways };
+            let microbatches = [1, 2, 4, 16, MANY][draws.below(5) as usize];
+            let question = Question { layers, paces: &paces, ways: &ways, microbatches };
             // Memory: a size for each layer, embedding and head, and room on each seat.
             let sizes: Vec<u32> = (0..layers + 2).map(|_| 1 + draws.below(6)).collect();
             let rooms: Vec<u32> = (0..seats).map(|_| 4 + draws.below(24)).collect();
@@ -160,18 +295,16 @@ mod tests {
                 let last = if range.end == layers { sizes[layers + 1] } else { 0 };
                 sizes[range.clone()].iter().sum::<u32>() + first + last <= rooms[seat]
             };
-            let slowest = |ranges: &[Range<usize>]| {
-                ranges.iter().enumerate().map(|(seat, r)| question.seconds(seat, r)).fold(0.0, f64::max)
-            };
             let stands = |ranges: &Vec<Range<usize>>| ranges.iter().enumerate().all(|(s, r)| fits(s, r));
             let possible = all(0, layers, seats, usize::from(layers >= seats));
-            let best = possible.iter().map(|ends| ranges(ends)).filter(stands).map(|r| slowest(&r));
+            let best = possible.iter().map(|ends| ranges(ends)).filter(stands).map(|r| step(&question, &r));
             let best = best.min_by(f64::total_cmp);
             let found = question.split(&mut |seat, range| fits(seat, range));
-            assert_eq!(
-                found.as_ref().map(|ranges| slowest(ranges)),
-                best,
-                "{question:?} {sizes:?} {rooms:?}"
+            let seconds = found.as_ref().map(|ranges| step(&question, ranges));
+            assert!(
+                seconds.is_some() == best.is_some()
+                    && seconds.zip(best).is_none_or(|(a, b)| (a / b - 1.0).abs() < 1e-8),
+                "{found:?} {seconds:?} {best:?} {question:?} {sizes:?} {rooms:?}"
             );
             if let Some(found) = found {
                 assert!(stands(&found) && found[0].start == 0 && found[seats - 1].end == layers);
@@ -188,7 +321,7 @@ mod tests {
     fn equal_seats_get_equal_parts() {
         let split = |layers, speeds: &[f64]| {
             let paces: Vec<Pace> = speeds.iter().map(|speed| Pace::of((1.0, 0.0), *speed)).collect();
-            Question { layers, paces: &paces }.split(&mut |_, _| true).unwrap()
+            Question { layers, paces: &paces, ways: &[], microbatches: MANY }.split(&mut |_, _| true).unwrap()
         };
         assert_eq!(split(30, &[1.0, 1.0]), [0..15, 15..30]);
         assert_eq!(split(30, &[2.0, 1.0]), [0..20, 20..30]);
@@ -201,6 +334,15 @@ mod tests {
         assert_eq!(split(1, &[2.0, 1.0]), [0..0, 0..1]);
     }
 
+    /// A line of `seats` with a link of every pair.
+    fn drawn(draws: &mut Stream, seats: usize) -> Vec<Vec<Way>> {
+        let mut second = || f64::from(draws.below(7));
+        let mut row = || (0..seats).map(|_| Way { occupied: second(), delay: second() }).collect::<Vec<_>>();
+        let one_way: Vec<Vec<Way>> = (0..seats).map(|_| row()).collect();
+        let both = |a: usize, b: usize| one_way[a.min(b)][a.max(b)];
+        (0..seats).map(|a| (0..seats).map(|b| both(a, b)).collect()).collect()
+    }
+
     #[test]
     fn order_is_as_fast_as_the_best_of_all_orders() {
         let mut draws = Stream::new(&[12]);
@@ -209,17 +351,17 @@ mod tests {
             let (layers, seats) = (3 + draws.below(5) as usize, 2 + draws.below(2) as usize);
             let paces: Vec<Pace> =
                 (0..seats).map(|_| Pace::of((1.0, 3.0), f64::from(1 + draws.below(6)))).collect();
+            let links = drawn(&mut draws, seats);
+            let microbatches = [1, 4, MANY][draws.below(3) as usize];
             // A seat holds more the nearer it is to the first one, and the first one the embedding too.
             let rooms: Vec<usize> = (0..seats).map(|_| 2 + draws.below(12) as usize).collect();
             let fits = |at: usize, place: usize, range: &Range<usize>| {
                 range.len() * (seats - place) + if place == 0 { 2 } else { 0 } <= rooms[at]
             };
-            let slowest = |order: &[usize], ranges: &[Range<usize>]| {
-                let seconds = order.iter().zip(ranges).map(|(at, range)| {
-                    let head = if range.end == layers { paces[*at].head } else { 0.0 };
-                    range.len() as f64 * paces[*at].layer + head
-                });
-                seconds.fold(0.0, f64::max)
+            let seconds = |order: &[usize], split: &[Range<usize>]| {
+                let paces: Vec<Pace> = order.iter().map(|at| paces[*at]).collect();
+                let ways: Vec<Way> = order.windows(2).map(|pair| links[pair[0]][pair[1]]).collect();
+                step(&Question { layers, paces: &paces, ways: &ways, microbatches }, split)
             };
             let ends = all(0, layers, seats, 1);
             let orders = orders(seats);
@@ -228,12 +370,16 @@ mod tests {
                 let stands = |ranges: &Vec<Range<usize>>| {
                     ranges.iter().enumerate().all(|(place, range)| fits(order[place], place, range))
                 };
-                all.filter(stands).map(|ranges| slowest(order, &ranges)).collect::<Vec<_>>()
+                all.filter(stands).map(|ranges| seconds(order, &ranges)).collect::<Vec<_>>()
             });
             let best = best.min_by(f64::total_cmp);
-            match (arrange(layers, &paces, &mut |at, place, range| fits(at, place, range)), best) {
-                (Some((order, split)), Some(best)) => {
-                    assert!(slowest(&order, &split) * WORTH <= best, "{order:?} {split:?} {best}");
+            let question = Question { layers, paces: &paces, ways: &[], microbatches };
+            let found = question.arrange(&|a, b| links[a][b], &mut |at, place, range| fits(at, place, range));
+            match (found, best) {
+                (Some(Arranged { order, split, seconds: expected }), Some(best)) => {
+                    let found = seconds(&order, &split);
+                    assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+                    assert!(found * WORTH <= best * (1.0 + 1e-9), "{order:?} {split:?} {found} {best}");
                     assert!(split.iter().enumerate().all(|(place, range)| fits(order[place], place, range)));
                     moved += usize::from(!order.is_sorted());
                 }
@@ -242,6 +388,22 @@ mod tests {
             }
         }
         assert!(moved > 50 && refused > 20, "{moved} {refused}");
+    }
+
+    #[test]
+    fn a_slow_link_moves_the_cut_to_the_faster_seat() {
+        let paces = [1.0, 2.0].map(|layer| Pace { layer, head: 0.0 });
+        let split = |occupied: f64, delay: f64| {
+            let ways = [Way { occupied, delay }];
+            Question { layers: 12, paces: &paces, ways: &ways, microbatches: 8 }
+                .split(&mut |_, _| true)
+                .unwrap()
+        };
+        assert_eq!(split(0.0, 0.0), [0..8, 8..12]);
+        assert_eq!(split(4.0, 0.1), [0..8, 8..12], "hidden behind the seats");
+        assert_eq!(split(7.0, 0.1), [0..9, 9..12], "three microbatches do not fill the way to and fro");
+        assert_eq!(split(20.0, 0.1), [0..11, 11..12], "the link is slower than both seats");
+        assert_eq!(split(1.0, 9.0), [0..11, 11..12], "far away");
     }
 
     #[test]

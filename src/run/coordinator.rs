@@ -58,6 +58,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     };
     let secured = secure(Party::Coordinator, &wishes)?;
     let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
+    let files = if options.cluster.stages.is_some() { files.in_parts() } else { files };
     let claim = Claim::locked(&mut place, lock)?;
     let record = RunRecord::raise(&place.dir, job.identity().values().clone())?;
     let mut hall = Hall::open(&job, (settings, options), record, files, chosen.as_ref())?;
@@ -135,7 +136,7 @@ impl Hall {
         }
         let shape = Shape::of(&manifest);
         let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
-        let lines = stages::plan(settings, options, &job.prepared)?;
+        let lines = stages::plan(settings, options, (&job.prepared, &job.counts(options).0))?;
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
             machine: machine(options, here)?,
@@ -303,6 +304,7 @@ fn manifest(
         model: folder::stem(&options.model.model),
         model_hash: job.model_hash.clone(),
         files: files.list(),
+        parts: files.parts(),
         labels: p.config.labels.clone(),
         class_weights: options.data.class_weights.clone(),
         quantize: options.model.quantize.map(|recipe| recipe.name().into()),

@@ -20,7 +20,7 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ComputeDtype, OptimOptions, Options};
+use crate::config::groups::{ClusterOptions, ComputeDtype, OptimOptions, Options};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::plan::Plan;
 use crate::data::tokenizer::Skip;
@@ -29,6 +29,7 @@ use crate::forecast::recorder::Recorder;
 use crate::forecast::time::Workload;
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
+use crate::model::wire::Wire;
 use crate::report::{Live, Look};
 use crate::support::plural::count;
 use crate::support::stderr::say;
@@ -74,6 +75,12 @@ fn optimizer(o: &OptimOptions) -> optim::Options {
     }
 }
 
+/// The type of numbers between workers, with the division that decides where they are rounded.
+fn wire(o: &ClusterOptions) -> Option<String> {
+    let stages = o.stages.as_ref().filter(|_| o.wire == Wire::Bf16)?;
+    Some(format!("bf16 (--stages {stages})"))
+}
+
 impl Job {
     /// Builds the run from its options.
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
@@ -109,6 +116,7 @@ impl Job {
             .with_some("mixture", mixture(p, options))
             .with_some("dtype", dtype)
             .with_some("learn", options.data.learn.unusual())
+            .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("best_metric", p.eval_sets.first().map(|(set, _)| set))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));

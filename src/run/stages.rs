@@ -5,6 +5,7 @@ use crate::cluster::coordinator::{Division, LinePlan};
 use crate::config::Settings;
 use crate::config::groups::{Options, Stages};
 use crate::config::refusal::Refusal;
+use crate::forecast::counts::Counts;
 use crate::model::layout;
 
 /// Most workers of a line whose number is not given.
@@ -14,7 +15,7 @@ pub const MOST: usize = 8;
 pub fn plan(
     settings: &Settings,
     options: &Options,
-    prepared: &Prepared,
+    (prepared, counts): (&Prepared, &Counts),
 ) -> Result<Option<LinePlan>, Refusal> {
     let Some(stages) = &options.cluster.stages else { return Ok(None) };
     let (config, _, lora) = prepared.model();
@@ -37,5 +38,8 @@ pub fn plan(
         *end += layout::of(config, lora, layer..layer + 1).len();
         Some(*end)
     });
-    Ok(Some(LinePlan { division, values: std::iter::once(0).chain(ends).collect(), hidden: config.hidden }))
+    let (values, wire) = (std::iter::once(0).chain(ends).collect(), options.cluster.wire);
+    let microbatches =
+        counts.microbatches.div_ceil((counts.steps + 1).saturating_sub(counts.first).max(1)) as usize;
+    Ok(Some(LinePlan { division, values, hidden: config.hidden, wire, tokens: counts.longest, microbatches }))
 }

@@ -41,7 +41,12 @@ impl Fleet {
 
     /// On hosts of a network; `None` if the machine does not permit network namespaces.
     pub fn on_hosts(count: usize, path: Path) -> Option<Self> {
-        let hosts = Hosts::new(count, path)?;
+        Fleet::on_unlike_hosts(&vec![path; count])
+    }
+
+    /// On hosts with these links.
+    pub fn on_unlike_hosts(paths: &[Path]) -> Option<Self> {
+        let hosts = Hosts::with(paths)?;
         let mut fleet = Fleet::new();
         (fleet.address, fleet.hosts) = (format!("{}:9000", Hosts::address(1)), Some(hosts));
         Some(fleet)

@@ -86,7 +86,13 @@ fn strangers(port: u16, runtime: &Runtime) -> Connection {
 /// A capacity that every split fits.
 fn capacity() -> Capacity {
     let needs = Needs { one: 0, more: 0 };
-    Capacity { seconds: (1.0, 1.0), limit: u64::MAX, layers: vec![0; 4], needs: vec![(needs, needs); 2] }
+    Capacity {
+        seconds: (1.0, 1.0),
+        limit: u64::MAX,
+        layers: vec![0; 4],
+        needs: vec![(needs, needs); 2],
+        link: None,
+    }
 }
 
 /// A worker that takes a seat, and is connected with the seat above or below.

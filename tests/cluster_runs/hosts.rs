@@ -50,11 +50,17 @@ pub struct Hosts {
 impl Hosts {
     /// `None`, with a line that says why, if this machine does not permit network namespaces.
     pub fn new(count: usize, path: Path) -> Option<Self> {
+        Hosts::with(&vec![path; count])
+    }
+
+    /// Hosts with these links to the switch.
+    pub fn with(paths: &[Path]) -> Option<Self> {
+        let count = paths.len();
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let prefix = format!("ft{}-{number}", std::process::id());
         let hosts = Hosts { prefix, count, cuts: Arc::default() };
-        match hosts.open(path) {
+        match hosts.open(paths) {
             Ok(()) => Some(hosts),
             Err(reason) => {
                 // Not by a macro: the harness captures macro output of tests that pass.
@@ -91,7 +97,7 @@ impl Hosts {
         self.cuts.lock().unwrap().clear();
     }
 
-    fn open(&self, path: Path) -> Result<(), String> {
+    fn open(&self, paths: &[Path]) -> Result<(), String> {
         let mut cards = Vec::new();
         for host in 1..=self.count {
             let name = self.namespace(host);
@@ -104,7 +110,7 @@ impl Hosts {
         }
         for (port, card) in cards.iter().enumerate() {
             let (send, due) = channel();
-            let (from, all, cuts) = (card.clone(), cards.clone(), self.cuts.clone());
+            let (from, all, cuts, path) = (card.clone(), cards.clone(), self.cuts.clone(), paths[port]);
             std::thread::spawn(move || take(port, &from, path, &send));
             std::thread::spawn(move || deliver(port, &all, &cuts, &due));
         }

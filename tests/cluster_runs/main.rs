@@ -18,12 +18,14 @@ mod journal;
 mod lines;
 mod messages;
 mod network;
+mod parts;
 #[path = "../export/random_base.rs"]
 mod random_base;
 mod scores;
 mod stages;
 mod tap;
 mod verified;
+mod wire;
 
 use finetune::train::event::Event;
 use fleet::{Fleet, RUN};

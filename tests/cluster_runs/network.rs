@@ -86,6 +86,29 @@ fn a_line_over_a_slow_network_changes_no_byte() {
     check_line(Path { loss: 0.01, ..GIGABIT }, false, |_| {});
 }
 
+/// The seat behind a slow link is at an end of the line, where half as much goes over its link as in the middle.
+#[test]
+fn a_slow_link_changes_the_order_of_seats_and_no_byte() {
+    let run = &format!("{RUN} --max-steps 3");
+    let far = Path { delay: Duration::from_millis(300), ..GIGABIT };
+    let Some(mut fleet) = Fleet::on_unlike_hosts(&[GIGABIT, GIGABIT, far, GIGABIT]) else { return };
+    let alone = fleet.alone(run);
+    fleet.coordinator(&format!("{run} --stages 3"));
+    for name in ["two", "three", "four"] {
+        fleet.worker(name, "--threads 1");
+        fleet.wait_for(name, "waits for its place");
+    }
+    fleet.all_end(&["coordinator"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    // In the order of their connection the second one would be in the middle.
+    let slow = ["two", "three", "four"].map(|name| {
+        let said = fleet.said(name);
+        let held = said.lines().find(|line| line.starts_with("holds ")).unwrap_or_else(|| panic!("{said}"));
+        held.split(' ').find_map(|word| word.parse::<usize>().ok()).unwrap()
+    });
+    assert!(slow[1] == 0 || slow[1] > slow[0].max(slow[2]), "first layers of two, three, four: {slow:?}");
+}
+
 /// Both seats still reach the coordinator; only the silence between them shows the lost direction.
 #[test]
 fn a_silent_drop_between_two_seats_changes_no_byte() {

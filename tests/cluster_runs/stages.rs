@@ -217,13 +217,19 @@ fn a_line_beside_a_whole_device_changes_no_byte() {
 #[test]
 fn what_a_line_cannot_do_is_refused_in_one_line() {
     let fleet = Fleet::new();
-    for (args, why) in
-        [("--stages 5", "5 workers for 4 layers"), ("--stages 2+1", "these are 3 layers, the model has 4")]
-    {
+    for (args, why) in [
+        ("--stages 5", "--stages: 5 workers for 4 layers"),
+        ("--stages 2+1", "--stages: these are 3 layers, the model has 4"),
+        ("--wire bf16", "--wire: only between workers that hold the model together"),
+        (
+            "--stages 2 --wire bf16 --gpus cpu",
+            "--wire: the coordinator's own devices (--gpus) hold the whole model",
+        ),
+    ] {
         let out = fleet.bench.run(&format!("{RUN} --max-steps 1 --role coordinator {args} -q -o no"));
         let last = stderr(&out);
         let last = last.lines().last().unwrap_or_default();
-        assert!(last.starts_with("error: --stages") && last.contains(why), "{args}: {}", stderr(&out));
+        assert!(last.starts_with(&format!("error: {why}")), "{args}: {}", stderr(&out));
         assert_eq!(out.status.code(), Some(78), "{args}");
     }
 }
@@ -238,8 +244,8 @@ fn plan_shows_what_each_seat_holds() {
     {
         let out = plan(&format!("--offload never --stages {stages} {limit}"));
         assert!(out.status.success(), "{stages}: {}", stderr(&out));
-        let plan: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-        let line = &plan["line"];
+        let shown: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        let line = &shown["line"];
         let held = line["seats"].as_array().unwrap();
         let counts: Vec<u64> = held.iter().map(|seat| seat["layers"].as_u64().unwrap()).collect();
         assert_eq!(counts, layers, "{stages}: {line}");
@@ -249,7 +255,12 @@ fn plan_shows_what_each_seat_holds() {
         );
         // Hidden states of 128 numbers in f32.
         assert_eq!(line["links"]["bytes_per_token_each_way"], 512);
-        let step = plan["steps"]["tokens"].as_u64().unwrap() / 4 * 512;
+        if stages != "auto" {
+            let half = plan(&format!("--offload never --stages {stages} {limit} --wire bf16"));
+            let half: serde_json::Value = serde_json::from_slice(&half.stdout).unwrap();
+            assert_eq!(half["line"]["links"]["bytes_per_token_each_way"], 256);
+        }
+        let step = shown["steps"]["tokens"].as_u64().unwrap() / 4 * 512;
         assert_eq!(line["links"]["bytes_per_step_each_way"], step);
     }
     for (args, why) in [

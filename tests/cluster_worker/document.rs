@@ -84,6 +84,7 @@ fn declared() -> Vec<String> {
     let losses = include_str!("../../src/model/preference/loss.rs");
     all.extend(enumeration(preference, "Aim"));
     all.extend(enumeration(losses, "Loss"));
+    all.extend(enumeration(include_str!("../../src/model/wire.rs"), "Wire"));
     let structs = [
         (message, "Hello"),
         (message, "Manifest"),

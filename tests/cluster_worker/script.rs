@@ -107,6 +107,7 @@ pub fn manifest() -> Manifest {
         model: "demo".into(),
         model_hash: "0123456789abcdef".into(),
         files: files().into_iter().map(|(file, _)| file).collect(),
+        parts: vec![],
         labels: shape.labels,
         class_weights: shape.class_weights,
         quantize: None,

@@ -12,6 +12,7 @@ use finetune::cluster::message::{
 use finetune::model::lora::{Exception, LoraSpec, Numbers};
 use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
+use finetune::model::wire::Wire;
 use finetune::numeric::REVISION;
 use finetune::train::event::Link;
 use finetune::train::sum::RewardSums;
@@ -133,6 +134,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             limit: u64::MAX,
             layers: vec![u64::MAX; 3],
             needs: vec![(Needs { one: u64::MAX, more: 1 }, Needs { one: 0, more: u64::MAX })],
+            link: Some(link),
         }),
         ToCoordinator::Verified { lease: LEASE, digest: [2; 32], parameters: [1; 32], micros: 1, memory: 1 },
         ToCoordinator::Passes { lease: LEASE, forward: u64::MAX, between: u64::MAX, backward: 1 },
@@ -149,6 +151,7 @@ pub fn manifest() -> Manifest {
         model: "demo".into(),
         model_hash: "0123456789abcdef".into(),
         files: vec![ModelFile { name: "config.json".into(), size: 3, hash: [3; 32] }],
+        parts: vec![],
         labels: Some(vec!["a".into(), "b".into()]),
         class_weights: Some(vec![1.0, f32::NAN]),
         quantize: None,
@@ -238,6 +241,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
             layers: (7, 3),
             values: (u64::MAX, 1),
             depth: u16::MAX,
+            wire: Wire::Bf16,
         })),
         ToWorker::Deliver { lease: LEASE },
     ];

@@ -13,13 +13,13 @@ use finetune::numeric::rng::Stream;
 use serde_json::{Value, json};
 
 /// The demonstration's tokenizer with six layers of the family; rows are longer than its windows.
-fn configure(family: &Family, config: &mut Value) {
+fn configure(family: &Family, hidden: usize, config: &mut Value) {
     for (key, value) in [
         ("architectures", json!([format!("{}ForCausalLM", family.name)])),
         ("model_type", json!(family.model_type)),
         ("num_hidden_layers", json!(6)),
-        ("hidden_size", json!(64)),
-        ("intermediate_size", json!(128)),
+        ("hidden_size", json!(hidden)),
+        ("intermediate_size", json!(2 * hidden)),
         ("head_dim", json!(16)),
         ("tie_word_embeddings", json!(family.tied)),
         ("hidden_act", Value::Null),
@@ -32,7 +32,12 @@ fn configure(family: &Family, config: &mut Value) {
 
 /// Writes the folder `base`.
 pub fn write(b: &Bench, family: &Family) {
-    b.model_with("base", "config.json", |config| configure(family, config));
+    sized(b, family, 64);
+}
+
+/// The same with hidden states of that many numbers.
+pub fn sized(b: &Bench, family: &Family, hidden: usize) {
+    b.model_with("base", "config.json", |config| configure(family, hidden, config));
     let config = Config::from_json(&serde_json::from_slice(&b.read("base/config.json")).unwrap()).unwrap();
     let c = config.hidden;
     let mut shapes = vec![("model.embed_tokens".to_owned(), vec![config.vocab, c])];

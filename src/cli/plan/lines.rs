@@ -2,14 +2,18 @@
 //! workers that have not joined, so each is assumed to have the same device.
 
 use super::memory_words::{gives, kept, small, sum};
-use crate::cluster::coordinator::{Division, Formed, Place};
+use crate::cluster::coordinator::{Division, Formed, LinePlan, Place};
+use crate::cluster::message::Capacity;
 use crate::config::Settings;
 use crate::config::groups::Options;
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Holder};
 use crate::forecast::counts::Counts;
+use crate::forecast::link;
+use crate::forecast::profile::Link;
 use crate::model::decoder::Keep;
 use crate::model::memory::{Estimate, size};
+use crate::model::split::{Pace, Question, Way};
 use crate::run::prepare::Prepared;
 use crate::run::stages;
 use crate::support::plural::count;
@@ -25,6 +29,11 @@ pub struct Line {
     layers: usize,
     /// Bytes that go over each link in each direction, for a token.
     token: u64,
+    link: Link,
+    /// Seconds in which the longest microbatch goes over a link in one direction.
+    travels: f64,
+    /// Seconds of a step, and of the same step if links took no time; `None` if the speed of the device is unknown.
+    step: Option<(f64, f64)>,
 }
 
 /// What a seat holds.
@@ -38,15 +47,17 @@ struct Held {
 pub fn line(
     (settings, options): (&Settings, &Options),
     prepared: &Prepared,
-    (counts, assumed): (&Counts, Option<u64>),
+    (counts, assumed, link): (&Counts, Option<u64>, Option<Link>),
 ) -> Result<Option<Line>, Refusal> {
-    let Some(plan) = stages::plan(settings, options, prepared)? else { return Ok(None) };
+    let Some(plan) = stages::plan(settings, options, (prepared, counts))? else { return Ok(None) };
     let model = prepared.model();
-    let (device, holder) = devices::expected_seat(assumed, &options.devices, model, counts.longest)?;
-    let all = model.0.layers;
-    let places = match places(&plan.division, &holder, all)? {
+    let (device, holder, speed) = devices::expected_seat(assumed, &options.devices, model, counts.longest)?;
+    let (all, link) = (model.0.layers, link.unwrap_or(link::ASSUMED));
+    let worker =
+        Capacity { link: Some(link), ..holder.capacity(plan.division.most(), speed.unwrap_or(1.0))? };
+    let places = match places(&plan, &plan.division, &worker) {
         Some(places) => places,
-        None => return Err(settings.refuse("stages", too_small(&plan.division, (&device, &holder), all)?)),
+        None => return Err(settings.refuse("stages", too_small(&plan, (&device, &holder), &worker)?)),
     };
     let held = |(at, Place { layers, needs, .. }): (usize, &Place)| {
         let place = format!("layers {} to {}", layers.start, layers.end - 1);
@@ -59,36 +70,43 @@ pub fn line(
         Ok(Held { layers: layers.clone(), keep, takes })
     };
     let seats: Result<Vec<Held>, Refusal> = places.iter().enumerate().map(held).collect();
-    let token = 4 * model.0.hidden as u64;
-    Ok(Some(Line { device, limit: holder.limit(), seats: seats?, layers: all, token }))
+    let way = plan.between(vec!["a".into(), "b".into()]).way(&[&worker, &worker], 0, 1);
+    let split: Vec<Range<usize>> = places.iter().map(|place| place.layers.clone()).collect();
+    let paces = vec![Pace { layer: worker.seconds.0, head: worker.seconds.1 }; split.len()];
+    let step = |ways: &[Way]| {
+        Question { layers: all, paces: &paces, ways, microbatches: plan.microbatches }.step(&split)
+    };
+    let step = speed.map(|_| (step(&vec![way; split.len() - 1]), step(&[])));
+    let (limit, token, travels) = (holder.limit(), plan.token_bytes(), way.occupied + way.delay);
+    Ok(Some(Line { device, limit, seats: seats?, layers: all, token, link, travels, step }))
 }
 
 /// The seats of as few equal workers as there must be; `None` if they have no room.
-fn places(division: &Division, holder: &Holder, layers: usize) -> Result<Option<Vec<Place>>, Refusal> {
-    let capacity = holder.capacity(division.most(), 1.0)?;
-    for workers in 1..=division.most() {
-        match division.form(&vec![&capacity; workers]) {
-            Formed::Line(places) => return Ok(Some(places)),
+fn places(plan: &LinePlan, division: &Division, worker: &Capacity) -> Option<Vec<Place>> {
+    (1..=division.most()).find_map(|workers| {
+        let between = plan.between((0..workers).map(|at| at.to_string()).collect());
+        match division.form(&vec![worker; workers], &between) {
+            Formed::Line(places) => Some(places),
             Formed::Whole(_) => {
-                let needs = capacity.needs(0, &(0..layers));
-                return Ok(Some(vec![Place { worker: 0, layers: 0..layers, needs }]));
+                let layers = 0..worker.layers.len();
+                Some(vec![Place { worker: 0, needs: worker.needs(0, &layers), layers }])
             }
-            Formed::No | Formed::TooSmall(_) => {}
+            Formed::No | Formed::TooSmall(_) => None,
         }
-    }
-    Ok(None)
+    })
 }
 
 /// Why no split fits, with the number of workers that have room.
 fn too_small(
-    division: &Division,
+    plan: &LinePlan,
     (device, holder): (&str, &Holder),
-    layers: usize,
+    worker: &Capacity,
 ) -> Result<String, Refusal> {
-    let most = division.most();
+    let most = plan.division.most();
     let mut more = None;
-    for seats in most + 1..=layers.min(stages::MOST) {
-        if places(&Division::Seats(seats), holder, layers)?.is_some() {
+    for seats in most + 1..=worker.layers.len().min(stages::MOST) {
+        let worker = Capacity { link: worker.link, ..holder.capacity(seats, 1.0)? };
+        if places(plan, &Division::Seats(seats), &worker).is_some() {
             more = Some(seats);
             break;
         }
@@ -114,10 +132,13 @@ pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
     for (at, held) in line.seats.iter().enumerate() {
         if at > 0 {
             lines.push(format!(
-                "  link   {} each way in a microbatch of {}, {} in a step",
+                "  link   {} each way in a microbatch of {}, {} in a step; {} each way at {}/s and {:.1} ms there and back",
                 small((line.token * counts.longest as u64) as f64),
                 count(counts.longest as u64, "token"),
-                small((line.token * tokens(counts)) as f64)
+                small((line.token * tokens(counts)) as f64),
+                seconds(line.travels),
+                small(line.link.bandwidth),
+                1e3 * line.link.round_trip,
             ));
         }
         let (takes, of) = (&held.takes, gives(line.limit, options));
@@ -126,7 +147,15 @@ pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
         lines.push(format!("         memory fits: {} = {}; {of}", size(takes.total()), sum(takes)));
         lines.push(format!("         {}", kept(held.keep, held.layers.len())));
     }
+    if let (Some((step, without)), 2..) = (line.step, line.seats.len()) {
+        let links = seconds(step - without);
+        lines.push(format!("  step   {} of passes, {links} of it for links (--link)", seconds(step)));
+    }
     lines
+}
+
+fn seconds(s: f64) -> String {
+    if s < 1.0 { format!("{:.1} ms", 1e3 * s) } else { format!("{s:.1} s") }
 }
 
 /// Mean tokens of a step.
@@ -152,6 +181,9 @@ pub fn json(line: &Line, counts: &Counts) -> Value {
         "links": {
             "count": line.seats.len() - 1, "bytes_per_token_each_way": line.token,
             "bytes_per_step_each_way": line.token * tokens(counts),
+            "bandwidth": line.link.bandwidth, "round_trip": line.link.round_trip, "seconds_each_way": line.travels,
         },
+        "step_seconds": line.step.map(|(step, _)| step),
+        "step_seconds_without_links": line.step.map(|(_, without)| without),
     })
 }

@@ -79,7 +79,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     load.trained = shape.trained;
     let profiles = Profiles::read();
     let sizes = counts.sizes();
-    let line = lines::line((settings, &options), p, (&counts, assumed))?;
+    let line = lines::line((settings, &options), p, (&counts, assumed, link))?;
     let mut team = team(&options, (p.model(), chosen.as_ref()), &shape, (&profiles, sizes))?;
     if let (Some(bytes), None) = (assumed, &line) {
         let prospect = devices::assumed(bytes, &options.devices, p.model(), counts.longest)?;

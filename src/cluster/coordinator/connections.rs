@@ -11,7 +11,7 @@ mod translation;
 #[cfg(test)]
 pub(in crate::cluster) use translation::{Fall, Heard, Translation};
 
-pub use division::{Division, Formed, Place};
+pub use division::{Between, Division, Formed, Place};
 pub use lines::LinePlan;
 
 use super::super::link::{End, MemberLink};

@@ -1,10 +1,11 @@
 //! The base model's files as they are served to workers: mapped into memory once for all workers, and listed with
 //! their hashes, so that a worker can check every received file.
 
-use super::super::message::{Hash, ModelFile, PIECE, ToWorker};
+use super::super::message::{Hash, ModelFile, PART, PIECE, ToWorker};
 use crate::format::FormatError;
 use crate::format::map::Map;
 use bytes::Bytes;
+use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 
 /// Why a model cannot be served.
@@ -22,13 +23,29 @@ pub enum FilesError {
 #[derive(Debug, Clone, Default)]
 pub struct ModelFiles {
     files: Vec<(ModelFile, Bytes)>,
+    /// Lists of the hashes of their parts.
+    parts: Vec<(ModelFile, Bytes)>,
 }
 
 impl ModelFiles {
     /// Maps and hashes the files of a model that a worker needs.
     pub fn open(model: &Path) -> Result<Self, FilesError> {
         let files = names(model)?.iter().map(|path| one(path)).collect::<Result<_, _>>()?;
-        Ok(ModelFiles { files })
+        Ok(ModelFiles { files, parts: vec![] })
+    }
+
+    /// The same files, with a hash of each part of large safetensors files, for workers that fetch parts.
+    pub fn in_parts(mut self) -> Self {
+        let large = |file: &ModelFile| file.name.ends_with(".safetensors") && file.size > PART as u64;
+        let list = |(file, bytes): &(ModelFile, Bytes)| {
+            let hashes: Vec<Hash> =
+                bytes.par_chunks(PART).map(|part| *blake3::hash(part).as_bytes()).collect();
+            let list = Bytes::from(hashes.concat());
+            let (name, size) = (format!("{}.parts", file.name), list.len() as u64);
+            (ModelFile { name, size, hash: *blake3::hash(&list).as_bytes() }, list)
+        };
+        self.parts = self.files.iter().filter(|(file, _)| large(file)).map(list).collect();
+        self
     }
 
     /// The files as the manifest lists them.
@@ -36,9 +53,14 @@ impl ModelFiles {
         self.files.iter().map(|(file, _)| file.clone()).collect()
     }
 
+    /// The lists of the hashes of parts, as the manifest lists them.
+    pub fn parts(&self) -> Vec<ModelFile> {
+        self.parts.iter().map(|(list, _)| list.clone()).collect()
+    }
+
     /// The pieces that cover `len` bytes from `offset`, or `None` if the file has no such bytes.
     pub fn pieces(&self, file: u32, offset: u64, len: u64) -> Option<impl Iterator<Item = ToWorker> + use<>> {
-        let (_, bytes) = self.files.get(usize::try_from(file).ok()?)?;
+        let (_, bytes) = self.files.iter().chain(&self.parts).nth(usize::try_from(file).ok()?)?;
         let end = offset.checked_add(len).filter(|&end| end <= bytes.len() as u64)?;
         let bytes = bytes.clone();
         let piece = move |at: u64| {
@@ -109,6 +131,13 @@ mod tests {
             }
             assert_eq!(got, contents[offset as usize..(offset + len) as usize]);
         }
+        // The list of the parts' hashes follows after the files.
+        let files = files.in_parts();
+        let [list] = &files.parts()[..] else { panic!("{:?}", files.parts()) };
+        assert_eq!((list.name.as_str(), list.size), ("model.safetensors.parts", 32 * 9));
+        let Some(ToWorker::Piece { bytes, .. }) = files.pieces(2, 32, 32).unwrap().next() else { panic!() };
+        assert_eq!(bytes[..], blake3::hash(&contents[PART..2 * PART]).as_bytes()[..]);
+        let files = ModelFiles::open(dir.path()).unwrap();
         for (file, offset, len) in [(2, 0, 0), (1, 0, size + 1), (1, u64::MAX, 2), (1, size + 1, 0)] {
             assert!(files.pieces(file, offset, len).is_none(), "{file} {offset} {len}");
         }

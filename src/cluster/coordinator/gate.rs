@@ -132,6 +132,7 @@ pub(super) mod tests {
             model: "demo".into(),
             model_hash: "abcd".into(),
             files: vec![],
+            parts: vec![],
             labels: None,
             class_weights: None,
             quantize: None,

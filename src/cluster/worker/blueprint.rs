@@ -55,12 +55,6 @@ pub struct Portion {
     pub depth: usize,
 }
 
-/// Most microbatches of a seat with that many seats above it that wait for their backward pass: one in each seat above it
-/// and itself, and one on each way between them, so that sending takes no time from computing.
-pub fn depth(above: usize) -> usize {
-    2 * above + 1
-}
-
 impl Portion {
     /// The part that the plan gives a seat.
     pub fn of(plan: &SeatPlan) -> Self {

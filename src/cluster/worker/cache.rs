@@ -7,22 +7,26 @@ use super::outbox::Outbox;
 use crate::cluster::message::{Hash, Manifest, ModelFile, ToCoordinator, ToWorker};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Bytes of one request; two requests are outstanding at a time.
-const PART: u64 = 8 << 20;
+const REQUEST: u64 = 8 << 20;
 /// Interval between checks of a lock that another worker holds.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Why a fetched file is refused.
+pub(super) const OTHER: &str = "what came from the coordinator has another hash";
 
 /// The folder of cached models.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    root: PathBuf,
+    pub(super) root: PathBuf,
 }
 
 /// The error of a file operation.
-fn fail(path: &Path, e: impl std::fmt::Display) -> Outcome {
+pub(super) fn fail(path: &Path, e: impl std::fmt::Display) -> Outcome {
     Outcome::Failed { reason: format!("{}: {e}", path.display()) }
 }
 
@@ -69,7 +73,12 @@ impl Cache {
     }
 
     /// Locks a model while it is checked or fetched. The system releases the lock however the process ends.
-    async fn lock(&self, model: &str, outbox: &mut Outbox<'_>, say: &dyn Fn(&str)) -> Result<File, Outcome> {
+    pub(super) async fn lock(
+        &self,
+        model: &str,
+        outbox: &mut Outbox<'_>,
+        say: &dyn Fn(&str),
+    ) -> Result<File, Outcome> {
         let path = self.root.join(format!("{model}.lock"));
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|e| fail(&path, e))?;
@@ -102,21 +111,31 @@ impl Cache {
         let total: u64 = manifest.files.iter().map(|f| f.size).sum();
         say(&format!("fetching {} from the coordinator: {:.1} MB", manifest.model, total as f64 / 1e6));
         for (index, file) in (0..).zip(&manifest.files) {
-            // A second attempt starts from the beginning, in case the partial file was of other contents.
-            for attempt in 0..2 {
-                let path = dir.join(&file.name);
-                one_file(&path, index, file, outbox).await?;
-                let read = path.clone();
-                match outbox.meanwhile(move || hash(&read)).await? {
-                    Ok(found) if found == file.hash => break,
-                    Ok(_) if attempt == 0 => std::fs::remove_file(&path).map_err(|e| fail(&path, e))?,
-                    Ok(_) => return Err(fail(&path, "what came from the coordinator has another hash")),
-                    Err(e) => return Err(fail(&path, e)),
-                }
-            }
+            checked_file(&dir.join(&file.name), index, file, outbox).await?;
         }
         Ok(())
     }
+}
+
+/// Fetches a file and checks it.
+pub(super) async fn checked_file(
+    path: &Path,
+    index: u32,
+    file: &ModelFile,
+    outbox: &mut Outbox<'_>,
+) -> Result<(), Outcome> {
+    // A second attempt starts from the beginning, in case the partial file was of other contents.
+    for attempt in 0..2 {
+        one_file(path, index, file, outbox).await?;
+        let read = path.to_path_buf();
+        match outbox.meanwhile(move || hash(&read)).await? {
+            Ok(found) if found == file.hash => break,
+            Ok(_) if attempt == 0 => std::fs::remove_file(path).map_err(|e| fail(path, e))?,
+            Ok(_) => return Err(fail(path, OTHER)),
+            Err(e) => return Err(fail(path, e)),
+        }
+    }
+    Ok(())
 }
 
 /// Fetches the rest of a file, from its current end.
@@ -130,21 +149,31 @@ async fn one_file(path: &Path, index: u32, file: &ModelFile, outbox: &mut Outbox
         have = 0;
     }
     out.seek(std::io::SeekFrom::Start(have)).map_err(to_disk)?;
-    let mut asked = have;
-    while have < file.size {
-        while asked < file.size && asked < have + 2 * PART {
-            let len = PART.min(file.size - asked);
+    span(index, have..file.size, outbox, &mut |bytes| out.write_all(bytes).map_err(to_disk)).await?;
+    out.sync_all().map_err(to_disk)
+}
+
+/// Fetches these bytes of a file, in order.
+pub(super) async fn span(
+    index: u32,
+    bytes: Range<u64>,
+    outbox: &mut Outbox<'_>,
+    take: &mut dyn FnMut(&[u8]) -> Result<(), Outcome>,
+) -> Result<(), Outcome> {
+    let (mut have, mut asked) = (bytes.start, bytes.start);
+    while have < bytes.end {
+        while asked < bytes.end && asked < have + 2 * REQUEST {
+            let len = REQUEST.min(bytes.end - asked);
             outbox.say(ToCoordinator::Fetch { file: index, offset: asked, len });
             asked += len;
         }
         match outbox.hear().await? {
-            ToWorker::Piece { file: of, offset, bytes } if of == index && offset == have => {
-                let room = file.size - have;
-                if bytes.is_empty() || bytes.len() as u64 > room {
+            ToWorker::Piece { file: of, offset, bytes: piece } if of == index && offset == have => {
+                if piece.is_empty() || piece.len() as u64 > bytes.end - have {
                     return Err(Outcome::Lost { reason: "a piece of the model has the wrong size".into() });
                 }
-                out.write_all(&bytes).map_err(to_disk)?;
-                have += bytes.len() as u64;
+                take(&piece)?;
+                have += piece.len() as u64;
             }
             ToWorker::Piece { .. } => {
                 return Err(Outcome::Lost { reason: "a piece of the model that was not asked for".into() });
@@ -152,11 +181,11 @@ async fn one_file(path: &Path, index: u32, file: &ModelFile, outbox: &mut Outbox
             _ => {}
         }
     }
-    out.sync_all().map_err(to_disk)
+    Ok(())
 }
 
 /// Names come from another machine: only plain names may become files.
-fn check_names(manifest: &Manifest) -> Result<(), Outcome> {
+pub(super) fn check_names(manifest: &Manifest) -> Result<(), Outcome> {
     let plain = |name: &str| {
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.+ ".contains(c);
         !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.chars().all(legal)
@@ -178,7 +207,7 @@ fn opens(dir: &Path, manifest: &Manifest) -> PathBuf {
     }
 }
 
-fn holds(dir: &Path, file: &ModelFile) -> bool {
+pub(super) fn holds(dir: &Path, file: &ModelFile) -> bool {
     let path = dir.join(&file.name);
     let size = std::fs::metadata(&path).map(|about| about.len());
     size.is_ok_and(|size| size == file.size) && hash(&path).is_ok_and(|found| found == file.hash)

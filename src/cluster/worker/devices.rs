@@ -58,8 +58,8 @@ pub(super) struct DeviceThreads {
     queues: Vec<Arc<DeviceQueue>>,
     /// The trials of each device when it was opened.
     measured: Vec<Trials>,
-    /// Most bytes of the hidden states of a microbatch or a prompt.
-    hidden_bytes: usize,
+    /// Most values of the hidden states of a microbatch or a prompt.
+    hidden_values: usize,
     too_large: Arc<AtomicBool>,
 }
 
@@ -72,7 +72,7 @@ impl DeviceThreads {
         let of = (model.to_string(), blueprint.shape.clone());
         let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
         let longest = limits.tokens.max(limits.positions);
-        let hidden_bytes = longest.saturating_mul(4 * blueprint.config.hidden);
+        let hidden_values = longest.saturating_mul(blueprint.config.hidden);
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
         let (mut devices, mut queues, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let (mut measured, too_large) = (Vec::new(), Arc::default());
@@ -109,7 +109,7 @@ impl DeviceThreads {
             limits,
             queues,
             measured,
-            hidden_bytes,
+            hidden_values,
             too_large,
         }
     }
@@ -165,10 +165,10 @@ impl DeviceThreads {
         self.queues.get(usize::from(device)).and_then(|queue| queue.running())
     }
 
-    /// The queue of the only device, and most bytes of a microbatch's hidden states, if it is a seat of a line.
+    /// The queue of the only device, and most values of a microbatch's hidden states, if it is a seat of a line.
     pub fn seat(&self) -> Option<(&Arc<DeviceQueue>, usize)> {
         let portion = self.of.1.portion.as_ref();
-        portion.and_then(|_| self.queues.first()).map(|queue| (queue, self.hidden_bytes))
+        portion.and_then(|_| self.queues.first()).map(|queue| (queue, self.hidden_values))
     }
 
     /// The number of leases that a device computes at the same time.

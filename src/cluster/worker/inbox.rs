@@ -2,7 +2,7 @@
 
 use crate::cluster::carry::Carry;
 use crate::cluster::message::LeaseId;
-use crate::cluster::sum_chunk::little_endian;
+use crate::model::wire::Wire;
 use std::collections::VecDeque;
 use tokio::sync::mpsc::Sender;
 
@@ -13,17 +13,19 @@ pub(super) struct Neighbours {
     pub above: Option<Sender<Carry>>,
     /// To the seat with the layers before; `None` for the first seat.
     pub below: Option<Sender<Carry>>,
+    /// The type in which values travel.
+    pub wire: Wire,
 }
 
 impl Neighbours {
     /// Sends hidden states up. A lost neighbour ends the conversation elsewhere.
     pub fn up(&self, lease: LeaseId, values: &[f32]) {
-        send(self.above.as_ref(), Carry::parts(lease, &little_endian(values)));
+        send(self.above.as_ref(), Carry::parts(lease, &self.wire.bytes(values).into()));
     }
 
     /// Sends a gradient of hidden states down.
     pub fn down(&self, lease: LeaseId, values: &[f32]) {
-        send(self.below.as_ref(), Carry::parts(lease, &little_endian(values)));
+        send(self.below.as_ref(), Carry::parts(lease, &self.wire.bytes(values).into()));
     }
 
     /// Tells the seat below the next token of a prompt.

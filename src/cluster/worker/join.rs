@@ -3,13 +3,15 @@
 
 use super::devices::DeviceThreads;
 use super::outbox::Outbox;
+use super::parts::{Needed, guarded};
 use super::peers::{Attached, PeerNet};
 use super::session::{Holding, Session};
-use super::{Blueprint, ModelSource, Outcome, Portion, Shape, Worker};
+use super::{Blueprint, ModelSource, Outcome, Portion, Shape, Unfit, Worker};
 use crate::cluster::message::{Capacity, Hello, Manifest, SeatPlan, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::train::event::{Link, Share};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 impl Worker<'_> {
@@ -41,9 +43,8 @@ impl Worker<'_> {
         self.not_older(&manifest)?;
         self.share.set(Share { steps: manifest.steps, ..self.share.get() });
         self.welcomed = true;
-        let mut blueprint = None;
         let plan = match manifest.seats {
-            Some(most) => self.await_seat(outbox, (&manifest, most), &mut blueprint).await?,
+            Some(most) => self.await_seat(outbox, (&manifest, most)).await?,
             None => None,
         };
         self.seat = plan.clone();
@@ -52,10 +53,7 @@ impl Worker<'_> {
         let threads = match self.threads.take().filter(|threads| threads.of == key && !threads.too_large()) {
             Some(threads) => threads,
             None => {
-                let blueprint = match blueprint {
-                    Some(blueprint) => blueprint,
-                    None => self.blueprint(outbox, &manifest).await?,
-                };
+                let blueprint = self.blueprint(outbox, &manifest, plan.as_ref().map(Needed::by)).await?;
                 fits(&blueprint, &manifest)?;
                 self.open(outbox, &key.0, Blueprint { shape: key.1, ..blueprint }).await?
             }
@@ -63,7 +61,11 @@ impl Worker<'_> {
         .mustered();
         threads.lines.iter().for_each(|line| (self.say)(line));
         threads.refused.iter().for_each(|line| self.aside()(line));
-        let link = self.probe(outbox, &manifest).await?;
+        // A seat has measured it before it got its seat.
+        let link = match &plan {
+            Some(_) => None,
+            None => self.probe(outbox, &manifest).await?,
+        };
         let (devices, refused) = (threads.devices.clone(), threads.refused.clone());
         let none = refused.join("; ");
         outbox.say(ToCoordinator::Ready { devices, refused });
@@ -90,22 +92,22 @@ impl Worker<'_> {
         Ok(Joined { threads, len, line })
     }
 
-    /// Reports what the device can hold, and waits for its seat; `None` if it holds the whole model. The model is opened
-    /// into `blueprint` if that is needed for the report.
+    /// Reports what the device can hold, and waits for its seat; `None` if it holds the whole model. Of the model only the
+    /// shapes are read.
     async fn await_seat(
         &mut self,
         outbox: &mut Outbox<'_>,
         (manifest, most): (&Manifest, u16),
-        blueprint: &mut Option<Blueprint>,
     ) -> Result<Option<SeatPlan>, Outcome> {
         self.can_sit()?;
         let of = (manifest.model_hash.clone(), Shape::of(manifest), most);
         let capacity = match self.capacity.take().filter(|(before, _)| *before == of) {
             Some((_, capacity)) => capacity,
             None => {
-                let opened = blueprint.insert(self.blueprint(outbox, manifest).await?);
-                fits(opened, manifest)?;
-                self.measure(outbox, (opened.clone(), usize::from(most))).await?
+                let opened = self.blueprint(outbox, manifest, Some(Needed::Shapes)).await?;
+                fits(&opened, manifest)?;
+                let link = self.probe(outbox, manifest).await?;
+                Capacity { link, ..self.measure(outbox, (opened, usize::from(most))).await? }
             }
         };
         outbox.say(ToCoordinator::Capacity(capacity.clone()));
@@ -201,7 +203,7 @@ impl Worker<'_> {
         };
         let met = met.map_err(|_| failed("the network's threads have ended".into()))?;
         let met = met.map_err(|reason| Outcome::Lost { reason: format!("the line: {reason}") })?;
-        let attached = net.attach(met, queue, (most, plan.of));
+        let attached = net.attach(met, queue, (most, plan));
         outbox.say(ToCoordinator::Linked);
         Ok(attached)
     }
@@ -224,7 +226,7 @@ impl Worker<'_> {
             let part = part.min(file.size);
             let seconds = (fetch(outbox, index, part).await? - round_trip).max(1e-6);
             bandwidth = part as f64 / seconds;
-            if seconds > LONG_ENOUGH || part == file.size {
+            if seconds > LONG_ENOUGH.max(ROUND_TRIPS * round_trip) || part == file.size {
                 break;
             }
         }
@@ -259,7 +261,14 @@ impl Worker<'_> {
         }
     }
 
-    async fn blueprint(&self, outbox: &mut Outbox<'_>, manifest: &Manifest) -> Result<Blueprint, Outcome> {
+    /// Opens the run's model. A worker that got no model reads the `needed` tensors only; `None` stands for all.
+    async fn blueprint(
+        &self,
+        outbox: &mut Outbox<'_>,
+        manifest: &Manifest,
+        needed: Option<Needed>,
+    ) -> Result<Blueprint, Outcome> {
+        let open = |path: &Path| Blueprint::open(path, Shape::of(manifest)).map_err(unfit);
         let path = match &self.source {
             ModelSource::Here(blueprint) => return Ok(blueprint.clone()),
             ModelSource::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => {
@@ -274,12 +283,17 @@ impl Worker<'_> {
                     ),
                 });
             }
-            ModelSource::Files { named: None, cache } => cache.obtain(manifest, outbox, self.say).await?,
+            ModelSource::Files { named: None, cache } => {
+                if let Some(needed) = needed
+                    && let Some(path) = cache.obtain_parts((manifest, &needed), outbox, self.say).await?
+                {
+                    let whole = open(&path)?;
+                    return Ok(Blueprint { tensors: guarded(whole.tensors, needed), ..whole });
+                }
+                cache.obtain(manifest, outbox, self.say).await?
+            }
         };
-        Blueprint::open(&path, Shape::of(manifest)).map_err(|e| match e.is_configuration() {
-            true => Outcome::Refused { reason: e.to_string() },
-            false => Outcome::Failed { reason: e.to_string() },
-        })
+        open(&path)
     }
 
     /// Opens the devices on a separate thread, because the conversation may end meanwhile. The opened devices are
@@ -327,6 +341,8 @@ struct Joined {
 const PROBES: [u64; 3] = [256 << 10, 2 << 20, 16 << 20];
 /// Seconds that a bandwidth measurement must take.
 const LONG_ENOUGH: f64 = 0.02;
+/// The same in round trips: TCP sends little at first.
+const ROUND_TRIPS: f64 = 5.0;
 
 /// Seconds until `len` bytes of a file have arrived.
 async fn fetch(outbox: &mut Outbox<'_>, file: u32, len: u64) -> Result<f64, Outcome> {
@@ -338,6 +354,13 @@ async fn fetch(outbox: &mut Outbox<'_>, file: u32, len: u64) -> Result<f64, Outc
         }
     }
     Ok(began.elapsed().as_secs_f64())
+}
+
+fn unfit(e: Unfit) -> Outcome {
+    match e.is_configuration() {
+        true => Outcome::Refused { reason: e.to_string() },
+        false => Outcome::Failed { reason: e.to_string() },
+    }
 }
 
 /// Checks that both sides have the same layout and fixed point.

@@ -11,6 +11,7 @@ mod join;
 mod limits;
 mod outbox;
 mod parameters;
+mod parts;
 mod peers;
 mod reconnect;
 mod selftest;
@@ -18,7 +19,7 @@ mod session;
 mod sum;
 mod visit;
 
-pub use blueprint::{Begin, Blueprint, Candidate, Opener, Portion, Shape, Unfit, depth};
+pub use blueprint::{Begin, Blueprint, Candidate, Opener, Portion, Shape, Unfit};
 pub use cache::Cache;
 pub use devices::Equipment;
 pub use parameters::{Parameters, hash};

@@ -6,6 +6,7 @@ use super::inbox::{Back, Heard, Neighbours};
 use crate::cluster::carry::{Assembly, Carry, CarryLink};
 use crate::cluster::link::{End, connected};
 use crate::cluster::message::SeatPlan;
+use crate::model::wire::Wire;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, Security, dial};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -99,15 +100,16 @@ impl PeerNet {
         met
     }
 
-    /// Starts the exchange of values in a line of `seats`: what comes goes to `queue`. `most` bounds the bytes of a
-    /// microbatch.
-    pub fn attach(&self, met: Met, queue: &Arc<DeviceQueue>, (most, seats): (usize, u16)) -> Attached {
-        let most = (most, WAITING + FOR_EACH_SEAT * usize::from(seats));
+    /// Starts the exchange of values in a line: what comes goes to `queue`. `most` bounds the values of a microbatch.
+    pub fn attach(&self, met: Met, queue: &Arc<DeviceQueue>, (most, plan): (usize, &SeatPlan)) -> Attached {
+        let (wire, waiting) = (plan.wire, WAITING + FOR_EACH_SEAT * usize::from(plan.of));
+        let most = (most.saturating_mul(wire.size()), waiting);
         let (loses, lost) = mpsc::unbounded_channel();
         let mut ends = Vec::new();
         let neighbours = Neighbours {
             above: met.above.as_ref().map(|link| link.to.clone()),
             below: met.below.as_ref().map(|link| link.to.clone()),
+            wire,
         };
         let round = queue.join(neighbours);
         for (link, below) in [(met.above, false), (met.below, true)] {
@@ -115,7 +117,7 @@ impl PeerNet {
             ends.push(end.clone());
             let (queue, loses) = (queue.clone(), loses.clone());
             self.runtime.spawn(async move {
-                let reason = read(from, &end, (&queue, round), (below, most)).await;
+                let reason = read((from, &end), wire, (&queue, round), (below, most)).await;
                 end.cut(reason.clone());
                 let whose = if below { "below" } else { "above" };
                 let _ = loses.send(format!("the seat {whose}: {reason}"));
@@ -173,12 +175,12 @@ impl Meeting {
 
 /// Passes on what a neighbour sends until its end. Returns the reason.
 async fn read(
-    mut from: mpsc::Receiver<Carry>,
-    end: &End,
+    (mut from, end): (mpsc::Receiver<Carry>, &End),
+    wire: Wire,
     (queue, round): (&DeviceQueue, u64),
     (below, (bytes, waiting)): (bool, (usize, usize)),
 ) -> String {
-    let mut assembly = Assembly::default();
+    let mut assembly = Assembly::new(wire);
     while let Some(message) = from.recv().await {
         let heard = match message {
             Carry::Values { lease, rest, bytes: part } => match assembly.add(lease, (rest, &part), bytes) {

@@ -54,6 +54,28 @@ fn open_with_bytes(path: &Path) -> Result<SafeTensors, FormatError> {
     Ok(SafeTensors { path: path.to_owned(), map, entries, raw, metadata })
 }
 
+/// Positions of the tensors of a file.
+#[derive(Debug)]
+pub struct Positions {
+    /// Its numeric tensors.
+    pub tensors: BTreeMap<String, Range<usize>>,
+    /// Whether it has byte tensors too, as a checkpoint in NF4 has.
+    pub has_bytes: bool,
+}
+
+/// Bytes of the header of the file that begins with these bytes; `None` if that is no header.
+pub fn header_len(file: &[u8; 8]) -> Option<u64> {
+    let length = u64::from_le_bytes(*file);
+    (length <= MOST_HEADER_BYTES).then_some(8 + length)
+}
+
+/// Positions of the tensors of a file, of which only the header is read.
+pub fn positions(path: &Path) -> Result<Positions, FormatError> {
+    let file = open_with_bytes(path)?;
+    let tensors = file.entries.into_iter().map(|(name, entry)| (name, entry.range)).collect();
+    Ok(Positions { tensors, has_bytes: !file.raw.is_empty() })
+}
+
 impl SafeTensors {
     /// Path of the file.
     pub fn path(&self) -> &Path {

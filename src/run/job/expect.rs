@@ -17,7 +17,7 @@ impl Job {
     }
 
     /// The remaining work.
-    pub(super) fn counts(&self, options: &Options) -> &(Counts, Workload) {
+    pub fn counts(&self, options: &Options) -> &(Counts, Workload) {
         self.ahead.get_or_init(|| {
             let p = &self.prepared;
             let (train, eval, done) = (&p.train, p.eval.as_ref(), self.state.step);

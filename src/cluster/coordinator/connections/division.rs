@@ -1,7 +1,8 @@
 //! How the layers of a model are divided among workers that hold it together, from what their devices report.
 
 use crate::cluster::message::{Capacity, Needs};
-use crate::model::split::{Pace, alike, arrange};
+use crate::model::split::{MANY, Pace, Question, WORTH, Way, alike};
+use crate::train::event::Link;
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -14,6 +15,39 @@ pub enum Division {
     Seats(usize),
     /// As few workers as have room for the model, up to that many. A worker that has room for all of it holds it alone.
     Auto(usize),
+}
+
+/// What workers of a line send each other, and where they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Between {
+    /// Bytes of the longest microbatch that go from seat to seat, in each direction.
+    pub bytes: u64,
+    /// Microbatches of a step.
+    pub microbatches: usize,
+    /// The host of each worker; workers without one have no network between them.
+    pub hosts: Vec<String>,
+}
+
+impl Default for Between {
+    /// Workers on one machine.
+    fn default() -> Self {
+        Between { bytes: 0, microbatches: MANY, hosts: Vec::new() }
+    }
+}
+
+impl Between {
+    /// The link between two workers, from what each measured to the coordinator: the slower of both, and half of both
+    /// round trips.
+    pub fn way(&self, workers: &[&Capacity], a: usize, b: usize) -> Way {
+        let [one, other] = [a, b].map(|at| (self.hosts.get(at), workers[at].link));
+        match (one, other) {
+            ((one, Some(here)), (other, Some(there))) if one != other => Way {
+                occupied: self.bytes as f64 / here.bandwidth.min(there.bandwidth),
+                delay: (here.round_trip + there.round_trip) / 2.0,
+            },
+            _ => Way::default(),
+        }
+    }
 }
 
 /// A seat of a line.
@@ -50,15 +84,15 @@ impl Division {
     }
 
     /// What workers of these capacities form together.
-    pub fn form(&self, workers: &[&Capacity]) -> Formed {
+    pub fn form(&self, workers: &[&Capacity], between: &Between) -> Formed {
         if let (Division::Auto(_), Some(at)) = (self, workers.iter().position(|worker| worker.holds_all())) {
             return Formed::Whole(at);
         }
         let enough = workers.len() >= self.most();
         let measured = match self {
             Division::Layers(counts) if enough => return Formed::Line(typed(counts, workers)),
-            Division::Seats(_) if enough => measured(workers),
-            Division::Auto(_) => fewest(workers),
+            Division::Seats(_) if enough => measured(workers, between).map(|(line, _)| line),
+            Division::Auto(_) => fewest(workers, between),
             _ => None,
         };
         let smallest = (0..workers.len()).min_by_key(|at| workers[*at].limit);
@@ -92,33 +126,62 @@ fn typed(counts: &[usize], workers: &[&Capacity]) -> Vec<Place> {
     starts.zip(counts).enumerate().map(place).collect()
 }
 
-/// The line of the fewest workers, those with most memory, that fits.
-fn fewest(workers: &[&Capacity]) -> Option<Vec<Place>> {
+/// Most workers of which every choice is tried.
+const CHOSEN: usize = 6;
+
+/// The fastest line of the fewest workers that fits; of many workers, those with most memory.
+fn fewest(workers: &[&Capacity], between: &Between) -> Option<Vec<Place>> {
     let mut by_room: Vec<usize> = (0..workers.len()).collect();
     by_room.sort_by_key(|at| Reverse(workers[*at].limit));
     (2..=workers.len()).find_map(|count| {
-        let mut chosen = by_room[..count].to_vec();
-        chosen.sort_unstable();
-        let line = measured(&chosen.iter().map(|at| workers[*at]).collect::<Vec<_>>())?;
-        Some(line.into_iter().map(|place| Place { worker: chosen[place.worker], ..place }).collect())
+        let choices =
+            if workers.len() <= CHOSEN { choices(&by_room, count) } else { vec![by_room[..count].to_vec()] };
+        let mut best: Option<(Vec<Place>, f64)> = None;
+        for mut chosen in choices {
+            chosen.sort_unstable();
+            let hosts = chosen.iter().filter_map(|at| between.hosts.get(*at).cloned()).collect();
+            let between = Between { hosts, ..*between };
+            let capacities: Vec<&Capacity> = chosen.iter().map(|at| workers[*at]).collect();
+            let Some((line, seconds)) = measured(&capacities, &between) else { continue };
+            if best.as_ref().is_none_or(|(_, before)| seconds < WORTH * before) {
+                let of_all = |place: Place| Place { worker: chosen[place.worker], ..place };
+                best = Some((line.into_iter().map(of_all).collect(), seconds));
+            }
+        }
+        best.map(|(line, _)| line)
     })
 }
 
-/// The line of all workers that is fastest and fits.
-fn measured(workers: &[&Capacity]) -> Option<Vec<Place>> {
+/// All choices of that many, the first ones first.
+fn choices(of: &[usize], count: usize) -> Vec<Vec<usize>> {
+    match (count, of) {
+        (0, _) => vec![vec![]],
+        (_, []) => vec![],
+        (_, [first, rest @ ..]) => {
+            let with = choices(rest, count - 1).into_iter().map(|others| [&[*first], &others[..]].concat());
+            with.chain(choices(rest, count)).collect()
+        }
+    }
+}
+
+/// The line of all workers that is fastest and fits, and the seconds of its steps.
+fn measured(workers: &[&Capacity], between: &Between) -> Option<(Vec<Place>, f64)> {
     let paces = workers.iter().map(|worker| Pace { layer: worker.seconds.0, head: worker.seconds.1 });
     let paces = alike(&paces.collect::<Vec<_>>());
-    let layers = workers.first()?.layers.len();
+    let question = Question {
+        layers: workers.first()?.layers.len(),
+        paces: &paces,
+        ways: &[],
+        microbatches: between.microbatches,
+    };
     let needs =
         |at: usize, place: usize, range: &Range<usize>| workers[at].needs(workers.len() - 1 - place, range);
-    let (order, split) =
-        arrange(layers, &paces, &mut |at, place, range| needs(at, place, range) <= workers[at].limit)?;
-    let places = order.into_iter().zip(split).enumerate();
-    Some(
-        places
-            .map(|(place, (worker, layers))| Place { worker, needs: needs(worker, place, &layers), layers })
-            .collect(),
-    )
+    let found = question.arrange(&|a, b| between.way(workers, a, b), &mut |at, place, range| {
+        needs(at, place, range) <= workers[at].limit
+    })?;
+    let places = found.order.into_iter().zip(found.split).enumerate();
+    let place = |(place, (worker, layers))| Place { worker, needs: needs(worker, place, &layers), layers };
+    Some((places.map(place).collect(), found.seconds))
 }
 
 impl Capacity {
@@ -126,7 +189,16 @@ impl Capacity {
     pub fn is_possible(&self, layers: usize, most: usize) -> bool {
         let (layer, head) = self.seconds;
         let paces = layer.is_finite() && layer > 0.0 && head.is_finite() && head >= 0.0;
-        paces && self.layers.len() == layers && self.needs.len() == most.min(layers)
+        let sane = |link: Link| {
+            link.bandwidth.is_finite()
+                && link.bandwidth > 0.0
+                && link.round_trip.is_finite()
+                && link.round_trip >= 0.0
+        };
+        paces
+            && self.link.is_none_or(sane)
+            && self.layers.len() == layers
+            && self.needs.len() == most.min(layers)
     }
 
     /// Bytes of a seat of these layers, with `above` seats above it.
@@ -153,11 +225,11 @@ mod tests {
     fn device(seconds: f64, room: u64) -> Capacity {
         let nothing = Needs { one: 0, more: 0 };
         let needs = vec![(nothing, nothing); 3];
-        Capacity { seconds: (seconds, 0.0), limit: 10 * room, layers: vec![10; 12], needs }
+        Capacity { seconds: (seconds, 0.0), limit: 10 * room, layers: vec![10; 12], needs, link: None }
     }
 
     fn line(division: &Division, devices: &[Capacity]) -> Vec<(usize, Range<usize>)> {
-        match division.form(&devices.iter().collect::<Vec<_>>()) {
+        match division.form(&devices.iter().collect::<Vec<_>>(), &Between::default()) {
             Formed::Line(places) => places.into_iter().map(|place| (place.worker, place.layers)).collect(),
             other => panic!("{other:?}"),
         }
@@ -170,13 +242,13 @@ mod tests {
         assert_eq!(line(&two, &[device(1.0, 12), device(2.0, 12)]), [(0, 0..8), (1, 8..12)]);
         assert_eq!(line(&two, &[device(1.0, 3), device(2.0, 12)]), [(0, 0..3), (1, 3..12)]);
         let little = [device(1.0, 3), device(1.0, 8)];
-        assert_eq!(two.form(&little.iter().collect::<Vec<_>>()), Formed::TooSmall(0));
-        assert_eq!(two.form(&[&little[0]]), Formed::No);
+        assert_eq!(two.form(&little.iter().collect::<Vec<_>>(), &Between::default()), Formed::TooSmall(0));
+        assert_eq!(two.form(&[&little[0]], &Between::default()), Formed::No);
         let typed = Division::Layers(vec![2, 10]);
         assert_eq!(line(&typed, &[device(1.0, 12), device(2.0, 12)]), [(0, 0..2), (1, 2..12)]);
         let small = [device(1.0, 12), device(2.0, 9)];
         let small: Vec<&Capacity> = small.iter().collect();
-        assert_eq!(typed.form(&small).within(&small), Formed::TooSmall(1));
+        assert_eq!(typed.form(&small, &Between::default()).within(&small), Formed::TooSmall(1));
     }
 
     #[test]
@@ -191,7 +263,7 @@ mod tests {
         let auto = Division::Auto(3);
         let form = |rooms: &[u64]| {
             let devices: Vec<Capacity> = rooms.iter().map(|room| device(1.0, *room)).collect();
-            auto.form(&devices.iter().collect::<Vec<_>>())
+            auto.form(&devices.iter().collect::<Vec<_>>(), &Between::default())
         };
         assert_eq!(form(&[5]), Formed::No);
         assert_eq!(form(&[5, 12]), Formed::Whole(1));
@@ -207,6 +279,41 @@ mod tests {
         assert_eq!(form(&[5, 4, 1]), Formed::TooSmall(2));
     }
 
+    /// Workers on hosts of their own, with these megabytes per second and seconds of a round trip to the coordinator.
+    fn linked(division: &Division, workers: &[(f64, u64, (f64, f64))]) -> Vec<(usize, Range<usize>)> {
+        let link = |(megabytes, round_trip)| Link { bandwidth: 1e6 * megabytes, round_trip };
+        let devices = workers
+            .iter()
+            .map(|(seconds, room, way)| Capacity { link: Some(link(*way)), ..device(*seconds, *room) });
+        let devices: Vec<Capacity> = devices.collect();
+        let hosts = (0..workers.len()).map(|at| at.to_string()).collect();
+        let between = Between { bytes: 4_000_000, microbatches: 8, hosts };
+        match division.form(&devices.iter().collect::<Vec<_>>(), &between) {
+            Formed::Line(places) => places.into_iter().map(|place| (place.worker, place.layers)).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_slow_link_moves_the_cut_and_the_order() {
+        let (near, slow, far) = ((100.0, 0.001), (0.2, 0.001), (100.0, 20.0));
+        let two = |way| linked(&Division::Seats(2), &[(1.0, 12, near), (2.0, 12, way)]);
+        assert_eq!(two(near), [(0, 0..8), (1, 8..12)]);
+        // The link takes 20 s in each direction, more than both seats.
+        assert_eq!(two(slow), [(0, 0..11), (1, 11..12)]);
+        assert_eq!(two(far), [(0, 0..11), (1, 11..12)]);
+        // A worker between two others sends twice as much as one at an end.
+        let three = |ways: [(f64, f64); 3]| linked(&Division::Seats(3), &ways.map(|way| (1.0, 12, way)));
+        let order = |ways| three(ways).into_iter().map(|(worker, _)| worker).collect::<Vec<_>>();
+        assert_eq!(order([near, near, near]), [0, 1, 2]);
+        assert_eq!(order([near, slow, near]), [0, 2, 1]);
+        assert_eq!(order([near, near, slow]), [0, 1, 2]);
+        // Two of three have room: the one behind a slow link is left out.
+        let auto = |ways: [(f64, f64); 3]| linked(&Division::Auto(3), &ways.map(|way| (1.0, 7, way)));
+        assert_eq!(auto([near, near, near]), [(0, 0..6), (1, 6..12)]);
+        assert_eq!(auto([near, slow, near]), [(0, 0..6), (2, 6..12)]);
+    }
+
     #[test]
     fn impossible_capacities_are_refused() {
         let good = device(1.0, 12);
@@ -214,6 +321,10 @@ mod tests {
         assert!(!good.is_possible(11, 3) && !good.is_possible(12, 4));
         for seconds in [(f64::NAN, 0.0), (0.0, 0.0), (-1.0, 0.0), (1.0, f64::INFINITY), (1.0, -1.0)] {
             assert!(!Capacity { seconds, ..good.clone() }.is_possible(12, 3), "{seconds:?}");
+        }
+        for (bandwidth, round_trip) in [(0.0, 1.0), (f64::NAN, 1.0), (1.0, -1.0), (1.0, f64::INFINITY)] {
+            let link = Some(Link { bandwidth, round_trip });
+            assert!(!Capacity { link, ..good.clone() }.is_possible(12, 3), "{link:?}");
         }
         let huge = Needs { one: u64::MAX, more: u64::MAX };
         let huge = Capacity { layers: vec![u64::MAX; 12], needs: vec![(huge, huge); 3], ..good };

@@ -185,7 +185,9 @@ impl Standing {
         let classes = devices()
             .map(|(plan, device)| (plain(&device.class), plan.layers.0 as usize..plan.layers.1 as usize));
         let names: Vec<String> = devices().map(|(_, device)| plain(&device.name)).collect();
-        Device { name: names.join(" + "), class: line::class(&classes.collect::<Vec<_>>()) }
+        let class = line::class(&classes.collect::<Vec<_>>());
+        let cuts: Vec<usize> = devices().skip(1).map(|(plan, _)| plan.layers.0 as usize).collect();
+        Device { name: names.join(" + "), class: self.chairs[0].plan.wire.class(class, &cuts) }
     }
 
     /// The line as an event, for the line of this name.
@@ -198,9 +200,8 @@ impl Standing {
             memory: chair.memory.0,
             limit: Limit::Free(chair.memory.1).known(),
         };
-        let hidden = self.reception.lines.as_ref().map_or(0, |lines| lines.plan.hidden);
-        let seats = self.chairs.iter().map(seat).collect();
-        LineFormed { step: 0, worker, seats, token_bytes: 4 * hidden as u64 }
+        let token_bytes = self.reception.lines.as_ref().map_or(0, |lines| lines.plan.token_bytes());
+        LineFormed { step: 0, worker, seats: self.chairs.iter().map(seat).collect(), token_bytes }
     }
 
     /// Joins as a member of the driver, and passes messages until the line is over.

@@ -1,12 +1,15 @@
 //! Workers that wait for a seat in a line. Each reports what its device can hold; once there are enough of them, they get
 //! their seats together.
 
-use super::division::{Division, Formed, Place};
+use super::division::{Between, Division, Formed, Place};
+use super::host;
 use crate::cluster::coordinator::outbox::Outbox;
 use crate::cluster::machine::MemberId;
 use crate::cluster::message::{Bye, Capacity, SeatPlan, ToCoordinator, ToWorker};
-use crate::cluster::worker::{depth, random};
+use crate::cluster::worker::random;
 use crate::model::memory::size;
+use crate::model::split::depth;
+use crate::model::wire::Wire;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::OwnedSemaphorePermit;
@@ -21,6 +24,12 @@ pub struct LinePlan {
     pub values: Vec<usize>,
     /// Values of the hidden state of a token.
     pub hidden: usize,
+    /// The type in which they go from seat to seat.
+    pub wire: Wire,
+    /// Tokens of the longest microbatch.
+    pub tokens: usize,
+    /// Microbatches of a step.
+    pub microbatches: usize,
 }
 
 impl LinePlan {
@@ -33,6 +42,17 @@ impl LinePlan {
         self.division.most() as u16
     }
 
+    /// Bytes that go from seat to seat for a token, in each direction.
+    pub fn token_bytes(&self) -> u64 {
+        (self.wire.size() * self.hidden) as u64
+    }
+
+    /// What workers on these hosts send each other.
+    pub fn between(&self, hosts: Vec<String>) -> Between {
+        let bytes = self.token_bytes() * self.tokens as u64;
+        Between { bytes, microbatches: self.microbatches, hosts }
+    }
+
     fn seats_of(&self, key: [u8; 16], places: &[Place]) -> Vec<SeatPlan> {
         let seat = |(at, Place { layers, .. }): (usize, &Place)| SeatPlan {
             key,
@@ -41,6 +61,7 @@ impl LinePlan {
             layers: (layers.start as u32, layers.end as u32),
             values: (self.values[layers.start] as u64, self.values[layers.end] as u64),
             depth: depth(places.len() - 1 - at) as u16,
+            wire: self.wire,
         };
         places.iter().enumerate().map(seat).collect()
     }
@@ -151,7 +172,8 @@ impl Lines {
         let ready = in_places(ready, |at| last.get(&workers[*at].identity).copied());
         let capacities: Vec<&Capacity> =
             ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
-        match self.plan.division.form(&capacities).within(&capacities) {
+        let between = self.plan.between(ready.iter().map(|at| host(&workers[*at].peer)).collect());
+        match self.plan.division.form(&capacities, &between).within(&capacities) {
             Formed::No => Ok(Seated::No),
             Formed::Whole(one) => {
                 let waiter = workers.remove(ready[one]);

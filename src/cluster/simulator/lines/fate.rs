@@ -121,6 +121,7 @@ fn capacity(d: &mut Draws, seats: usize) -> Capacity {
         limit: 10 * room,
         layers: vec![10; WIDTH],
         needs: vec![(nothing, nothing); seats],
+        link: None,
     }
 }
 

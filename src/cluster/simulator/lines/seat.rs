@@ -6,7 +6,7 @@ use super::super::truth::{self, Plan};
 use super::super::worker::Cheats;
 use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use crate::cluster::sum_chunk;
-use crate::cluster::worker::depth;
+use crate::model::split::depth;
 use crate::model::stage::Traffic;
 use crate::train::sum::RewardSums;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -12,6 +12,7 @@ use crate::cluster::worker::sum::Finished;
 #[cfg(feature = "faults")]
 use crate::model::stage::Fault;
 use crate::model::stage::{LossSums, Model, Output, Session, Ticket, Traffic, Want};
+use crate::model::wire::Wire;
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::sum::{Refused, Scalars, check};
@@ -56,9 +57,9 @@ fn after(layer: usize) -> String {
     format!("hidden states after layer {}", layer - 1)
 }
 
-/// The trouble with the first value that is not finite, under the name `what`.
-fn not_finite(values: &[f32], what: &dyn Fn() -> String) -> Option<Trouble> {
-    let value = f64::from(*values.iter().find(|value| !value.is_finite())?);
+/// The trouble with the first value that does not arrive as a finite one, under the name `what`.
+fn not_finite(wire: Wire, values: &[f32], what: &dyn Fn() -> String) -> Option<Trouble> {
+    let value = f64::from(wire.not_finite(values)?);
     Some(Trouble::Value { tensor: what(), value })
 }
 
@@ -86,9 +87,9 @@ impl Sitting {
     /// The output, unless the seat above would get values that are not finite.
     pub fn sound(&self, output: Output) -> Result<Output, Failed> {
         let bad = match &output {
-            Output::Hidden(values) => {
-                not_finite(values, &|| format!("the {}", after(self.portion.layers.end)))
-            }
+            Output::Hidden(values) => not_finite(self.neighbours.wire, values, &|| {
+                format!("the {}", after(self.portion.layers.end))
+            }),
             _ => None,
         };
         bad.map_or(Ok(output), |trouble| Err(Failed::Value(trouble)))
@@ -315,7 +316,8 @@ impl DeviceWorker {
         match computed {
             Ok(input) => {
                 let below = || format!("the gradient of the {}", after(sitting.portion.layers.start));
-                let bad = input.as_ref().and_then(|values| not_finite(values, &below));
+                let bad =
+                    input.as_ref().and_then(|values| not_finite(sitting.neighbours.wire, values, &below));
                 match &bad {
                     Some(_) => sitting.neighbours.dropped(lease),
                     None => input.iter().for_each(|values| sitting.neighbours.down(lease, values)),

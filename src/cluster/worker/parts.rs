@@ -1,0 +1,336 @@
+//! Parts of a base model, for a worker that holds some layers of it: a folder beside that of the whole model, in which
+//! files have their whole length and holes where nothing was fetched. Each part has a hash of its own, which is checked
+//! when the part arrives and at every use; a hole has another hash than its part. Workers of one machine share the
+//! folder, and add parts to it.
+
+use super::Outcome;
+use super::cache::{Cache, OTHER, check_names, checked_file, fail, holds, span};
+use super::outbox::Outbox;
+use crate::cluster::message::{Hash, Manifest, ModelFile, PART, SeatPlan};
+use crate::format::safetensors::{Positions, header_len, positions};
+use crate::numeric::block::Blocks;
+use crate::numeric::tensor::{About, Tensor, Tensors, Use};
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The tensors of a model that a worker reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Needed {
+    /// None: their shapes suffice.
+    Shapes,
+    /// Those of these layers, and of the head if the model ends there.
+    Layers(Range<usize>, End),
+}
+
+/// Whether a seat is the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has the last layer, and the head.
+    Last,
+    /// Other seats are above it.
+    Open,
+}
+
+impl Needed {
+    /// Those of a seat.
+    pub fn by(plan: &SeatPlan) -> Self {
+        let end = if plan.place + 1 == plan.of { End::Last } else { End::Open };
+        Needed::Layers(plan.layers.0 as usize..plan.layers.1 as usize, end)
+    }
+
+    /// Whether the tensor of this name is read. `tied` says whether the head may be the embedding.
+    fn has(&self, name: &str, tied: bool) -> bool {
+        let Needed::Layers(layers, end) = self else { return false };
+        let (first, last) = (layers.start == 0, *end == End::Last);
+        match layer_of(name) {
+            Some(layer) => layers.contains(&layer),
+            None if name.contains("embed_tokens") => first || last && tied,
+            None if name.contains("lm_head") => last,
+            None => true,
+        }
+    }
+}
+
+/// The layer of a tensor: 12 of `model.layers.12.mlp.up_proj.weight`.
+fn layer_of(name: &str) -> Option<usize> {
+    let (before, after) = name.split_once("layers.")?;
+    let number = after.split('.').next()?;
+    (before.is_empty() || before.ends_with('.')).then(|| number.parse().ok())?
+}
+
+/// Tensors of which some were fetched: to read another one is an error, not a hole.
+struct Fetched {
+    base: Arc<dyn Tensors>,
+    needed: Needed,
+}
+
+/// The tensors of a folder of parts.
+pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed) -> Arc<dyn Tensors> {
+    Arc::new(Fetched { base, needed })
+}
+
+impl Fetched {
+    fn check(&self, name: &str) -> Result<(), String> {
+        match self.needed.has(name, true) {
+            true => Ok(()),
+            false => Err(format!("{name} was not fetched: it is of another worker's layers")),
+        }
+    }
+}
+
+impl Tensors for Fetched {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        self.check(name)?;
+        self.base.tensor(name)
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        self.check(name)?;
+        self.base.blocks(name)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        self.base.about(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.base.names()
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.base.file_of(name)
+    }
+
+    fn advise(&self, name: &str, when: Use) {
+        self.base.advise(name, when);
+    }
+}
+
+/// A file of which parts are fetched, with the hashes of all parts.
+struct InParts {
+    index: u32,
+    path: PathBuf,
+    size: u64,
+    hashes: Vec<Hash>,
+}
+
+impl Cache {
+    /// The path of the run's model with the tensors that are needed, from the cache or fetched. `None` if the model
+    /// cannot be had in parts.
+    pub(super) async fn obtain_parts(
+        &self,
+        (manifest, needed): (&Manifest, &Needed),
+        outbox: &mut Outbox<'_>,
+        say: &dyn Fn(&str),
+    ) -> Result<Option<PathBuf>, Outcome> {
+        if manifest.parts.is_empty() || self.root.join(&manifest.model_hash).is_dir() {
+            return Ok(None);
+        }
+        check_names(manifest)?;
+        let dir = self.root.join(format!("{}.parts", manifest.model_hash));
+        std::fs::create_dir_all(&dir).map_err(|e| fail(&dir, e))?;
+        let _lock = self.lock(&manifest.model_hash, outbox, say).await?;
+        let large = in_parts(&dir, manifest, outbox).await?;
+        let mut found = Vec::new();
+        for file in &large {
+            found.push(file.header(outbox).await?);
+        }
+        if found.iter().any(|positions| positions.has_bytes) {
+            return Ok(None);
+        }
+        let tied = is_tied(&dir, &found);
+        let wanted = found.iter().map(|positions| wanted(positions, needed, tied));
+        let mut missing = Vec::new();
+        for (file, wanted) in large.iter().zip(wanted) {
+            missing.push(file.missing(wanted, outbox).await?);
+        }
+        let total: u64 = manifest.files.iter().map(|file| file.size).sum();
+        let bytes: u64 = missing.iter().flatten().map(|run| run.end - run.start).sum();
+        if bytes > 0 {
+            let (some, all) = (bytes as f64 / 1e6, total as f64 / 1e6);
+            say(&format!(
+                "fetching parts of {} from the coordinator: {some:.1} of {all:.1} MB",
+                manifest.model
+            ));
+        }
+        for (file, runs) in large.iter().zip(missing) {
+            for run in runs {
+                file.fetch(run, outbox).await?;
+            }
+        }
+        Ok(Some(dir))
+    }
+}
+
+/// Fetches the small files, and opens those that come in parts.
+async fn in_parts(dir: &Path, manifest: &Manifest, outbox: &mut Outbox<'_>) -> Result<Vec<InParts>, Outcome> {
+    let mut large = Vec::new();
+    for (index, file) in (0..).zip(&manifest.files) {
+        let list = (0..).zip(&manifest.parts).find(|(_, list)| list.name == format!("{}.parts", file.name));
+        if let Some((at, list)) = list {
+            let list = (manifest.files.len() as u32 + at, list);
+            large.push(InParts::open(dir, (index, file), list, outbox).await?);
+            continue;
+        }
+        let (of, small) = (dir.to_path_buf(), file.clone());
+        if !outbox.meanwhile(move || holds(&of, &small)).await? {
+            checked_file(&dir.join(&file.name), index, file, outbox).await?;
+        }
+    }
+    Ok(large)
+}
+
+/// Whether the head may be the embedding: it is not if the files have a head and config.json says so.
+fn is_tied(dir: &Path, found: &[Positions]) -> bool {
+    let mut names = found.iter().flat_map(|positions| positions.tensors.keys());
+    let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
+    let apart = [&config, &config["text_config"]].iter().any(|config| config["tie_word_embeddings"] == false);
+    !(apart && names.any(|name| name.contains("lm_head")))
+}
+
+/// The parts in which the needed tensors are.
+fn wanted(positions: &Positions, needed: &Needed, tied: bool) -> BTreeSet<usize> {
+    let ranges = positions.tensors.iter().filter(|(name, _)| needed.has(name, tied)).map(|(_, range)| range);
+    ranges
+        .filter(|range| !range.is_empty())
+        .flat_map(|range| range.start / PART..=(range.end - 1) / PART)
+        .collect()
+}
+
+impl InParts {
+    /// Fetches the list of hashes, and makes the file where it is not there.
+    async fn open(
+        dir: &Path,
+        (index, file): (u32, &ModelFile),
+        (list_index, list): (u32, &ModelFile),
+        outbox: &mut Outbox<'_>,
+    ) -> Result<Self, Outcome> {
+        let path = dir.join(&file.name);
+        let lost = |reason: &str| Outcome::Lost { reason: format!("{}: {reason}", list.name) };
+        if list.size != file.size.div_ceil(PART as u64).saturating_mul(32) {
+            return Err(lost("the list of hashes is too long or too short"));
+        }
+        let mut bytes = Vec::new();
+        span(list_index, 0..list.size, outbox, &mut |piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })
+        .await?;
+        if *blake3::hash(&bytes).as_bytes() != list.hash {
+            return Err(lost(OTHER));
+        }
+        let out = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        out.and_then(|out| out.set_len(file.size)).map_err(|e| fail(&path, e))?;
+        let hashes = bytes.as_chunks::<32>().0.to_vec();
+        Ok(InParts { index, path, size: file.size, hashes })
+    }
+
+    /// The tensors of the file, for which its header is fetched.
+    async fn header(&self, outbox: &mut Outbox<'_>) -> Result<Positions, Outcome> {
+        let mut parts = 1;
+        for _ in 0..2 {
+            for run in self.missing((0..parts).collect(), outbox).await? {
+                self.fetch(run, outbox).await?;
+            }
+            let mut begin = [0; 8];
+            let read = File::open(&self.path).and_then(|mut file| file.read_exact(&mut begin));
+            read.map_err(|e| fail(&self.path, e))?;
+            // A file without a header is refused below.
+            parts = header_len(&begin).map_or(1, |len| len.min(self.size).div_ceil(PART as u64) as usize);
+        }
+        positions(&self.path).map_err(|e| fail(&self.path, e))
+    }
+
+    /// The runs of bytes of these parts that are not here.
+    async fn missing(
+        &self,
+        parts: BTreeSet<usize>,
+        outbox: &mut Outbox<'_>,
+    ) -> Result<Vec<Range<u64>>, Outcome> {
+        let (path, hashes, size) = (self.path.clone(), self.hashes.clone(), self.size);
+        let found = outbox.meanwhile(move || find_missing(&path, parts, (&hashes, size))).await?;
+        found.map_err(|e| fail(&self.path, e))
+    }
+
+    /// Fetches a run of whole parts, and writes each that has its hash.
+    async fn fetch(&self, run: Range<u64>, outbox: &mut Outbox<'_>) -> Result<(), Outcome> {
+        let failed = |e: std::io::Error| fail(&self.path, e);
+        let mut out = OpenOptions::new().write(true).open(&self.path).map_err(failed)?;
+        let (mut at, mut part) = (run.start, Vec::with_capacity(PART));
+        span(self.index, run, outbox, &mut |mut piece: &[u8]| {
+            while !piece.is_empty() {
+                let len = (self.size - at).min(PART as u64) as usize;
+                let (now, later) = piece.split_at(piece.len().min(len - part.len()));
+                part.extend_from_slice(now);
+                piece = later;
+                if part.len() == len {
+                    if *blake3::hash(&part).as_bytes() != self.hashes[(at / PART as u64) as usize] {
+                        return Err(fail(&self.path, OTHER));
+                    }
+                    out.seek(SeekFrom::Start(at)).and_then(|_| out.write_all(&part)).map_err(failed)?;
+                    at += len as u64;
+                    part.clear();
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        out.sync_all().map_err(failed)
+    }
+}
+
+fn find_missing(
+    path: &Path,
+    parts: BTreeSet<usize>,
+    (hashes, size): (&[Hash], u64),
+) -> std::io::Result<Vec<Range<u64>>> {
+    let (mut file, mut runs, mut bytes) = (File::open(path)?, Vec::<Range<u64>>::new(), Vec::new());
+    for part in parts.into_iter().filter(|part| *part < hashes.len()) {
+        let from = (part * PART) as u64;
+        let to = size.min(from + PART as u64);
+        file.seek(SeekFrom::Start(from))?;
+        bytes.clear();
+        Read::by_ref(&mut file).take(to - from).read_to_end(&mut bytes)?;
+        if *blake3::hash(&bytes).as_bytes() == hashes[part] {
+            continue;
+        }
+        match runs.last_mut().filter(|run| run.end == from) {
+            Some(run) => run.end = to,
+            None => runs.push(from..to),
+        }
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seat_reads_its_layers_and_its_ends() {
+        let names = [
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.up_proj.weight",
+            "model.language_model.layers.1.self_attn.q_proj.weight",
+            "layers.12.input_layernorm.weight",
+            "model.norm.weight",
+            "lm_head.weight",
+        ];
+        let read = |layers: Range<usize>, tied| {
+            let end = if layers.end == 13 { End::Last } else { End::Open };
+            let needed = Needed::Layers(layers, end);
+            names.map(|name| u8::from(needed.has(name, tied)))
+        };
+        assert_eq!(read(0..1, true), [1, 1, 0, 0, 1, 0]);
+        assert_eq!(read(1..12, true), [0, 0, 1, 0, 1, 0]);
+        assert_eq!(read(12..13, true), [1, 0, 0, 1, 1, 1]);
+        assert_eq!(read(12..13, false), [0, 0, 0, 1, 1, 1]);
+        assert_eq!(read(0..13, false), [1; 6]);
+        assert_eq!(names.map(|name| u8::from(Needed::Shapes.has(name, true))), [0; 6]);
+    }
+}
