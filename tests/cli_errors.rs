@@ -243,7 +243,7 @@ fn unusable_rows_are_refused() {
         (
             "--task classify --data classes.jsonl --sample-rows 3",
             78,
-            "--sample-rows .. a classifier writes no answers",
+            "--sample-rows .. a model with a head writes no answers",
         ),
     ] {
         check(&b, &format!("demo {command} -o out"), code, parts);

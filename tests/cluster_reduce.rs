@@ -39,6 +39,7 @@ impl Bench {
                 counts: [leases as u64, 1],
                 pairs: 1,
                 right: 0,
+                range: None,
             },
         };
         self.reducer.finish(member, Claim { sum, leases, scalars });

@@ -142,13 +142,17 @@ fn adapter_round_trips() {
     ];
     let extras = Extras {
         labels: Some(vec!["no".into(), "yes".into()]),
+        numbers: false,
         files: vec![("tokenizer.json".into(), b"{}".to_vec())],
     };
     let config = config(TaskType::SeqCls);
     peft::write(dir.path(), &config, &tensors, &extras).unwrap();
     let read = peft::read(dir.path()).unwrap();
     assert_eq!(read.config, config);
-    assert_eq!(read.labels, extras.labels);
+    assert_eq!((&read.labels, read.numbers), (&extras.labels, false));
+    let other = tempfile::tempdir().unwrap();
+    peft::write(other.path(), &config, &tensors, &Extras { numbers: true, ..extras.clone() }).unwrap();
+    assert!(peft::read(other.path()).unwrap().numbers);
     let names: Vec<&str> = read.tensors.iter().map(|t| t.name.as_str()).collect();
     assert_eq!(names, [name_a.as_str(), name_b.as_str(), "base_model.model.score.weight"]);
     assert!(read.tensors.iter().all(|t| t.values == a));
@@ -249,14 +253,15 @@ fn non_finite_values_are_named() {
 
 #[test]
 fn card_describes_the_configuration() {
-    let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None, &[]);
+    let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", &Extras::default(), &[]);
     for said in
         ["base_model: owner/base\n", "library_name: peft\n", "gguf Q4_1", "--max-lora-rank 8", "rsLoRA"]
     {
         assert!(card.contains(said), "{said}\n{card}");
     }
     let unnamed = AdapterConfig { base_model_name_or_path: None, r: 17, ..config(TaskType::SeqCls) };
-    let card = peft::card(&unnamed, "bf16 safetensors", Some(&["no".into(), "yes".into()]), &[]);
+    let extras = Extras { labels: Some(vec!["no".into(), "yes".into()]), ..Extras::default() };
+    let card = peft::card(&unnamed, "bf16 safetensors", &extras, &[]);
     for said in ["names no base", "AutoModelForSequenceClassification", "merge it", "no, yes"] {
         assert!(card.contains(said), "{said}\n{card}");
     }
@@ -274,7 +279,7 @@ fn the_card_is_yaml_and_a_table() {
     let numbers = [("eval loss", "4.4664 -> 1.8083".to_string()), ("devices", "a|b\nc".to_string())];
     for id in ["owner/base", "owner/base: v2 #1", "- x", "null", "a\"b"] {
         let config = AdapterConfig { base_model_name_or_path: Some(id.into()), ..config(TaskType::CausalLm) };
-        let card = peft::card(&config, "bf16 safetensors", None, &numbers);
+        let card = peft::card(&config, "bf16 safetensors", &Extras::default(), &numbers);
         let front = card.split("---\n").nth(1).unwrap();
         let front: Value = serde_yaml::from_str(front).unwrap_or_else(|e| panic!("{e}: {front}"));
         assert_eq!(front["base_model"], id, "{card}");

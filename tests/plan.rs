@@ -2,7 +2,7 @@
 
 mod cli_fixture;
 
-use cli_fixture::{Bench, classes, rows, stderr};
+use cli_fixture::{Bench, classes, numbers, pairs, rows, stderr};
 use serde_json::Value;
 
 fn plan(b: &Bench, args: &str) -> Value {
@@ -22,6 +22,8 @@ fn check(args: &str) {
     let b = Bench::new();
     b.file("many.jsonl", &rows(90));
     b.file("classes.jsonl", &classes(60));
+    b.file("numbers.jsonl", &numbers(60));
+    b.file("pairs.jsonl", &pairs(60));
     let args = format!("{args} --gpu-backend cpu --gpus 0,1 --rank 2 -q");
     let planned = plan(&b, &format!("{args} -o out"));
     assert!(!b.path("out").exists() && !b.path("runs").exists(), "a plan writes nothing");
@@ -56,6 +58,8 @@ fn plan_counts_match_a_run() {
     check("demo --data many.jsonl --no-packing --batch-size 16 --no-shuffle --max-steps 3");
     check("demo --data many.jsonl --micro-batch-tokens 40 --max-seq-len 30 --batch-size 20");
     check("demo --data classes.jsonl --task classify --batch-size 9 --epochs 2");
+    check("demo --data numbers.jsonl --task regression --batch-size 9 --epochs 2 --eval-split 4");
+    check("demo --data pairs.jsonl --task reward --batch-size 9 --epochs 2");
 }
 
 fn names(b: &Bench) -> Vec<String> {

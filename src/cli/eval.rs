@@ -30,7 +30,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Options that determine the result: the default is the value of the adapter's run.
-const AS_TRAINED: [&str; 13] = [
+const AS_TRAINED: [&str; 14] = [
     "data-fields",
     "learn",
     "max-seq-len",
@@ -43,6 +43,7 @@ const AS_TRAINED: [&str; 13] = [
     "label-smoothing",
     "simpo-gamma",
     "nll-weight",
+    "center-rewards-coefficient",
     "reference-adapter",
 ];
 
@@ -66,19 +67,37 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let weights = class_weights(s)?;
     check_weights(s, weights.as_deref(), &config)?;
     let (task, objective) = groups::task(s)?;
-    let task = if config.labels.is_some() { Task::Classify } else { task };
+    let task = match (&config.labels, task) {
+        (Some(outputs), Task::Reward) if outputs.len() == 1 => Task::Reward,
+        (Some(_), Task::Regress) => Task::Regress,
+        (Some(_), _) if config.numbers => Task::Regress,
+        (Some(_), _) => Task::Classify,
+        (None, task) => task,
+    };
+    if task.has_head() && config.labels.is_none() {
+        return Err(s.refuse("task", "the model has no head: give --adapter DIR of a run with this task"));
+    }
+    let centre = (task == Task::Reward).then(|| groups::centre_of_rewards(s)).transpose()?;
     let read = data::Options {
         task,
         learn: groups::learn(s, task)?,
         long: groups::long_rows(s, task)?,
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
-        labels: config.labels.clone().map(|names| LabelMap { names }),
+        labels: config.labels.clone().filter(|_| task == Task::Classify).map(|names| LabelMap { names }),
         max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     };
     let rows = data::load_sets(&eval_sets(&paths)?, &read, &tokenizer)?;
+    if task == Task::Regress && rows.samples.width() != config.labels.as_ref().map_or(0, Vec::len) {
+        let why = format!(
+            "`label` has {} numbers in {}, the head gives another number",
+            rows.samples.width(),
+            paths[0].display()
+        );
+        return Err(Refusal::configuration(why));
+    }
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), weights, Need::SPEECH)?;
     let compared = match objective.filter(|_| config.labels.is_none()) {
         Some(objective) => {
@@ -88,7 +107,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         None => None,
     };
     let predicts = groups::token_accuracy(s, task)?;
-    let scores = scores(&mut *model, (&flat, compared), (&rows, tokens, predicts))?;
+    let scores = scores(&mut *model, (&flat, compared, centre), (&rows, tokens, predicts))?;
     say(inv, &scores, &rows)
 }
 
@@ -121,7 +140,7 @@ fn reference(s: &Settings, (config, spec): (&Config, &LoraSpec), flat: &[f32]) -
 
 fn scores(
     model: &mut dyn Model,
-    (flat, compared): (&[f32], Option<Compared>),
+    (flat, compared, centre): (&[f32], Option<Compared>, Option<f64>),
     (rows, tokens, predicts): (&Corpus, usize, bool),
 ) -> Result<Eval, Refusal> {
     // Only the evaluation microbatches of the plan are used; no step is computed.
@@ -143,6 +162,9 @@ fn scores(
     if predicts {
         work = work.predicting();
     }
+    if let Some(centre) = centre {
+        work = work.ranking(centre);
+    }
     if let Some(Compared { objective, reference }) = &compared {
         work = work.comparing(*objective, &known);
         train::refer(&mut local, &work, (0, reference), &mut |_| ())?;
@@ -159,8 +181,8 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
         let line = json!({
             "loss": e.eval_loss, "perplexity": e.perplexity, "token_accuracy": e.token_accuracy, "rows": c.rows, "dropped": c.dropped,
             "truncated": c.truncated, "split": c.split.0, "too_long": c.too_long, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
-            "macro_f1": e.macro_f1, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
-            "rewards_rejected": e.rewards.rewards_rejected, "margin": e.rewards.margin, "labels": rows.labels.as_ref().map(|l| &l.names),
+            "macro_f1": e.macro_f1, "pearson": e.pearson, "spearman": e.spearman, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
+            "rewards_rejected": e.rewards.rewards_rejected, "margin": e.rewards.margin, "min_reward": e.rewards.min_reward, "max_reward": e.rewards.max_reward, "labels": rows.labels.as_ref().map(|l| &l.names),
         });
         return inv.say(&line.to_string());
     }
@@ -181,8 +203,17 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
         inv.say(&format!("accuracy    {accuracy:.4}"))?;
         inv.say(&format!("macro F1    {f1:.4}"))?;
     }
-    let Rewards { rewards_chosen, rewards_rejected, margin } = e.rewards;
-    let numbers = [("chosen", rewards_chosen), ("rejected", rewards_rejected), ("margin", margin)];
+    for (name, value) in [("pearson", e.pearson), ("spearman", e.spearman)] {
+        value.map_or(Ok(()), |value| inv.say(&format!("{name:<10}  {value:.4}")))?;
+    }
+    let Rewards { rewards_chosen, rewards_rejected, margin, min_reward, max_reward } = e.rewards;
+    let numbers = [
+        ("chosen", rewards_chosen),
+        ("rejected", rewards_rejected),
+        ("margin", margin),
+        ("lowest", min_reward),
+        ("highest", max_reward),
+    ];
     for (name, value) in numbers.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         inv.say(&format!("{name:<10}  {value:.4}"))?;
     }

@@ -192,6 +192,7 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
                     options.task = match () {
                         () if has(&["chosen", "rejected"]) => data::Task::Pairs,
                         () if has(&["prompt", "completion", "label"]) => data::Task::Unpaired,
+                        () if map.get("label").is_some_and(is_numbers) => data::Task::Regress,
                         () if has(&["label"]) => data::Task::Classify,
                         () => options.task,
                     };
@@ -241,12 +242,20 @@ fn form_name(form: &Form) -> &'static str {
         Form::Answers { wanted: None, .. } => "chosen/rejected",
         Form::Answers { .. } => "completion/label",
         Form::Class { .. } => "classification",
+        Form::Numbers { .. } => "regression",
     }
+}
+
+/// Whether a label is no class.
+fn is_numbers(label: &Value) -> bool {
+    label.is_array() || label.as_f64().is_some_and(|number| number.fract() != 0.0)
 }
 
 fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refusal> {
     let task = match (s.text("task")?, s.text("loss")?) {
         (Some("classify"), _) => data::Task::Classify,
+        (Some("regression"), _) => data::Task::Regress,
+        (Some("reward" | "rm"), _) => data::Task::Reward,
         (_, Some("apo_zero_unpaired")) => data::Task::Unpaired,
         (Some("dpo" | "ipo" | "orpo" | "cpo" | "simpo"), _) => data::Task::Pairs,
         _ => data::Task::Sft,

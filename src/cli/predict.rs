@@ -1,11 +1,13 @@
-//! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows have labels. Rows are
-//! computed in bounded microbatches, in the order of the data.
+//! `finetune predict`: labels and probabilities for texts or rows, or the numbers of a regression or a reward model, and
+//! scores where the rows have labels. Rows are computed in bounded microbatches, in the order of the data.
+
+mod numbers;
 
 use super::invocation::Invocation;
-use super::speaker::{model_name, recipe_of};
-use crate::config::Settings;
+use super::speaker::{model_name, recipe_of, template_of};
 use crate::config::groups::{self, field_names, whole};
 use crate::config::refusal::Refusal;
+use crate::config::{Settings, yaml};
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;
@@ -15,11 +17,12 @@ use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
 use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model;
+use crate::run::folder::{RUN_FILE, run_of};
 use crate::run::row_sets::eval_sets;
 use crate::train::eval::{Confusion, Scores};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Maximum tokens of a microbatch; a longer text is a microbatch by itself.
 const TOKENS: usize = 2048;
@@ -31,12 +34,14 @@ struct Text {
     label: Option<u32>,
 }
 
-/// Predicts a label for every text.
+/// Predicts a label for every text, or scores it.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let dir = inv.settings.text("adapter")?.map(PathBuf::from);
+    as_trained(&mut inv.settings, dir.as_deref())?;
     let s = &inv.settings;
-    let dir = s.text("adapter")?.map(PathBuf::from);
     let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
-    let tokenizer = base.tokenizer(None)?;
+    let template = template_of(s, dir.as_deref())?;
+    let tokenizer = base.tokenizer_with(template.as_deref(), &groups::template_args(s)?)?;
     let Loaded { config, spec, flat, .. } = adapter::load_or_base(dir.as_deref(), &base)?;
     let Some(labels) = config.labels.clone() else {
         let what = dir.as_ref().unwrap_or(&base.path).display();
@@ -48,85 +53,172 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let chosen = devices::choose(&groups::devices(s)?)?;
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), None, Need::SPEECH)?;
     model.set_parameters(&flat)?;
-    let options = data::Options {
-        task: data::Task::Classify,
-        fields: field_names(s)?,
-        max_seq_len,
-        ..data::Options::default()
+    let (task, _) = groups::task(s)?;
+    // An adapter of PEFT with several outputs does not say what they mean.
+    let task = match task {
+        data::Task::Reward | data::Task::Regress => task,
+        _ if config.numbers => data::Task::Regress,
+        _ => data::Task::Classify,
     };
+    let options = data::Options { task, fields: field_names(s)?, max_seq_len, ..data::Options::default() };
     let settings = s.clone();
-    let out = inv;
-    let mut batch = Batch { waiting: Vec::new(), confusion: Confusion::default(), labels: &labels };
-    let reader =
-        Reader { options: &options, tokenizer: &tokenizer, classes: LabelMap { names: labels.clone() } };
-    reader.each(&settings, &mut |text| {
-        let full = batch.waiting.iter().map(|t| t.ids.len()).sum::<usize>() + text.ids.len() > TOKENS;
-        if full {
-            batch.predict(&mut *model, out)?;
-        }
-        batch.waiting.push(text);
-        Ok(())
-    })?;
-    batch.predict(&mut *model, out)?;
-    match batch.confusion.scores() {
-        Some(scores) => say_scores(out, &scores, &labels),
-        None => Ok(()),
+    let head = Head { model: &mut *model, outputs: labels.len() };
+    match task {
+        data::Task::Classify => label(inv, &settings, (&options, &tokenizer, labels), head),
+        _ => score(inv, &settings, (&options, &tokenizer), head),
     }
 }
 
-/// Texts of one microbatch.
-struct Batch<'a> {
-    waiting: Vec<Text>,
-    confusion: Confusion,
-    labels: &'a [String],
+/// Takes the task of the adapter's run, unless one is given.
+fn as_trained(s: &mut Settings, adapter: Option<&Path>) -> Result<(), Refusal> {
+    let file = adapter.map(|adapter| run_of(adapter).join(RUN_FILE)).filter(|file| file.exists());
+    if let (Some(file), false) = (file, s.is_given("task"))
+        && let Some(task) = yaml::read(&file)?.into_iter().find(|typed| typed.key == "task")
+    {
+        s.put("task", task.values, task.source);
+    }
+    Ok(())
 }
 
-impl Batch<'_> {
-    fn predict(&mut self, model: &mut dyn Model, out: &mut Invocation) -> Result<(), Refusal> {
-        let texts = std::mem::take(&mut self.waiting);
-        if texts.is_empty() {
-            return Ok(());
-        }
-        let mut bounds = vec![0];
-        let mut ids = Vec::new();
-        for t in &texts {
-            ids.extend_from_slice(&t.ids);
+/// A model whose head is asked for its outputs.
+struct Head<'a> {
+    model: &'a mut dyn Model,
+    outputs: usize,
+}
+
+impl Head<'_> {
+    /// The outputs of each text.
+    fn outputs(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>, Refusal> {
+        let (mut ids, mut bounds) = (Vec::new(), vec![0]);
+        for text in texts {
+            ids.extend_from_slice(text);
             bounds.push(ids.len() as u32);
         }
         let rows = (0..texts.len() as u64).collect();
         let targets = Targets::Labels(vec![0; texts.len()]);
         let microbatch = Microbatch { step: 0, rows, ids, bounds, targets };
-        let Output::Logits(logits) = model.forward(&microbatch, None, Want::Logits)? else {
-            return Err(Refusal::failure("the model gave no logits"));
-        };
-        for (text, logits) in texts.iter().zip(logits.chunks(self.labels.len())) {
-            let p = softmax(logits);
-            let best = (0..p.len()).rev().max_by(|a, b| p[*a].total_cmp(&p[*b])).unwrap_or(0);
-            if let Some(label) = text.label {
-                self.confusion.count(label as usize, best);
-            }
-            self.say(out, text, (&p, best))?;
+        match self.model.forward(&microbatch, None, Want::Logits)? {
+            Output::Logits(logits) => Ok(logits.chunks(self.outputs).map(<[f32]>::to_vec).collect()),
+            _ => Err(Refusal::failure("the model gave no logits")),
         }
-        Ok(())
     }
+}
 
-    fn say(&self, out: &mut Invocation, text: &Text, (p, best): (&[f64], usize)) -> Result<(), Refusal> {
-        if out.json {
-            let by_name: Map<String, Value> =
-                self.labels.iter().zip(p).map(|(l, p)| (l.clone(), json!(p))).collect();
-            let mut line = json!({ "text": text.text, "label": self.labels[best], "probabilities": by_name });
-            if let Some(expected) = text.label {
-                line["expected"] = json!(self.labels[expected as usize]);
-            }
-            return out.say(&line.to_string());
+/// Collects texts up to the size of a microbatch, and gives them to `done`.
+fn batched<T>(
+    each: impl FnOnce(&mut dyn FnMut(T) -> Result<(), Refusal>) -> Result<(), Refusal>,
+    tokens: impl Fn(&T) -> usize,
+    mut done: impl FnMut(Vec<T>) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let (mut waiting, mut held) = (Vec::new(), 0);
+    each(&mut |text| {
+        let more = tokens(&text);
+        if held + more > TOKENS && held > 0 {
+            held = 0;
+            done(std::mem::take(&mut waiting))?;
         }
-        let all: Vec<String> = self.labels.iter().zip(p).map(|(l, p)| format!("{l} {p:.4}")).collect();
-        let wrong = text.label.filter(|l| *l as usize != best);
-        let wrong = wrong.map(|l| format!("  (label {})", self.labels[l as usize])).unwrap_or_default();
-        let shown: String =
-            text.text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
-        out.say(&format!("{}  [{}]{wrong}  {shown}", self.labels[best], all.join(", ")))
+        held += more;
+        waiting.push(text);
+        Ok(())
+    })?;
+    if waiting.is_empty() { Ok(()) } else { done(waiting) }
+}
+
+/// Scores every text.
+fn score(
+    out: &mut Invocation,
+    s: &Settings,
+    (options, tokenizer): (&data::Options, &Tokenizer),
+    mut head: Head,
+) -> Result<(), Refusal> {
+    let reader = numbers::Reader { options, tokenizer, outputs: head.outputs };
+    let (mut tally, most) = (numbers::Tally::default(), options.max_seq_len);
+    let each = |take: &mut dyn FnMut(numbers::Text) -> Result<(), Refusal>| {
+        each(s, &mut |source| {
+            let texts = match source {
+                Source::Plain(text) => data::bounded(&"a text", (text.len(), most), || reader.plain(text))?,
+                Source::Row(raw, place) => {
+                    let fault = |reason| Refusal::from(DataError::Row { place: place.clone(), reason });
+                    data::bounded(place, (raw.bytes(), most), || {
+                        reader.row(&raw.parse().map_err(fault)?, place)
+                    })?
+                }
+            };
+            texts.into_iter().try_for_each(&mut *take)
+        })
+    };
+    batched(
+        each,
+        |text| text.ids.len(),
+        |texts| {
+            let outputs = head.outputs(&texts.iter().map(|text| &text.ids[..]).collect::<Vec<_>>())?;
+            let mut both = texts.iter().zip(&outputs);
+            both.try_for_each(|(text, outputs)| tally.say(out, text, outputs))
+        },
+    )?;
+    tally.conclude(out)
+}
+
+/// Labels every text.
+fn label(
+    out: &mut Invocation,
+    s: &Settings,
+    (options, tokenizer, labels): (&data::Options, &Tokenizer, Vec<String>),
+    mut head: Head,
+) -> Result<(), Refusal> {
+    let mut confusion = Confusion::default();
+    let reader = Reader { options, tokenizer, classes: LabelMap { names: labels.clone() } };
+    let each = |take: &mut dyn FnMut(Text) -> Result<(), Refusal>| {
+        each(s, &mut |source| match source {
+            Source::Plain(text) => take(reader.plain(text)?),
+            Source::Row(raw, place) => take(reader.row(raw, place)?),
+        })
+    };
+    batched(
+        each,
+        |text| text.ids.len(),
+        |texts| {
+            let outputs = head.outputs(&texts.iter().map(|text| &text.ids[..]).collect::<Vec<_>>())?;
+            for (text, logits) in texts.iter().zip(outputs) {
+                let p = softmax(&logits);
+                let best = (0..p.len()).rev().max_by(|a, b| p[*a].total_cmp(&p[*b])).unwrap_or(0);
+                if let Some(label) = text.label {
+                    confusion.count(label as usize, best);
+                }
+                say(out, &labels, text, (&p, best))?;
+            }
+            Ok(())
+        },
+    )?;
+    match confusion.scores() {
+        Some(scores) => say_scores(out, &scores, &labels),
+        None => Ok(()),
     }
+}
+
+fn say(
+    out: &mut Invocation,
+    labels: &[String],
+    text: &Text,
+    (p, best): (&[f64], usize),
+) -> Result<(), Refusal> {
+    if out.json {
+        let by_name: Map<String, Value> = labels.iter().zip(p).map(|(l, p)| (l.clone(), json!(p))).collect();
+        let mut line = json!({ "text": text.text, "label": labels[best], "probabilities": by_name });
+        if let Some(expected) = text.label {
+            line["expected"] = json!(labels[expected as usize]);
+        }
+        return out.say(&line.to_string());
+    }
+    let all: Vec<String> = labels.iter().zip(p).map(|(l, p)| format!("{l} {p:.4}")).collect();
+    let wrong = text.label.filter(|l| *l as usize != best);
+    let wrong = wrong.map(|l| format!("  (label {})", labels[l as usize])).unwrap_or_default();
+    out.say(&format!("{}  [{}]{wrong}  {}", labels[best], all.join(", "), shown(&text.text)))
+}
+
+/// The beginning of a text, on one line.
+fn shown(text: &str) -> String {
+    text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn softmax(logits: &[f32]) -> Vec<f64> {
@@ -147,7 +239,42 @@ fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(),
     confusion::lines(labels, &s.confusion).iter().try_for_each(|line| out.say(line))
 }
 
-/// Source of texts.
+/// Where a text comes from.
+enum Source<'a> {
+    /// An argument, or a line of stdin.
+    Plain(&'a str),
+    /// A row of --data.
+    Row(Raw, &'a data::Place),
+}
+
+/// Gives the texts of --text, the rows of --data, or without both the lines of stdin.
+fn each(s: &Settings, take: &mut dyn FnMut(Source) -> Result<(), Refusal>) -> Result<(), Refusal> {
+    for text in s.list("text") {
+        take(Source::Plain(text))?;
+    }
+    let paths: Vec<PathBuf> = s.list("data").iter().map(PathBuf::from).collect();
+    for path in eval_sets(&paths)?.iter().flatten() {
+        let mut failed = None;
+        files::read(path, &mut |row| match take(Source::Row(row.raw, &row.place)) {
+            Ok(()) => Ok(Flow::Continue),
+            Err(e) => {
+                failed = Some(e);
+                Ok(Flow::Stop)
+            }
+        })?;
+        if let Some(e) = failed {
+            return Err(e);
+        }
+    }
+    if s.list("text").is_empty() && paths.is_empty() {
+        for line in std::io::stdin().lock().lines() {
+            take(Source::Plain(&line.map_err(|e| Refusal::failure(format!("stdin: {e}")))?))?;
+        }
+    }
+    Ok(())
+}
+
+/// Source of texts with labels.
 struct Reader<'a> {
     options: &'a data::Options,
     tokenizer: &'a Tokenizer,
@@ -155,35 +282,6 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn each(&self, s: &Settings, take: &mut dyn FnMut(Text) -> Result<(), Refusal>) -> Result<(), Refusal> {
-        for text in s.list("text") {
-            take(self.plain(text)?)?;
-        }
-        let paths: Vec<PathBuf> = s.list("data").iter().map(PathBuf::from).collect();
-        for path in eval_sets(&paths)?.iter().flatten() {
-            let mut failed = None;
-            files::read(path, &mut |row| {
-                let text = self.row(row.raw, &row.place);
-                match text.and_then(&mut *take) {
-                    Ok(()) => Ok(Flow::Continue),
-                    Err(e) => {
-                        failed = Some(e);
-                        Ok(Flow::Stop)
-                    }
-                }
-            })?;
-            if let Some(e) = failed {
-                return Err(e);
-            }
-        }
-        if s.list("text").is_empty() && paths.is_empty() {
-            for line in std::io::stdin().lock().lines() {
-                take(self.plain(&line.map_err(|e| Refusal::failure(format!("stdin: {e}")))?)?)?;
-            }
-        }
-        Ok(())
-    }
-
     fn plain(&self, text: &str) -> Result<Text, Refusal> {
         self.text(form::Form::Class { text: text.into(), label: Label::Name(String::new()) }, None)
     }

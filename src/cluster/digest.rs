@@ -48,6 +48,9 @@ fn of(cells: &[Hash], scalars: &Scalars) -> Hash {
     for value in [*targets, rewards.counts[0], rewards.counts[1], rewards.pairs, rewards.right] {
         hasher.update(&value.to_le_bytes());
     }
+    for value in rewards.range.iter().flatten() {
+        hasher.update(&value.to_le_bytes());
+    }
     *hasher.finalize().as_bytes()
 }
 
@@ -99,6 +102,8 @@ mod tests {
                 rewarded(|r| r.counts[1] = 1),
                 rewarded(|r| r.pairs = 1),
                 rewarded(|r| r.right = 1),
+                rewarded(|r| r.range = Some([0, 0])),
+                rewarded(|r| r.range = Some([0, 1])),
             ] {
                 assert_ne!(of_gradient(&gradient, &other), whole);
             }

@@ -51,8 +51,7 @@ const FULL: &str = "only adapters are trained, never all weights";
 /// Why KTO is not built.
 pub const KTO: &str = "KTO is not supported: its KL estimate couples the rows of a batch; unpaired rows: --task dpo --loss apo_zero_unpaired";
 /// Why nothing is trained on rewards.
-pub const REWARDS: &str =
-    "training on rewards is not supported; rows with preferences are (dpo, orpo, cpo, simpo)";
+pub const REWARDS: &str = "training on the rewards of another model is not supported; rows with preferences are (dpo, orpo, cpo, simpo, reward)";
 /// The way from another trainer's setting to a task.
 const LOSS: Rule = When(
     &[
@@ -71,7 +70,7 @@ const LOSS: Rule = When(
 );
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
 const TOKENS: &str = "tokens and their meaning are the model's own";
-const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
+const MODULES: &str = "only a head is trained in full (task: classify, regression, reward)";
 
 const COSINE: &str = "the cosine falls once, to min_lr";
 #[rustfmt::skip]
@@ -172,7 +171,7 @@ const AXOLOTL: Table = &[
     ("chat_template_jinja", Lost("write it to a file and name that: chat_template: FILE")),
     ("default_system_message", Lost("put it into the rows")),
     ("special_tokens", Lost(TOKENS)), ("tokens", Lost(TOKENS)), ("added_tokens_overrides", Lost(TOKENS)),
-    ("rl", When(&[("dpo", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No(REWARDS))), ("reward_model", When(&[("false", Same)], No(REWARDS))),
+    ("rl", When(&[("dpo", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No(REWARDS))), ("reward_model", When(&[("true", Set("task", "reward"))], Same)),
     ("rl_beta", Key("beta")), ("dpo_label_smoothing", Key("label_smoothing")), ("orpo_alpha", Key("beta")), ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     ("gradient_clipping", Key("max_grad_norm")),
@@ -208,7 +207,7 @@ const AXOLOTL: Table = &[
 
 #[rustfmt::skip]
 const LLAMA_FACTORY: Table = &[
-    ("stage", When(&[("sft", Same), ("dpo", Set("task", "dpo")), ("kto", No(KTO))], No(REWARDS))),
+    ("stage", When(&[("sft", Same), ("dpo", Set("task", "dpo")), ("rm", Set("task", "reward")), ("kto", No(KTO))], No(REWARDS))),
     ("finetuning_type", When(&[("lora", Same)], No(FULL))),
     ("lora_target", When(&[("all", Set("target_modules", "all-linear"))], Set("target_modules", ""))),
     ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),

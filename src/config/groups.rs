@@ -77,6 +77,8 @@ pub struct DataOptions {
     pub num_classes: Option<usize>,
     /// One weight per class.
     pub class_weights: Option<Vec<f32>>,
+    /// Weight of the squared sum of both rewards of a pair.
+    pub centre: f64,
     /// The loss that compares answers.
     pub objective: Option<Objective>,
     /// The adapter of the reference.
@@ -194,15 +196,19 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
 pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
     match s.text("task")? {
         Some("kto") => return Err(s.refuse("task", KTO)),
-        Some("grpo" | "ppo" | "rm") => return Err(s.refuse("task", REWARDS)),
+        Some("grpo" | "ppo") => return Err(s.refuse("task", REWARDS)),
         _ => {}
     }
-    let tasks = ["sft", "instruct", "classify", "dpo", "ipo", "orpo", "cpo", "simpo"];
-    let rule = "expected sft, classify, dpo, ipo, orpo, cpo or simpo";
+    let heads = [("classify", Task::Classify), ("regression", Task::Regress), ("reward", Task::Reward)];
+    let tasks =
+        ["sft", "instruct", "classify", "regression", "reward", "rm", "dpo", "ipo", "orpo", "cpo", "simpo"];
+    let rule = "expected sft, classify, regression, reward, dpo, ipo, orpo, cpo or simpo";
     let named = choice(s, "task", &tasks, rule)?;
     let objective = objective(s, named)?;
-    let task = match (named, &objective) {
-        ("classify", _) => Task::Classify,
+    let of_head = if named == "rm" { "reward" } else { named };
+    let head = heads.into_iter().find(|(name, _)| *name == of_head);
+    let task = match (head, &objective) {
+        (Some((_, task)), _) => task,
         (_, Some(Objective { loss: Loss::ApoZeroUnpaired, .. })) => Task::Unpaired,
         (_, Some(_)) => Task::Pairs,
         _ => Task::Sft,
@@ -218,6 +224,10 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
     }
     if task != Task::Classify && class_weights.is_some() {
         return Err(s.refuse("class-weights", "goes with --task classify"));
+    }
+    let centre = "center-rewards-coefficient";
+    if task != Task::Reward && s.is_given(centre) {
+        return Err(s.refuse(centre, "goes with --task reward"));
     }
     let (data, weights) = sets(s)?;
     Ok(DataOptions {
@@ -235,10 +245,17 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         shuffle: s.switch("shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
         class_weights,
+        centre: centre_of_rewards(s)?,
         objective,
         reference: s.text("reference-adapter")?.map(PathBuf::from),
         max_dropped: amount(s, "max-dropped")?,
     })
+}
+
+/// The value of --center-rewards-coefficient.
+pub fn centre_of_rewards(s: &Settings) -> Result<f64, Refusal> {
+    let allowed = |c: f64| (0.0..=1.0).contains(&c);
+    Ok(real(s, "center-rewards-coefficient", allowed, "must be from 0 to 1")?.unwrap_or(0.0))
 }
 
 /// The entries of --data, and their weights if they have any.
@@ -419,7 +436,8 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
-        check("task", "translate", 78, "expected sft, classify");
+        check("task", "translate", 78, "expected sft, classify, regression, reward");
+        check("center-rewards-coefficient", "0.1", 78, "--task reward");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");

@@ -111,11 +111,11 @@ pub fn token_accuracy(s: &Settings, task: Task) -> Result<bool, Refusal> {
 /// Reads --sample-rows. A classifier generates no text.
 fn sample_rows(s: &Settings, task: Task) -> Result<usize, Refusal> {
     let rows = filled(s, "sample-rows", whole(s, "sample-rows", 0)?)?;
-    match rows > 0 && task == Task::Classify {
-        true => {
-            Err(s
-                .refuse("sample-rows", "a classifier writes no answers: its evaluation reports the accuracy"))
-        }
+    match rows > 0 && task.has_head() {
+        true => Err(s.refuse(
+            "sample-rows",
+            "a model with a head writes no answers: its evaluation reports its scores",
+        )),
         false => Ok(rows),
     }
 }
@@ -145,8 +145,8 @@ fn best(
     }
     let known = match task {
         Task::Classify => true,
-        Task::Pairs => metric != Metric::MacroF1,
-        Task::Sft | Task::Unpaired => metric == Metric::Loss,
+        Task::Pairs | Task::Reward => metric != Metric::MacroF1,
+        Task::Sft | Task::Unpaired | Task::Regress => metric == Metric::Loss,
     };
     if !known {
         return Err(s.refuse(

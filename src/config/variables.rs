@@ -18,7 +18,7 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_CUDA_WAIT", "seconds without an answer after which an NVIDIA card counts as hung (default: 120)"),
     #[cfg(feature = "faults")]
     ("FINETUNE_INJECT", "faults of a worker, for tests"),
-    ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),
+    ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_HEADS", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),
     ("FINETUNE_AARCH64_BINARY", "tests"), ("FINETUNE_WINDOWS_BINARY", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),
     ("FINETUNE_CHAOS_BLOWS", "tests"), ("FINETUNE_CHAOS_SECONDS", "tests"), ("FINETUNE_CHAOS_SEED", "tests"),
     ("FINETUNE_FUZZ_CASE", "tests"), ("FINETUNE_FUZZ_CASES", "tests"), ("FINETUNE_FUZZ_FORMAT", "tests"),

@@ -126,7 +126,12 @@ const TOKEN: &[Opt] = &[
 
 const PREDICT: &[Opt] = &[
     ADAPTER,
-    own("text", Takes::Many("TEXT"), "", "text to classify; repeatable (default: stdin, one text a line)"),
+    own(
+        "text",
+        Takes::Many("TEXT"),
+        "",
+        "text to label or score; repeatable (default: stdin, one text a line)",
+    ),
     JSON,
 ];
 
@@ -282,8 +287,8 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING) },
     Verb { name: "chat", about: "converse with a model and its adapters on a terminal", positional: "MODEL", most: 1, own: CHAT, shared: Some(SPEAKING) },
     Verb { name: "serve", about: "answer programs that speak OpenAI's interface, with a model and its adapters", positional: "MODEL", most: 1, own: SERVE, shared: Some(SERVING) },
-    Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
-    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "reference-adapter", "data", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "token-accuracy", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "predict", about: "label or score texts or rows with a classifier, a regression or a reward model", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
+    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "center-rewards-coefficient", "reference-adapter", "data", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "token-accuracy", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
     Verb { name: "push", about: "upload an adapter, a merged model or a .gguf file to the Hugging Face Hub", positional: "OUT OWNER/NAME", most: 2, own: PUSH, shared: Some(&[]) },

@@ -1,7 +1,7 @@
 //! Converts a row to token ids and a mask, as described in the guide. Text: all tokens are supervised, with EOS at the
 //! end. Prompt and completion: the completion and EOS are supervised. Conversation: the assistant turns with their
-//! end-of-turn tokens are supervised, or what [`Learn`] says. Classification: no token is added or supervised; only the
-//! label counts.
+//! end-of-turn tokens are supervised, or what [`Learn`] says. Classification and regression: no token is added or
+//! supervised; only the label counts.
 //!
 //! Prompts with answers are converted as in TRL's DPOTrainer: the prompt alone, and the prompt with each answer are
 //! tokenised; the answers begin at the first token where the prompt alone differs from one of them. Texts get the end
@@ -37,6 +37,10 @@ pub fn encode(
         Form::Class { text, label } => {
             let ids = tokenizer.beginning(text, Special::Add, most)?;
             return Ok((Encoded::new(vec![false; ids.len()], ids), Some(label.clone())));
+        }
+        Form::Numbers { text, values } => {
+            let ids = tokenizer.beginning(text, Special::Add, most)?;
+            Encoded { values: values.clone(), ..Encoded::new(vec![false; ids.len()], ids) }
         }
     };
     Ok((encoded, None))

@@ -1,7 +1,7 @@
 //! Determines the form of each row from the names of its fields, in this order: messages, conversations, preference
-//! (rejected with an error; `--task dpo` and others read nothing else), instruction + output, prompt + completion, text. Rows of a classifier have text (or input)
-//! and label. Exception: a row that matches several forms has the first of them, unless `--data-fields FIELD=COLUMN`
-//! selects another one.
+//! (rejected with an error; `--task dpo` and others read nothing else), instruction + output, prompt + completion, text.
+//! Rows of a classifier and of a regression have text (or input) and label. Exception: a row that matches several forms
+//! has the first of them, unless `--data-fields FIELD=COLUMN` selects another one.
 
 mod preference;
 mod turns;
@@ -42,6 +42,13 @@ pub enum Form {
         text: String,
         /// The label as in the row.
         label: Label,
+    },
+    /// `text` or `input`, with numbers as `label`.
+    Numbers {
+        /// The text that they belong to.
+        text: String,
+        /// Each finite and from -1000 to 1000; empty where the cell is.
+        values: Vec<f32>,
     },
 }
 
@@ -165,7 +172,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// All fields of all forms: the names that --data-fields may assign.
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 16] = [
     "text",
     "prompt",
     "completion",
@@ -180,8 +187,12 @@ const FIELDS: [&str; 15] = [
     "label",
     "chosen",
     "rejected",
+    MARGIN,
     WEIGHT,
 ];
+
+/// The field with the margin of a pair.
+const MARGIN: &str = "margin";
 
 /// The field with the weight of a row.
 const WEIGHT: &str = "weight";
@@ -220,10 +231,31 @@ pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
     let fields = Fields { row: map, renamed: &options.fields };
     match options.task {
         Task::Classify => classification(&fields),
+        Task::Regress => regression(&fields),
         Task::Sft => sft(&fields),
-        Task::Pairs => preference::pair(&fields),
+        Task::Pairs | Task::Reward => preference::pair(&fields),
         Task::Unpaired => preference::single(&fields),
     }
+}
+
+/// A row to be scored by a head of numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scored {
+    /// `text` or `input`, with the numbers of `label` if there are any.
+    Text(String, Vec<f32>),
+    /// A prompt with its answers.
+    Answers(Said),
+}
+
+/// What is scored of a row; the error says what is missing.
+pub fn scored(row: &Value, options: &Options) -> Result<Scored, String> {
+    let map = row.as_object().ok_or_else(|| format!("a row must be an object, this is {}", kind(row)))?;
+    let fields = Fields { row: map, renamed: &options.fields };
+    let Some(field) = ["text", "input"].into_iter().find(|field| fields.has(&[field])) else {
+        return preference::any(&fields).map(Scored::Answers);
+    };
+    let label = fields.get("label").map_or(Ok(Vec::new()), numbers)?;
+    Ok(Scored::Text(fields.text(field)?, label))
 }
 
 /// The factor of the losses of a row's tokens: the field `weight`, a number or its text. 1 for a row without one, and
@@ -246,6 +278,36 @@ pub fn weight(row: &Value, options: &Options) -> Result<f32, String> {
         )),
     }
 }
+
+/// The margin of a pair of rewards: the field `margin`, a number or its text. 0 for a row without one.
+pub fn margin(row: &Value, options: &Options) -> Result<f32, String> {
+    let (Task::Reward, Some(map)) = (options.task, row.as_object()) else { return Ok(0.0) };
+    let fields = Fields { row: map, renamed: &options.fields };
+    match fields.get(MARGIN) {
+        None => Ok(0.0),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(0.0),
+        Some(value) => number(value).ok_or_else(|| {
+            format!(
+                "`{MARGIN}` is what the chosen reward is above the rejected one at least: it must be a number from \
+                 -{LARGEST} to {LARGEST}, it is {value}; if the column means something else, --data-fields margin=none \
+                 leaves it alone"
+            )
+        }),
+    }
+}
+
+/// A number, or the text of one, that is at most [`LARGEST`].
+fn number(value: &Value) -> Option<f32> {
+    let number = match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    number.filter(|number: &f64| number.abs() <= LARGEST).map(|number| number as f32)
+}
+
+/// Largest number that a head learns: the square of a few such errors stays within the exact sums (2^23).
+const LARGEST: f64 = 1000.0;
 
 /// Largest weight of a row: a microbatch of 4,096 tokens with a loss of 20 each stays within the exact sums (2^23).
 const HEAVIEST: f64 = 100.0;
@@ -312,11 +374,12 @@ fn question(fields: &Fields<'_>) -> Result<Alpaca, String> {
     })
 }
 
-fn classification(fields: &Fields<'_>) -> Result<Form, String> {
+/// The text of a row, and its label.
+fn labelled<'a>(fields: &Fields<'a>) -> Result<(String, &'a Value), String> {
     let missing = |field: &str| match fields.null(&[&[field]]) {
         Some(_) => format!("`{field}` is null: give it a value, or leave the row out"),
         None => format!(
-            "`{field}` is missing: the columns are {}; --data-fields text=COLUMN,label=COLUMN names a classifier's",
+            "`{field}` is missing: the columns are {}; --data-fields text=COLUMN,label=COLUMN names them",
             fields.names()
         ),
     };
@@ -324,23 +387,47 @@ fn classification(fields: &Fields<'_>) -> Result<Form, String> {
     if !fields.has(&[field]) {
         return Err(missing(field));
     }
-    let text = fields.text(field)?;
-    let label = match fields.get("label") {
-        Some(Value::String(s)) => match s.parse::<i64>() {
+    let label = fields.get("label").ok_or_else(|| missing("label"));
+    Ok((fields.text(field)?, label?))
+}
+
+fn classification(fields: &Fields<'_>) -> Result<Form, String> {
+    let (text, label) = labelled(fields)?;
+    let label = match label {
+        Value::String(s) => match s.parse::<i64>() {
             Ok(i) if i.to_string() == *s => Label::Int(i),
             _ => Label::Name(s.clone()),
         },
-        Some(Value::Bool(b)) => Label::Name(b.to_string()),
-        Some(Value::Number(n)) => {
+        Value::Bool(b) => Label::Name(b.to_string()),
+        Value::Number(n) => {
             match n.as_i64().or_else(|| n.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64)) {
                 Some(i) => Label::Int(i),
                 None => return Err(format!("`label` must be an integer or a string, it is {n}")),
             }
         }
-        Some(other) => return Err(format!("`label` must be an integer or a string, it is {}", kind(other))),
-        None => return Err(missing("label")),
+        other => return Err(format!("`label` must be an integer or a string, it is {}", kind(other))),
     };
     Ok(Form::Class { text, label })
+}
+
+fn regression(fields: &Fields<'_>) -> Result<Form, String> {
+    let (text, label) = labelled(fields)?;
+    Ok(Form::Numbers { text, values: numbers(label)? })
+}
+
+/// The numbers of a label; none of an empty cell.
+fn numbers(label: &Value) -> Result<Vec<f32>, String> {
+    let values = match label {
+        Value::String(cell) if cell.trim().is_empty() => Some(Vec::new()),
+        Value::Array(list) if !list.is_empty() => list.iter().map(number).collect(),
+        one => number(one).map(|value| vec![value]),
+    };
+    values.ok_or_else(|| {
+        format!(
+            "`label` must be a number from -{LARGEST} to {LARGEST}, or a list of such numbers, it is {label}: scale \
+             larger ones"
+        )
+    })
 }
 
 fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {

@@ -43,6 +43,10 @@ pub enum Task {
     Sft,
     /// Learn to predict the label.
     Classify,
+    /// Learn to predict numbers.
+    Regress,
+    /// Learn a reward from pairs of a chosen and a rejected answer.
+    Reward,
     /// Learn from pairs of a chosen and a rejected answer.
     Pairs,
     /// Learn from answers that are wanted or not.
@@ -50,9 +54,9 @@ pub enum Task {
 }
 
 impl Task {
-    /// Whether answers are compared.
-    pub fn prefers(self) -> bool {
-        matches!(self, Task::Pairs | Task::Unpaired)
+    /// Whether a head on the last token of each row is trained, in place of the language model's.
+    pub fn has_head(self) -> bool {
+        matches!(self, Task::Classify | Task::Regress | Task::Reward)
     }
 }
 
@@ -327,7 +331,16 @@ impl Loader<'_> {
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
         let label = label.or(ready.wanted.map(u32::from));
         match ready.useless {
-            None => ready.parts.iter().for_each(|part| self.corpus.push(row, part, label)),
+            None => {
+                let (first, width) = (self.corpus.is_empty(), self.corpus.width());
+                let uneven = |part: &&Encoded| !first && part.values.len() != width;
+                if let Some(part) = ready.parts.iter().find(uneven) {
+                    let reason =
+                        format!("`label` has {} numbers, earlier rows have {width}", part.values.len());
+                    return Err(DataError::Row { place, reason });
+                }
+                ready.parts.iter().for_each(|part| self.corpus.push(row, part, label));
+            }
             Some(why) => {
                 let left_out = ready.long && self.options.long == LongRows::Drop;
                 let first = if left_out { &mut self.first_too_long } else { &mut self.counts.first_dropped };
@@ -354,7 +367,7 @@ impl Loader<'_> {
         }
         let labels = match self.options.task {
             Task::Classify => Some(self.labels.settle(&mut self.corpus)),
-            Task::Sft | Task::Pairs | Task::Unpaired => None,
+            Task::Regress | Task::Reward | Task::Sft | Task::Pairs | Task::Unpaired => None,
         };
         self.corpus.shrink();
         Ok(Corpus::of(self.corpus, self.counts, labels, self.ends))
@@ -390,7 +403,11 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     let form = form::of(&row, options).map_err(fault)?;
     let weight = form::weight(&row, options).map_err(fault)?;
     let ready = match &form {
-        Form::Answers { said, wanted } => answered((said, *wanted), options, tokenizer),
+        Form::Answers { said, wanted } => {
+            let margin = form::margin(&row, options).map_err(fault)?;
+            let values = if options.task == Task::Reward { vec![margin] } else { Vec::new() };
+            answered((said, *wanted), values, (options, tokenizer))
+        }
         _ => learnt((&form, weight), options, tokenizer),
     };
     let ready = ready.map_err(|e| e.at(place))?;
@@ -433,10 +450,11 @@ fn learnt(
 
 fn answered(
     (said, wanted): (&Said, Option<bool>),
-    options: &Options,
-    tokenizer: &Tokenizer,
+    values: Vec<f32>,
+    (options, tokenizer): (&Options, &Tokenizer),
 ) -> Result<Ready, DataError> {
     let encode::Answered { encoded, cut, nothing } = encode::answers(said, tokenizer, options.max_seq_len)?;
+    let encoded = Encoded { values, ..encoded };
     let why = if cut { options.too_long() } else { "an answer is empty".into() };
     let useless = (nothing || cut && options.long == LongRows::Drop).then_some(why);
     let chat = tokenizer.template().is_some() && !matches!(said, Said::Text { .. });
@@ -454,7 +472,8 @@ fn is_empty(label: &Label, options: &Options) -> bool {
 fn useless(form: &Form, parts: &[Encoded], options: &Options, cut: Option<String>) -> Option<String> {
     match form {
         Form::Class { label, .. } if is_empty(label, options) => Some("its label is empty".into()),
-        Form::Class { .. } => {
+        Form::Numbers { values, .. } if values.is_empty() => Some("its label is empty".into()),
+        Form::Class { .. } | Form::Numbers { .. } => {
             parts.iter().all(|part| part.ids.is_empty()).then(|| "its text is empty".into())
         }
         _ if parts.iter().any(|part| part.targets() > 0) => None,
@@ -507,9 +526,17 @@ impl Corpus {
         counts.weights = samples.iter().fold([f32::MAX, f32::MIN], |[least, most], sample| {
             [least.min(sample.weight), most.max(sample.weight)]
         });
-        counts.supervised = if labels.is_some() { samples.len() as u64 } else { samples.total_targets() };
+        counts.supervised = match labels.is_some() || samples.width() > 0 {
+            true => samples.len() as u64,
+            false => samples.total_targets(),
+        };
         let hash = samples.hash();
         Corpus { samples, counts, labels, ends, hash }
+    }
+
+    /// Whether each row has a class, or numbers.
+    pub fn is_labelled(&self) -> bool {
+        self.labels.is_some() || self.samples.width() > 0
     }
 
     /// The kept rows of each set.

@@ -17,6 +17,8 @@ pub struct Samples {
     seconds: Vec<u32>,
     /// Weight of each row; empty if all are 1.
     weights: Vec<f32>,
+    /// Numbers of each row, equally many of each; empty for rows without.
+    values: Vec<f32>,
 }
 
 /// A tokenised row.
@@ -32,6 +34,8 @@ pub struct Sample<'a> {
     pub second: Option<usize>,
     /// Factor of the losses of its tokens.
     pub weight: f32,
+    /// The numbers that a regression learns, or the margin of a pair of rewards.
+    pub values: &'a [f32],
     mask: &'a [u64],
     start: usize,
     targets: u32,
@@ -74,6 +78,8 @@ pub struct Encoded {
     pub thought: Thought,
     /// Factor of the losses of its tokens.
     pub weight: f32,
+    /// As in [`Sample`].
+    pub values: Vec<f32>,
 }
 
 /// What is suspicious about a row's reasoning.
@@ -88,7 +94,7 @@ pub struct Thought {
 impl Encoded {
     /// A single row.
     pub fn new(mask: Vec<bool>, ids: Vec<u32>) -> Self {
-        Encoded { ids, mask, second: 0, thought: Thought::default(), weight: 1.0 }
+        Encoded { ids, mask, second: 0, thought: Thought::default(), weight: 1.0, values: Vec::new() }
     }
 
     /// Keeps the first `most` tokens, and releases the memory of the others.
@@ -134,10 +140,16 @@ impl Samples {
             label: self.labels.get(i).copied(),
             second: self.seconds.get(i).map(|&at| at as usize),
             weight: self.weights.get(i).copied().unwrap_or(1.0),
+            values: &self.values[i * self.width()..][..self.width()],
             mask: &self.mask,
             start: range.start,
             targets: self.targets[i],
         }
+    }
+
+    /// Numbers of each row.
+    pub fn width(&self) -> usize {
+        self.values.len() / self.len().max(1)
     }
 
     /// All rows in order.
@@ -185,6 +197,7 @@ impl Samples {
         }
         let weighted = encoded.weight != 1.0 || self.are_weighted();
         self.weights.extend(weighted.then_some(encoded.weight));
+        self.values.extend_from_slice(&encoded.values);
         self.ids.extend_from_slice(&encoded.ids);
         self.ends.push(self.ids.len() as u64);
         self.rows.push(row);
@@ -212,8 +225,8 @@ impl Samples {
             let sample = self.get(i);
             let mask = (0..sample.ids.len()).map(|k| sample.supervised(k)).collect();
             let second = sample.second.unwrap_or(0) as u32;
-            let weight = sample.weight;
-            let encoded = Encoded { second, weight, ..Encoded::new(mask, sample.ids.to_vec()) };
+            let (weight, values) = (sample.weight, sample.values.to_vec());
+            let encoded = Encoded { second, weight, values, ..Encoded::new(mask, sample.ids.to_vec()) };
             out.push(sample.row, &encoded, sample.label);
         }
         out.shrink();
@@ -225,6 +238,7 @@ impl Samples {
         self.mask.shrink_to_fit();
         self.ends.shrink_to_fit();
         self.weights.shrink_to_fit();
+        self.values.shrink_to_fit();
     }
 
     /// The blake3 hash, in hex, of all row data that training uses; equal hashes mean equal training data.
@@ -246,17 +260,20 @@ impl Samples {
         if !self.weights.is_empty() {
             part("weights", bytemuck::cast_slice(&self.weights));
         }
+        if !self.values.is_empty() {
+            part("values", bytemuck::cast_slice(&self.values));
+        }
         hasher.finalize().to_hex().to_string()
     }
 
-    /// Number of rows whose tokens and label equal those of an earlier row.
+    /// Number of rows whose tokens, label and numbers equal those of an earlier row.
     pub fn duplicates(&self) -> u64 {
         let mut seen = std::collections::HashSet::with_capacity(self.len());
         let key = |s: Sample<'_>| {
             let hash = blake3::hash(bytemuck::cast_slice(s.ids));
             let mut head = [0; 16];
             head.copy_from_slice(&hash.as_bytes()[..16]);
-            (u128::from_le_bytes(head), s.label)
+            (u128::from_le_bytes(head), s.label, s.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>())
         };
         self.iter().filter(|s| !seen.insert(key(*s))).count() as u64
     }

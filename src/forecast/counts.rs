@@ -108,6 +108,6 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     load.saves = c.saves;
     let rows = options.output.sample_rows.min(eval.map_or(0, |e| e.samples.len()));
     let asked = options.output.sample_prompts.len() + rows;
-    load.answers = if train.labels.is_some() { 0 } else { looks * asked as u64 };
+    load.answers = if train.is_labelled() { 0 } else { looks * asked as u64 };
     (c, load)
 }

@@ -81,6 +81,8 @@ pub struct Config {
     pub soft_cap: Option<f32>,
     /// Class names by index, where the model is a sequence classifier.
     pub labels: Option<Vec<String>>,
+    /// Whether the outputs of its head are numbers, not classes: a regression or a reward.
+    pub numbers: bool,
 }
 
 /// Why a model cannot be used: a configuration error (exit code 78).
@@ -115,8 +117,8 @@ pub enum ConfigError {
     },
     /// A classifier whose base has a different number of labels.
     #[error(
-        "the model classifies into {model} labels, {asked} were asked for: \
-         leave --num-classes out, or start from a base without a classification head"
+        "the model has a head with {model} outputs (labels), {asked} were asked for: \
+         leave --num-classes out, or start from a base without a head"
     )]
     Labels {
         /// Labels of the base.
@@ -160,6 +162,8 @@ impl Config {
         let heads = heads(&fields, hidden)?;
         let (rope, local_rope) = rope::read(&fields, family)?;
         let (score_scale, soft_cap) = attention::read(&fields, family, heads)?;
+        let labels = classifier.then(|| labels(&fields)).transpose()?;
+        let one = labels.as_ref().is_some_and(|labels| labels.len() == 1);
         let config = Config {
             family,
             wrapper: None,
@@ -193,7 +197,9 @@ impl Config {
             logits_scale: factor(&fields, family.logits_scale)?,
             score_scale,
             soft_cap,
-            labels: classifier.then(|| labels(&fields)).transpose()?,
+            // As in transformers, a single output is a number.
+            numbers: one || labels.is_some() && fields.text("problem_type")? == Some("regression"),
+            labels,
         };
         config.rope.scaling.check(config.rotary / 2)?;
         (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;
@@ -235,6 +241,13 @@ impl Config {
                 Ok(self)
             }
         }
+    }
+
+    /// Returns the same base with a head of `outputs` numbers, named as in transformers. A base that has a head already
+    /// must have as many.
+    pub fn into_regression(self, outputs: usize) -> Result<Config, ConfigError> {
+        let labels = (0..outputs).map(|i| format!("LABEL_{i}")).collect();
+        Ok(Config { numbers: true, ..self.into_classifier(labels)? })
     }
 
     /// Place of the text model below `model.` in the whole checkpoint: empty where the checkpoint is a text model.

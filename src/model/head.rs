@@ -227,6 +227,42 @@ impl<B: Fused> Head<B> {
         read.map(|()| sums)
     }
 
+    /// Computes the outputs of the rows and, where a destination is given, the gradients of a loss of them: `weigh`
+    /// returns its derivative in each output [n, outputs], and the sums.
+    pub fn output_loss(
+        &self,
+        backend: &mut B,
+        below: Below<B>,
+        rows: &[u32],
+        (grad, weigh): (Option<HeadGrad<B::Memory>>, Weigh),
+    ) -> Result<LossSums, Fault> {
+        let Top::Classes(offset, _) = &self.top else {
+            return Err(Fault::Device {
+                device: backend.class(),
+                reason: "a loss of outputs needs a head".into(),
+            });
+        };
+        let (n, c, outputs) = (rows.len(), self.hidden, self.outputs);
+        let top = self.normed_rows(backend, &below, rows);
+        let mut logits = backend.memory(n * outputs);
+        let product = self.score(below.params, *offset, view(&top.normed, n, c));
+        backend.matmul(view_mut(&mut logits, n, outputs), Write::Set, product);
+        let mut values = vec![0.0; n * outputs];
+        let read = backend.read(view(&logits, n, outputs), &mut values);
+        let (slopes, sums) = weigh(&values);
+        if let Some(HeadGrad { hidden, score }) = grad {
+            backend.upload(view_mut(&mut logits, n, outputs), &slopes);
+            let mut dnormed = backend.memory(n * c);
+            let Product { a, b, .. } = self.score(below.params, *offset, view(&top.normed, n, c));
+            let gradients = (Some(view_mut(&mut dnormed, n, c)), score);
+            self.class_gradients(backend, gradients, (a, b), view(&logits, n, outputs));
+            self.spread(backend, &top, dnormed, view_mut(hidden, below.hidden.rows, c));
+        }
+        backend.recycle(logits);
+        top.recycle(backend);
+        read.map(|()| sums)
+    }
+
     /// Multiplies each row of `x` by its weight. The gradient of a norm with gain 1 whose input is 0 does exactly that
     /// with its `inv_rms`; the input takes the place of the normed rows.
     fn weighted(&self, backend: &mut B, top: &mut NormedRows<B>, x: B::Memory, weights: &[f32]) -> B::Memory {
@@ -313,7 +349,7 @@ impl<B: Fused> Head<B> {
         (product, targets): (Product<B::Memory>, &[u32]),
         dscore: Option<&mut B::Memory>,
     ) -> B::Memory {
-        let (x, score, n) = (product.a, product.b, targets.len());
+        let (n, factors) = (targets.len(), (product.a, product.b));
         let mut logits = backend.memory(n * self.outputs);
         backend.matmul(view_mut(&mut logits, n, self.outputs), Write::Set, product);
         let mut kept = backend.memory(n * self.outputs);
@@ -322,15 +358,25 @@ impl<B: Fused> Head<B> {
         let ids = backend.ids(targets);
         let class_weights = class_weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
         backend.cross_entropy(losses, view_mut(&mut logits, n, self.outputs), &ids, class_weights);
-        let dlogits = view(&logits, n, self.outputs);
+        self.class_gradients(backend, (dx, dscore), factors, view(&logits, n, self.outputs));
+        backend.recycle(logits);
+        kept
+    }
+
+    /// Computes dx and the gradient of the head (both =), where both are asked for.
+    fn class_gradients(
+        &self,
+        backend: &mut B,
+        (dx, dscore): (Option<ViewMut<B::Memory>>, Option<&mut B::Memory>),
+        (x, score): (View<B::Memory>, View<B::Memory>),
+        dlogits: View<B::Memory>,
+    ) {
         if let (Some(dx), Some(dscore)) = (dx, dscore) {
             let of = |b, transpose| Product { a: dlogits, b, transpose, scale: 1.0 };
             backend.matmul(dx, Write::Set, of(score, Transpose::Neither));
             let dscore = view_mut(dscore, self.outputs, self.hidden);
             backend.matmul(dscore, Write::Set, of(x, Transpose::Left));
         }
-        backend.recycle(logits);
-        kept
     }
 
     fn normed_rows(&self, backend: &mut B, below: &Below<B>, rows: &[u32]) -> NormedRows<B> {

@@ -13,6 +13,7 @@ pub mod lora;
 pub mod memory;
 mod memory_fit;
 pub mod merge;
+mod outputs;
 mod placement;
 pub mod preference;
 pub mod quantised;

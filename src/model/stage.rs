@@ -3,7 +3,7 @@
 
 use super::layout::Layout;
 pub use super::memory_fit::InUse;
-use super::preference::{Answers, Rewards};
+use super::preference::{Answers, Ranking, Rewards};
 pub use crate::backend::{Fault, Traffic};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +29,10 @@ pub enum Targets {
     Labels(Vec<u32>),
     /// The answer of each row as a whole.
     Answers(Answers),
+    /// The numbers that the outputs of a head approach [rows, outputs], each finite.
+    Numbers(Vec<f32>),
+    /// Pairs of rows whose outputs are rewards.
+    Ranked(Ranking),
 }
 
 /// The unit of work: whole rows, packed. Rows do not attend to each other.
@@ -131,14 +135,14 @@ pub struct LossSums {
     /// Sum of losses, class weights applied.
     pub loss: f64,
     /// The divisor of the loss: supervised targets (each 1, whatever the weight of its row), rows, the sum of their
-    /// class weights, or pairs.
+    /// class weights, pairs, or numbers.
     pub weight: f64,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,
     /// For classifiers the arg-max class of each row (the lowest index among equals); with [`Want::Predictions`] that
     /// token in the place of each supervised target; else empty.
     pub predictions: Vec<u32>,
-    /// The log-probability of each row's answer, where only these are asked; else empty.
+    /// The log-probability of each row's answer, where only these are asked; for numbers, the outputs; else empty.
     pub rows: Vec<f64>,
     /// Rewards of answers, where a loss compares them.
     pub rewards: Rewards,

@@ -61,6 +61,8 @@ pub fn text(history: &History) -> String {
         ),
         ("finetune_reward_rejected", "Mean reward of the rejected answers.", rewards.rewards_rejected),
         ("finetune_reward_margin", "Difference of the two.", rewards.margin),
+        ("finetune_reward_min", "Lowest reward of a reward model.", rewards.min_reward),
+        ("finetune_reward_max", "Highest reward of a reward model.", rewards.max_reward),
     ] {
         if value.is_some() {
             out.one(name, "gauge", help, value);

@@ -112,6 +112,8 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
                 ("train/rewards/rejected", e.rewards.rewards_rejected),
                 ("train/rewards/margins", e.rewards.margin),
                 ("train/rewards/accuracies", e.accuracy),
+                ("train/rewards/min", e.rewards.min_reward),
+                ("train/rewards/max", e.rewards.max_reward),
             ];
             let present = optional.into_iter().filter_map(|(tag, v)| Some((tag, v?)));
             always.into_iter().chain(present).collect()
@@ -121,10 +123,14 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
                 ("eval/perplexity", e.perplexity),
                 ("eval/accuracy", e.accuracy),
                 ("eval/token_accuracy", e.token_accuracy),
+                ("eval/pearson", e.pearson),
+                ("eval/spearman", e.spearman),
                 ("eval/macro_f1", e.macro_f1),
                 ("eval/rewards/chosen", e.rewards.rewards_chosen),
                 ("eval/rewards/rejected", e.rewards.rewards_rejected),
                 ("eval/rewards/margins", e.rewards.margin),
+                ("eval/rewards/min", e.rewards.min_reward),
+                ("eval/rewards/max", e.rewards.max_reward),
             ];
             let present = optional.into_iter().filter_map(|(tag, v)| Some((tag, v?)));
             [("eval/loss", e.eval_loss)].into_iter().chain(present).collect()

@@ -47,6 +47,9 @@ pub fn eval_line(eval: &Eval) -> String {
     if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
+    if let (Some(pearson), Some(spearman)) = (eval.pearson, eval.spearman) {
+        line += &format!("  pearson {pearson:.4}  spearman {spearman:.4}");
+    }
     line += &reward_words(&eval.rewards, eval.accuracy);
     for set in eval.sets.iter().skip(1) {
         line += &format!("; {} loss {:.4}", set_name(&set.name), set.eval_loss);
@@ -63,14 +66,16 @@ pub fn set_name(name: &str) -> &str {
 
 /// A text such as `  margin 0.1500 (chosen 0.1000, rejected -0.0500)  accuracy 0.75`; empty without rewards.
 pub fn reward_words(rewards: &Rewards, accuracy: Option<f64>) -> String {
-    let Rewards { rewards_chosen, rewards_rejected, margin } = *rewards;
+    let Rewards { rewards_chosen, rewards_rejected, margin, min_reward, max_reward } = *rewards;
     let number = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.4}"));
     if rewards_chosen.or(rewards_rejected).is_none() {
         return String::new();
     }
     let [margin, chosen, rejected] = [margin, rewards_chosen, rewards_rejected].map(number);
     let accuracy = accuracy.map(|share| format!("  accuracy {share:.2}")).unwrap_or_default();
-    format!("  margin {margin} (chosen {chosen}, rejected {rejected}){accuracy}")
+    let range = min_reward.zip(max_reward);
+    let range = range.map(|(least, most)| format!(", from {least:.4} to {most:.4}")).unwrap_or_default();
+    format!("  margin {margin} (chosen {chosen}, rejected {rejected}{range}){accuracy}")
 }
 
 /// A text such as `best eval 0.0240 at step 16`.

@@ -86,7 +86,9 @@ fn check(dir: &Path, base: &BaseModel, adapter: Adapter) -> Result<Loaded, Refus
             let head = adapter.tensors.iter().find(|t| t.name == layout::SCORE);
             let numbered = || (0..head.map_or(0, |t| t.rows)).map(|i| format!("LABEL_{i}")).collect();
             let labels = adapter.labels.clone().or(base.config.labels.clone()).unwrap_or_else(numbered);
-            base.config.clone().into_classifier(labels).map_err(|e| here(e.into()))?
+            // As in transformers, a single output is a number.
+            let numbers = adapter.numbers || base.config.numbers || labels.len() == 1;
+            Config { numbers, ..base.config.clone().into_classifier(labels).map_err(|e| here(e.into()))? }
         }
     };
     let spec = spec_of(&adapter.config, &config).map_err(|e| here(e.into()))?;
@@ -197,14 +199,15 @@ impl Writer {
             use_rslora: spec.rslora,
             use_dora: false,
         };
-        let extras = Extras { labels: config.labels.clone(), files: base.tokenizer_files() };
+        let (labels, numbers) = (config.labels.clone(), config.numbers);
+        let extras = Extras { labels, numbers, files: base.tokenizer_files() };
         let (kind, layout) = (base.files.kind.clone(), layout::of(config, spec, 0..config.layers));
         Writer { config: adapter, extras, kind, layout }
     }
 
     /// Writes an adapter with these values and a model card with the run's numbers.
     pub fn write(&self, dir: &Path, flat: &[f32], training: &[(&str, String)]) -> Result<(), FormatError> {
-        let card = peft::card(&self.config, &self.kind, self.extras.labels.as_deref(), training);
+        let card = peft::card(&self.config, &self.kind, &self.extras, training);
         atomic::write_file(&dir.join(peft::CARD), card.as_bytes())?;
         let tensor = |e: &layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());
         let tensors: Vec<_> = self.layout.entries().iter().map(tensor).collect();

@@ -20,8 +20,9 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ClusterOptions, ComputeDtype, OptimOptions, Options};
+use crate::config::groups::{ClusterOptions, ComputeDtype, DataOptions, OptimOptions, Options};
 use crate::config::refusal::{Kind, Refusal};
+use crate::data::Task;
 use crate::data::plan::Plan;
 use crate::data::tokenizer::Skip;
 use crate::forecast::counts::Counts;
@@ -81,6 +82,15 @@ fn wire(o: &ClusterOptions) -> Option<String> {
     Some(format!("bf16 (--stages {stages})"))
 }
 
+/// The task of a run whose head gives numbers, as part of its identity.
+fn task_of_head(data: &DataOptions) -> Option<&'static str> {
+    match data.task {
+        Task::Regress => Some("regression"),
+        Task::Reward => Some("reward"),
+        _ => None,
+    }
+}
+
 impl Job {
     /// Builds the run from its options.
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
@@ -113,6 +123,8 @@ impl Job {
             .with("packing", options.data.packing)
             .with("no_shuffle", !options.data.shuffle)
             .with("class_weights", weights)
+            .with_some("task", task_of_head(&options.data))
+            .with_some("center_rewards_coefficient", Some(options.data.centre).filter(|centre| *centre > 0.0))
             .with_some("mixture", mixture(p, options))
             .with_some("dtype", dtype)
             .with_some("learn", options.data.learn.unusual())
@@ -263,11 +275,7 @@ impl Job {
         let parameters = self.reference.as_mut().and_then(|reference| reference.parameters.take());
         let p = &self.prepared;
         let known = RefCell::new(Known::default());
-        let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
-        let mut work = work.in_sets(&p.eval_sets);
-        if options.output.token_accuracy {
-            work = work.predicting();
-        }
+        let mut work = self.batches(options);
         if let Some(reference) = &self.reference {
             known.replace(self.known(reference, &place.dir));
             work = work.comparing(reference.objective, &known);
@@ -301,13 +309,27 @@ impl Job {
             saving,
             sampler: self.sampler(options, &decode)?,
             stop: &signals::STOP,
-            labels: p.config.labels.clone().unwrap_or_default(),
+            labels: p.config.labels.clone().filter(|_| !p.config.numbers).unwrap_or_default(),
             notes,
         };
         let mut finished = train::run(run, events)?;
         // The final state is saved: the adapter is read back into the memory of the moments.
         finished.state.optimizer = optim::AdamW::new(self.optim, 0);
         Ok(finished)
+    }
+
+    /// The microbatches of the run, without what a reference gives.
+    fn batches(&self, options: &Options) -> Batches<'_> {
+        let p = &self.prepared;
+        let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        let mut work = work.in_sets(&p.eval_sets);
+        if options.output.token_accuracy {
+            work = work.predicting();
+        }
+        if options.data.task == Task::Reward {
+            work = work.ranking(options.data.centre);
+        }
+        work
     }
 
     /// Writes the adapter, reads it back, and compares the two.

@@ -142,10 +142,13 @@ fn read(
     }
     check_sets(settings, options, &train)?;
     has_eval(settings, options, eval.as_ref())?;
-    let mut config = base.config.clone();
-    if let Some(labels) = &train.labels {
-        config = config.into_classifier(labels.names.clone())?;
-    }
+    let config = base.config.clone();
+    let config = match (&train.labels, options.data.task) {
+        (Some(labels), _) => config.into_classifier(labels.names.clone())?,
+        (None, Task::Regress) => config.into_regression(train.samples.width())?,
+        (None, Task::Reward) => config.into_regression(1)?,
+        (None, _) => config,
+    };
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
     Ok(Prepared {
         base,
@@ -165,7 +168,12 @@ fn read(
 /// Refuses a classifier as the base of another task.
 fn check_base(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
     match &config.labels {
-        Some(labels) if options.data.task != Task::Classify => {
+        Some(_) if options.data.task == Task::Classify && config.numbers => {
+            let name = &options.model.model;
+            let why = format!("the head of {name} gives numbers, not classes: give --task regression");
+            Err(settings.refuse("task", why))
+        }
+        Some(labels) if !options.data.task.has_head() => {
             let (name, n) = (&options.model.model, labels.len());
             let why =
                 format!("{name} is a classifier ({n} labels), which writes no text: give --task classify");
@@ -424,11 +432,10 @@ fn typed<T: std::fmt::Display>(pairs: &[(String, T)]) -> Vec<String> {
 /// Refuses an initial adapter of another task.
 fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
     match (from.task, options.data.task) {
-        (TaskType::SeqCls, Task::Sft | Task::Pairs | Task::Unpaired) => Err(settings
+        (TaskType::SeqCls, task) if !task.has_head() => Err(settings
             .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
-        (TaskType::CausalLm, Task::Classify) => {
-            let why =
-                "is an adapter that writes text (task_type CAUSAL_LM), which a classifier cannot begin with";
+        (TaskType::CausalLm, task) if task.has_head() => {
+            let why = "is an adapter that writes text (task_type CAUSAL_LM), with which a task with a head cannot begin";
             Err(settings.refuse("init-adapter", why))
         }
         _ => Ok(()),

@@ -4,7 +4,7 @@
 use super::work::Work;
 use crate::data::plan::Plan;
 use crate::data::samples::{Sample, Samples};
-use crate::model::preference::{Aim, Answers, Lesson, Loss, Objective};
+use crate::model::preference::{Aim, Answers, Lesson, Loss, Objective, Ranking};
 use crate::model::stage::{IGNORE, Microbatch, Targets};
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
@@ -18,6 +18,8 @@ pub struct Batches<'a> {
     eval_sets: Vec<(String, Range<usize>)>,
     predicts: bool,
     compared: Option<Compared<'a>>,
+    /// As in [`Ranking`], where pairs train a reward.
+    centre: Option<f64>,
 }
 
 /// Log-probabilities of answers under the reference, those of a row together; NaN where they are not known. First
@@ -77,13 +79,36 @@ impl<'a> Batches<'a> {
     /// `eval`: the rows to evaluate on. They are packed with the microbatch size of the plan.
     pub fn new(rows: &'a Samples, plan: &'a Plan, eval: Option<&'a Samples>) -> Self {
         let eval_plan = eval.map_or_else(Vec::new, |rows| Plan::eval(rows, plan.micro_batch_tokens()));
-        Batches { rows, plan, eval, eval_plan, eval_sets: Vec::new(), predicts: false, compared: None }
+        Batches {
+            rows,
+            plan,
+            eval,
+            eval_plan,
+            eval_sets: Vec::new(),
+            predicts: false,
+            compared: None,
+            centre: None,
+        }
     }
 
     /// Counts the most probable tokens that are the targets of an evaluation.
     #[must_use]
     pub fn predicting(self) -> Self {
         Batches { predicts: true, ..self }
+    }
+
+    /// Trains a reward on the pairs; `centre` as in [`Ranking`].
+    #[must_use]
+    pub fn ranking(self, centre: f64) -> Self {
+        Batches { centre: Some(centre), ..self }
+    }
+
+    /// A microbatch whose answers are not compared as texts.
+    fn plain(&self, samples: &Samples, indices: &[usize], step: u64) -> Microbatch {
+        match self.centre {
+            Some(centre) => ranked(samples, indices, (step, centre)),
+            None => microbatch(samples, indices, step),
+        }
     }
 
     /// Divides the rows to evaluate on into sets, each with its name and number of rows. No microbatch has rows of two.
@@ -119,7 +144,7 @@ impl Work for Batches<'_> {
         let planned = self.plan.step(step).microbatches;
         let Some(compared) = &self.compared else {
             let weigh =
-                |indices: &Vec<usize>| weighted(microbatch(self.rows, indices, step), self.rows, indices);
+                |indices: &Vec<usize>| weighted(self.plain(self.rows, indices, step), self.rows, indices);
             return planned.iter().map(weigh).collect();
         };
         let nll = beside(&compared.objective, self.rows, planned.iter().flatten());
@@ -146,7 +171,7 @@ impl Work for Batches<'_> {
         // Without evaluation rows the plan is empty, so no index is valid and `self.rows` is never used.
         let samples = self.eval.unwrap_or(self.rows);
         match &self.compared {
-            None => microbatch(samples, &self.eval_plan[index], step),
+            None => self.plain(samples, &self.eval_plan[index], step),
             Some(compared) => {
                 let nll = || beside(&compared.objective, samples, &(0..samples.len()).collect::<Vec<_>>());
                 let nll = *compared.eval_nll.get_or_init(nll);
@@ -229,10 +254,17 @@ fn answering(samples: &Samples, indices: &[usize], (step, aim): (u64, Aim)) -> M
     Microbatch { step, rows, ids, bounds, targets: Targets::Answers(Answers { begins, aim }) }
 }
 
+/// Concatenates pairs of rows whose outputs are rewards.
+fn ranked(samples: &Samples, indices: &[usize], (step, centre): (u64, f64)) -> Microbatch {
+    let margin = |&index: &usize| samples.get(index).values.first().copied().unwrap_or(0.0);
+    let targets = Targets::Ranked(Ranking { margins: indices.iter().map(margin).collect(), centre });
+    Microbatch { targets, ..answering(samples, indices, (step, Aim::Score)) }
+}
+
 /// Concatenates rows. The target of a token is the next token of its row, if that token is supervised; a row with a
-/// class has the class as its only target.
+/// class or with numbers has these as its only targets.
 pub fn microbatch(samples: &Samples, indices: &[usize], step: u64) -> Microbatch {
-    let (mut ids, mut targets, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ids, mut targets, mut labels, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut rows, mut bounds) = (Vec::with_capacity(indices.len()), vec![0]);
     for &index in indices {
         let sample = samples.get(index);
@@ -243,8 +275,13 @@ pub fn microbatch(samples: &Samples, indices: &[usize], step: u64) -> Microbatch
         bounds.push(ids.len() as u32);
         rows.push(sample.row);
         labels.extend(sample.label);
+        values.extend_from_slice(sample.values);
     }
-    let targets = if labels.is_empty() { Targets::Tokens(targets) } else { Targets::Labels(labels) };
+    let targets = match (labels.is_empty(), values.is_empty()) {
+        (true, true) => Targets::Tokens(targets),
+        (true, false) => Targets::Numbers(values),
+        (false, _) => Targets::Labels(labels),
+    };
     Microbatch { step, rows, ids, bounds, targets }
 }
 

@@ -6,7 +6,9 @@ use super::event;
 use super::sum::{Sums, THE_LOSS};
 use super::work::Work;
 use crate::model::stage::{IGNORE, LossSums, Microbatch, Targets};
+use crate::numeric::correlation::{pearson, spearman};
 use crate::numeric::fixed::BadValue;
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Largest number of classes whose confusion matrix is part of an event, which keeps lines of metrics.jsonl short.
@@ -17,6 +19,20 @@ struct Part {
     sums: Sums,
     confusion: Confusion,
     tokens: Hits,
+    numbers: Numbers,
+}
+
+/// Outputs and the numbers that they should be, by microbatch: their order decides the last bits of a correlation.
+#[derive(Debug, Default, Clone)]
+struct Numbers(BTreeMap<usize, Vec<(f64, f64)>>);
+
+impl Numbers {
+    fn add(&mut self, index: usize, batch: &Microbatch, out: &LossSums) {
+        if let Targets::Numbers(numbers) = &batch.targets {
+            let numbers = numbers.iter().map(|number| f64::from(*number));
+            self.0.insert(index, out.rows.iter().copied().zip(numbers).collect());
+        }
+    }
 }
 
 /// Number of predicted tokens, and of those that are the targets.
@@ -46,7 +62,12 @@ pub fn evaluate(
     say: Say,
 ) -> Result<Option<event::Eval>, TrainError> {
     let (began, sets) = (Instant::now(), work.eval_sets());
-    let part = |_| Part { sums: Sums::new(0), confusion: Confusion::default(), tokens: Hits::default() };
+    let part = |_| Part {
+        sums: Sums::new(0),
+        confusion: Confusion::default(),
+        tokens: Hits::default(),
+        numbers: Numbers::default(),
+    };
     let mut parts: Vec<Part> = (0..sets.len().max(1)).map(part).collect();
     let mut each = |index, batch: &Microbatch, out: &LossSums| {
         let (rows, finding) = (|| batch.rows.clone(), None);
@@ -58,10 +79,11 @@ pub fn evaluate(
             finding,
         };
         let of = sets.iter().position(|(_, microbatches)| microbatches.contains(&index));
-        let Part { sums, confusion, tokens } = &mut parts[of.unwrap_or(0)];
+        let Part { sums, confusion, tokens, numbers } = &mut parts[of.unwrap_or(0)];
         sums.add_loss(out).map_err(bad)?;
         confusion.add(batch, out);
         tokens.add(batch, out);
+        numbers.add(index, batch, out);
         Ok(())
     };
     let predict = work.predicts();
@@ -77,18 +99,21 @@ pub fn evaluate(
 }
 
 /// The scores of one set.
-fn score(Part { sums, confusion, tokens }: Part, step: u64) -> event::Eval {
+fn score(Part { sums, confusion, tokens, numbers }: Part, step: u64) -> event::Eval {
     let loss = sums.mean().loss;
     let (scores, rewards) = (confusion.scores(), sums.scalars().rewards);
-    let compares = rewards.counts != [0; 2];
+    let predicts_text = scores.is_none() && rewards.counts == [0; 2] && numbers.0.is_empty();
+    let numbers: Vec<(f64, f64)> = numbers.0.into_values().flatten().collect();
     event::Eval {
         step,
         eval_loss: loss,
         rewards: rewards.means(),
-        perplexity: (scores.is_none() && !compares).then(|| libm::exp(loss)),
+        perplexity: predicts_text.then(|| libm::exp(loss)),
         accuracy: scores.as_ref().map(|s| s.accuracy).or(rewards.accuracy()),
         macro_f1: scores.as_ref().map(|s| s.macro_f1),
         token_accuracy: (tokens.all > 0).then(|| tokens.right as f64 / tokens.all as f64),
+        pearson: pearson(&numbers),
+        spearman: spearman(&numbers),
         confusion: scores.and_then(shown_matrix),
         tokens: sums.targets,
         ..event::Eval::default()

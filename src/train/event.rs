@@ -140,6 +140,12 @@ pub struct Rewards {
     /// The difference of the two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
+    /// The lowest reward, where a head gives them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_reward: Option<f64>,
+    /// The highest reward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_reward: Option<f64>,
 }
 
 /// Distribution of a step's microbatches over devices, and its costs.
@@ -227,7 +233,7 @@ pub struct Eval {
     /// Rewards of the answers, where a loss compares them; the accuracy is below.
     #[serde(flatten)]
     pub rewards: Rewards,
-    /// exp(eval_loss); None for a classifier.
+    /// exp(eval_loss); None where no text is predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
     /// Share of rows whose most probable class is the label, or of pairs whose chosen answer has the higher reward.
@@ -239,6 +245,12 @@ pub struct Eval {
     /// Mean F1 over the classes that occur, as in scikit-learn's `f1_score(average="macro")`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
+    /// Pearson's correlation of the outputs and the numbers that they should be, for a regression.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pearson: Option<f64>,
+    /// Spearman's correlation of the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spearman: Option<f64>,
     /// Number of rows with label i and prediction j; None for a language model, and above 100 classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,

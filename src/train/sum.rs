@@ -50,6 +50,8 @@ pub struct RewardSums {
     pub pairs: u64,
     /// Pairs whose chosen answer has the higher reward.
     pub right: u64,
+    /// The lowest and the highest reward in fixed point, where a head gives them.
+    pub range: Option<[i64; 2]>,
 }
 
 impl RewardSums {
@@ -61,6 +63,10 @@ impl RewardSums {
         }
         self.pairs = self.pairs.wrapping_add(other.pairs);
         self.right = self.right.wrapping_add(other.right);
+        self.range = match (self.range, other.range) {
+            (Some([a, b]), Some([least, most])) => Some([a.min(least), b.max(most)]),
+            (one, other) => one.or(other),
+        };
     }
 
     /// The share of pairs whose chosen answer has the higher reward.
@@ -80,6 +86,8 @@ impl RewardSums {
             rewards_chosen: chosen,
             rewards_rejected: rejected,
             margin: chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected),
+            min_reward: self.range.map(|[least, _]| least as f64 / unit),
+            max_reward: self.range.map(|[_, most]| most as f64 / unit),
         }
     }
 }
@@ -100,9 +108,13 @@ impl Scalars {
         let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
         // Rewards are only shown: large ones do not end a run.
         let reward = |value: f64| fixed(value.clamp(-8e6, 8e6));
-        let preference::Rewards { sums: [chosen, rejected], counts, pairs, right } = sums.rewards;
-        let rewards =
-            RewardSums { sums: [reward(chosen)?.into(), reward(rejected)?.into()], counts, pairs, right };
+        let preference::Rewards { sums: [chosen, rejected], counts, pairs, right, range } = sums.rewards;
+        let both = [reward(chosen)?.into(), reward(rejected)?.into()];
+        let range = match range {
+            Some([least, most]) => Some([reward(least)?, reward(most)?]),
+            None => None,
+        };
+        let rewards = RewardSums { sums: both, counts, pairs, right, range };
         Ok(Scalars { loss: loss.into(), weight: weight.into(), targets: sums.targets, rewards })
     }
 }

@@ -160,6 +160,15 @@ pub fn classes(n: usize) -> String {
     (0..n).map(|i| row(i).to_string() + "\n").collect()
 }
 
+/// Rows with numbers, of different lengths.
+pub fn numbers(n: usize) -> String {
+    let row = |i: usize| {
+        let text = format!("git push {}{}", "again ".repeat(i % 5), ["--force", "now"][i % 2]);
+        json!({ "text": text, "label": (i % 2) as f64 - 0.25 * (i % 5) as f64 })
+    };
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}
+
 /// Rows of preferences, of different lengths.
 pub fn pairs(n: usize) -> String {
     let row = |i: usize| {

@@ -1,7 +1,7 @@
 //! The reported results are deterministic as well as the adapter: losses of evaluations, predictions of a classifier
 //! for every row, and samples have the same bits for any workers.
 
-use crate::cli_fixture::classes;
+use crate::cli_fixture::{classes, numbers, pairs};
 use crate::fleet::{Fleet, RUN};
 use serde_json::Value;
 
@@ -20,8 +20,13 @@ fn written(fleet: &Fleet, out: &str, kind: &str) -> Vec<Value> {
 }
 
 fn check(run: &str, field: &str) {
+    let rows = |fleet: &Fleet| {
+        fleet.bench.file("classes.jsonl", &classes(60));
+        fleet.bench.file("numbers.jsonl", &numbers(60));
+        fleet.bench.file("pairs.jsonl", &pairs(60));
+    };
     let alone = Fleet::new();
-    alone.bench.file("classes.jsonl", &classes(60));
+    rows(&alone);
     let adapter = alone.alone(run);
     let expected = written(&alone, "alone", "eval");
     let samples = written(&alone, "alone", "sample");
@@ -29,7 +34,7 @@ fn check(run: &str, field: &str) {
     assert!(expected.len() >= 3 && expected.iter().all(|e| !e[field].is_null()), "{expected:?}");
     for count in [2usize, 3] {
         let mut fleet = Fleet::new();
-        fleet.bench.file("classes.jsonl", &classes(60));
+        rows(&fleet);
         fleet.coordinator(&format!("{run} --expect-workers {count}"));
         let names: Vec<String> = (0..count).map(|i| format!("worker-{i}")).collect();
         names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
@@ -67,4 +72,6 @@ fn classifier_scores_are_equal_for_any_workers() {
     let run = "demo --task classify --data classes.jsonl --eval-split 0.3 --batch-size 12 --micro-batch-tokens 64 \
                --rank 4 --max-steps 4 --eval-steps 2";
     check(run, "confusion");
+    check(&run.replace("classify --data classes", "regression --data numbers"), "pearson");
+    check(&run.replace("classify --data classes", "reward --data pairs"), "max_reward");
 }

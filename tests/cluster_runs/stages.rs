@@ -1,7 +1,7 @@
 //! Workers that hold the layers of one model together (`--stages`): they change no byte, whatever the split, the model,
 //! the task and the other devices of the run.
 
-use crate::cli_fixture::{classes, pairs, rows, stderr};
+use crate::cli_fixture::{classes, numbers, pairs, rows, stderr};
 use crate::fleet::{Fleet, RUN};
 use crate::random_base;
 use finetune::families::{GEMMA3, GRANITE, LFM2, OLMO3, QWEN3_MOE};
@@ -13,6 +13,7 @@ fn line(run: &str, (stages, workers): (&str, usize), more: &str) -> Fleet {
     let mut fleet = Fleet::new();
     fleet.bench.file("classes.jsonl", &classes(240));
     fleet.bench.file("pairs.jsonl", &pairs(120));
+    fleet.bench.file("numbers.jsonl", &numbers(120));
     fleet.bench.file("weighted.jsonl", &weighted());
     fleet.coordinator(&format!("{run} --stages {stages} {more}"));
     let names: Vec<String> = (0..workers).map(|i| format!("seat-{i}")).collect();
@@ -62,6 +63,8 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         ("--quantize nf4", "many"),
         ("--task classify --num-classes 2", "classes"),
         ("--task dpo --nll-weight 0.5", "pairs"),
+        ("--task regression", "numbers"),
+        ("--task reward", "pairs"),
         // The lower worker has nothing to train.
         ("--target-layers 2-3 --rank-pattern q_proj=2", "many"),
         ("", "weighted"),
@@ -71,6 +74,7 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         let alone = Fleet::new();
         alone.bench.file("classes.jsonl", &classes(240));
         alone.bench.file("pairs.jsonl", &pairs(120));
+        alone.bench.file("numbers.jsonl", &numbers(120));
         alone.bench.file("weighted.jsonl", &weighted());
         let bytes = alone.alone(&run);
         let fleet = line(&run, ("2", 2), "");

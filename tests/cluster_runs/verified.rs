@@ -56,6 +56,7 @@ fn checked_work_gives_the_bytes_of_one_process() {
         ("--quantize nf4", "many"),
         ("--task classify --num-classes 2", "classes"),
         ("--task dpo --nll-weight 0.5", "pairs"),
+        ("--task reward --eval-split 8 --eval-steps 2", "pairs"),
     ] {
         let run = format!("{} --max-steps 4 {more}", RUN.replace("--data many", &format!("--data {data}")));
         let mut fleet = Fleet::new();

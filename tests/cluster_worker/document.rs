@@ -99,6 +99,7 @@ fn declared() -> Vec<String> {
         (preference, "Answers"),
         (preference, "Lesson"),
         (losses, "Objective"),
+        (include_str!("../../src/model/preference/ranking.rs"), "Ranking"),
         (preference, "Rewards"),
         (include_str!("../../src/train/sum.rs"), "RewardSums"),
         (stage, "Sampling"),

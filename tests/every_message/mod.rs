@@ -10,7 +10,7 @@ use finetune::cluster::message::{
     ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
 use finetune::model::lora::{Exception, LoraSpec, Numbers};
-use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective};
+use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective, Ranking};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::model::wire::Wire;
 use finetune::numeric::REVISION;
@@ -108,7 +108,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             loss: 3,
             weight: 3,
             targets: 2,
-            rewards: RewardSums { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1 },
+            rewards: RewardSums { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1, range: Some([-1, 1]) },
             parameters: [1; 32],
             traffic: Traffic::default(),
         },
@@ -201,6 +201,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
     let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
     let reason = || "\u{1b}[2J\nerror: fake".to_string();
     let labelled = Microbatch { targets: Targets::Labels(vec![0, 9]), ..microbatch() };
+    let headed = |targets| Microbatch { targets, ..microbatch() };
     let answering = |aim| {
         let targets = Targets::Answers(Answers { begins: vec![1, 4], aim });
         Microbatch { targets, ..microbatch() }
@@ -215,6 +216,8 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Train(microbatch())),
         leased(Work::Train(labelled)),
         leased(Work::Train(answering(pairs))),
+        leased(Work::Train(headed(Targets::Numbers(vec![0.5, f32::NAN])))),
+        leased(Work::Eval(headed(Targets::Ranked(Ranking { margins: vec![f32::INFINITY], centre: -1.0 })))),
         leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),

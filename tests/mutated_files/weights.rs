@@ -313,7 +313,7 @@ fn peft_adapter() -> Files {
     vec![
         file("adapter_config.json", read("adapter_config.json")),
         file("adapter_model.safetensors", read("adapter_model.safetensors")),
-        file("label_map.json", peft::label_map(&["no".into(), "yes".into()])),
+        file("label_map.json", peft::label_map(&["no".into(), "yes".into()], None)),
     ]
 }
 
@@ -335,6 +335,8 @@ fn in_the_adapter(dice: &mut Dice, whole: &Files) -> Files {
 
 fn read_peft(folder: &Path) -> Result<(), Refusal> {
     let adapter = peft::read(folder)?;
-    std::hint::black_box(peft::card(&adapter.config, "bf16", adapter.labels.as_deref(), &[]));
+    let (labels, numbers) = (adapter.labels, adapter.numbers);
+    let extras = peft::Extras { labels, numbers, ..peft::Extras::default() };
+    std::hint::black_box(peft::card(&adapter.config, "bf16", &extras, &[]));
     Ok(())
 }

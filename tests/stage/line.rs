@@ -92,6 +92,8 @@ fn a_fault_in_a_line_ends_the_round_and_leaves_nothing() {
                     }
                     (Targets::Labels(all), _) => all[0] = u32::MAX - 1,
                     (Targets::Answers(answers), _) => answers.begins.clear(),
+                    (Targets::Numbers(all), _) => all.clear(),
+                    (Targets::Ranked(ranking), _) => ranking.margins.clear(),
                 }
                 let (mut given, mut bad) = (0, bad.into_iter());
                 let each = &mut |_, _: &LossSums, _: &[f32]| given += 1;

@@ -3,7 +3,7 @@
 use super::{Exported, logits};
 use crate::config::refusal::Refusal;
 use crate::format::safetensors::{self, Spec};
-use crate::format::{Checkpoint, FormatError, atomic};
+use crate::format::{Checkpoint, FormatError, atomic, peft};
 use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
@@ -86,6 +86,9 @@ fn config(base: &BaseModel, loaded: &Loaded, specs: &[Spec]) -> Value {
         let by_label = labels.iter().enumerate().map(|(i, l)| (l.clone(), json!(i)));
         config["id2label"] = by_id.collect::<serde_json::Map<_, _>>().into();
         config["label2id"] = by_label.collect::<serde_json::Map<_, _>>().into();
+        if loaded.config.numbers {
+            config["problem_type"] = json!(peft::REGRESSION);
+        }
     }
     let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
     let largest = specs.iter().max_by_key(|s| s.bytes()).map(|s| s.dtype);

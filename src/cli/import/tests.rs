@@ -280,6 +280,9 @@ fn what_is_learnt_is_carried_over() {
         &["learn: last", "template_args: \"enable_thinking=false\"", "token_accuracy: true"],
         &[],
     );
+    let reward = llama_factory.replace("stage: sft", "stage: rm");
+    check(&reward, Dialect::LlamaFactory, &["task: reward"], &[]);
+    check("base_model: m\nsequence_len: 64\nreward_model: true\n", Dialect::Axolotl, &["task: reward"], &[]);
     check(&format!("{llama_factory}train_on_prompt: true\n"), Dialect::LlamaFactory, &["learn: all"], &[]);
     check(
         "dataset_name: a.jsonl\nuse_peft: true\nlora_target_modules: all-linear\nassistant_only_loss: true\npacking_strategy: bfd_split\n\

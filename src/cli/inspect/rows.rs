@@ -70,7 +70,7 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
     }
     facts.extend([
         ("tokens", json!(c.tokens)),
-        (if corpus.labels.is_some() { "labelled" } else { "supervised" }, json!(c.supervised)),
+        (if corpus.is_labelled() { "labelled" } else { "supervised" }, json!(c.supervised)),
         ("duplicates", json!(corpus.samples.duplicates())),
         ("shortest", json!(lengths.first())),
         ("median", json!(lengths.get(lengths.len() / 2))),
@@ -102,6 +102,10 @@ fn headline(sample: &Sample, corpus: &Corpus) -> String {
     let name = |l: u32| corpus.labels.as_ref().and_then(|all| all.names.get(l as usize)).cloned();
     let learnt = match sample.label {
         Some(l) => format!("label {}", name(l).unwrap_or_else(|| l.to_string())),
+        None if !sample.values.is_empty() => {
+            let what = if sample.second.is_some() { "margin" } else { "label" };
+            format!("{what} {}", sample.values.iter().map(f32::to_string).collect::<Vec<_>>().join(", "))
+        }
         None => format!("{} supervised", sample.supervised_targets()),
     };
     format!("--- row {}: {}, {learnt}", sample.row, count(sample.ids.len() as u64, "token"))

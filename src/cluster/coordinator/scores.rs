@@ -59,18 +59,23 @@ fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) 
         }
         Targets::Tokens(targets) | Targets::Weighted { targets, .. } => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
-        Targets::Answers(_) => (batch.ids.len(), 0),
+        Targets::Answers(_) | Targets::Ranked(_) => (batch.ids.len(), 0),
+        Targets::Numbers(numbers) => (numbers.len(), 0),
     };
-    let scored = matches!(&batch.targets, Targets::Answers(Answers { aim: Aim::Score, .. }));
-    if sums.rows.len() != if scored { batch.rows.len() } else { 0 }
-        || sums.rows.iter().any(|r| !r.is_finite())
-    {
-        return Err(format!("it scored {} answers of {}", sums.rows.len(), batch.rows.len()));
+    let scored = match &batch.targets {
+        Targets::Answers(Answers { aim: Aim::Score, .. }) => batch.rows.len(),
+        Targets::Numbers(numbers) => numbers.len(),
+        _ => 0,
+    };
+    if sums.rows.len() != scored || sums.rows.iter().any(|r| !r.is_finite()) {
+        return Err(format!("it scored {} answers of {scored}", sums.rows.len()));
     }
-    let Rewards { sums: rewards, counts, pairs, right } = sums.rewards;
+    let Rewards { sums: rewards, counts, pairs, right, range } = sums.rewards;
     let rows = batch.rows.len() as u64;
     let possible = right <= pairs && counts.iter().chain([&pairs]).all(|n| *n <= rows);
-    if !possible || rewards.iter().any(|reward| to_fixed(*reward, i64::MAX).is_none()) {
+    if !possible
+        || rewards.iter().chain(range.iter().flatten()).any(|reward| to_fixed(*reward, i64::MAX).is_none())
+    {
         return Err(format!("it gave rewards that {rows} answers cannot have"));
     }
     // A correct worker reports such a loss as a bad value instead.

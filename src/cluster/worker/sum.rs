@@ -262,6 +262,7 @@ mod tests {
             counts: [2, 1],
             pairs: 1,
             right: u64::from(seed % 2),
+            range: seed.is_multiple_of(3).then_some([-2.5, f64::from(seed)]),
         };
         let (loss, weight, targets) = (f64::from(seed) + 0.5, 3.0, 3);
         let loss = LossSums { loss, weight, targets, rewards, ..LossSums::default() };

@@ -67,6 +67,22 @@ pub(super) fn single(fields: &Fields<'_>) -> Result<Form, String> {
     Ok(Form::Answers { said, wanted: Some(wanted) })
 }
 
+/// The answers of a row to be scored: two, one, or the last message of a conversation.
+pub(super) fn any(fields: &Fields<'_>) -> Result<Said, String> {
+    let turns =
+        ["messages", "conversations"].into_iter().find(|name| fields.get(name).is_some_and(|v| v != ""));
+    match turns {
+        _ if fields.has(&["chosen", "rejected"]) => said(fields, &["chosen", "rejected"]),
+        _ if fields.has(&["completion"]) => said(fields, &["completion"]),
+        Some(name) => ended(fields, name),
+        None => Err(format!(
+            "nothing to score: it has the fields [{}]; known are text, prompt and completion, prompt, chosen and \
+             rejected, and messages or conversations that end with an answer; --data-fields FIELD=COLUMN renames",
+            fields.names()
+        )),
+    }
+}
+
 /// A conversation whose last message is the answer.
 fn ended(fields: &Fields<'_>, name: &str) -> Result<Said, String> {
     let Some(Value::Array(list)) = fields.structured(name)? else {
@@ -75,7 +91,7 @@ fn ended(fields: &Fields<'_>, name: &str) -> Result<Said, String> {
     let mut prompt = list.iter().map(turns::sharegpt).collect::<Result<Vec<_>, _>>()?;
     match prompt.pop() {
         Some(answer) if answer["role"] == "assistant" => conversation(fields, prompt, vec![vec![answer]]),
-        _ => Err(format!("`{name}` must end with the assistant's message, which has the label")),
+        _ => Err(format!("`{name}` must end with the assistant's message")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The model card: README.md with the Hub's front matter. The card contains only facts from the configuration and the
 //! run.
 
+use super::Extras;
 use super::config::{AdapterConfig, TaskType};
 use crate::support::stderr::inline;
 use serde_json::json;
@@ -13,12 +14,7 @@ pub fn max_lora_rank(r: usize) -> Option<usize> {
 
 /// The text of the card. `base_kind` is `kind` of [`crate::format::ModelFiles`]; `training` is names and values of the
 /// training run, empty if the run is unknown.
-pub fn card(
-    config: &AdapterConfig,
-    base_kind: &str,
-    labels: Option<&[String]>,
-    training: &[(&str, String)],
-) -> String {
+pub fn card(config: &AdapterConfig, base_kind: &str, extras: &Extras, training: &[(&str, String)]) -> String {
     let mut text = front_matter(config);
     let base = config.base_model_name_or_path.as_deref();
     let name = base.unwrap_or("a base model that has no Hub id");
@@ -40,8 +36,14 @@ pub fn card(
     text += &item("layers", &config.layers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "));
     text += &item("other ranks (rank_pattern)", &pairs(&config.rank_pattern));
     text += &item("other alphas (alpha_pattern)", &pairs(&config.alpha_pattern));
-    if let Some(labels) = labels {
-        let _ = writeln!(text, "- classes: {} (label_map.json)", labels.join(", "));
+    match &extras.labels {
+        Some(outputs) if extras.numbers => {
+            let _ = writeln!(text, "- outputs: {}, each a number", outputs.len());
+        }
+        Some(labels) => {
+            let _ = writeln!(text, "- classes: {} (label_map.json)", labels.join(", "));
+        }
+        None => {}
     }
     if base.is_none() {
         text.push_str(

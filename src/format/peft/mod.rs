@@ -24,7 +24,8 @@ pub const WEIGHTS: &str = "adapter_model.safetensors";
 pub const CONFIG: &str = "adapter_config.json";
 /// Name of the model card, see [`card()`].
 pub const CARD: &str = "README.md";
-/// Name of the label file of a classifier: `{"id2label": {"0": "..."}, "label2id": {"...": 0}}`.
+/// Name of the label file of a classifier: `{"id2label": {"0": "..."}, "label2id": {"...": 0}}`,
+/// with `"problem_type": "regression"` where the outputs are numbers.
 pub const LABELS: &str = "label_map.json";
 
 /// An adapter that was read.
@@ -38,6 +39,8 @@ pub struct Adapter {
     pub magnitudes: Vec<Magnitude>,
     /// The class names of a classifier, if label_map.json exists.
     pub labels: Option<Vec<String>>,
+    /// Whether label_map.json says that the outputs of the head are numbers.
+    pub numbers: bool,
 }
 
 /// One matrix of an adapter.
@@ -75,6 +78,8 @@ pub struct TensorRef<'a> {
 pub struct Extras {
     /// The class names of a classifier.
     pub labels: Option<Vec<String>>,
+    /// Whether the outputs of the head are numbers, not classes.
+    pub numbers: bool,
     /// Further files by name (README.md, tokenizer.json, chat_template.jinja ...).
     pub files: Vec<(String, Vec<u8>)>,
 }
@@ -121,8 +126,8 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
         };
         config.target_modules = tensors.iter().filter_map(path).collect();
     }
-    let labels = labels(&dir.join(LABELS))?;
-    Ok(Adapter { config, tensors, magnitudes, labels })
+    let (labels, numbers) = labels(&dir.join(LABELS))?.unzip();
+    Ok(Adapter { config, tensors, magnitudes, labels, numbers: numbers.unwrap_or(false) })
 }
 
 /// The name without the adapter's, at today's place of a text model.
@@ -172,28 +177,38 @@ pub fn write(
         atomic::write_file(&dir.join(name), bytes)?;
     }
     if let Some(labels) = &extras.labels {
-        atomic::write_file(&dir.join(LABELS), label_map(labels).as_bytes())?;
+        let problem = extras.numbers.then_some(REGRESSION);
+        atomic::write_file(&dir.join(LABELS), label_map(labels, problem).as_bytes())?;
     }
     atomic::write_file(&dir.join(CONFIG), format!("{:#}\n", config.to_json()).as_bytes())
 }
 
-/// The text of label_map.json.
-pub fn label_map(labels: &[String]) -> String {
+/// The text of label_map.json. `problem` is transformers' `problem_type`, where the outputs are not classes.
+pub fn label_map(labels: &[String], problem: Option<&str>) -> String {
     let by_id: Map<String, Value> =
         labels.iter().enumerate().map(|(i, l)| (i.to_string(), json!(l))).collect();
     let by_label: Map<String, Value> =
         labels.iter().enumerate().map(|(i, l)| (l.clone(), json!(i))).collect();
-    format!("{:#}\n", json!({"id2label": by_id, "label2id": by_label}))
+    let mut map = json!({"id2label": by_id, "label2id": by_label});
+    if let Some(problem) = problem {
+        map["problem_type"] = json!(problem);
+    }
+    format!("{map:#}\n")
 }
 
-fn labels(path: &Path) -> Result<Option<Vec<String>>, FormatError> {
+/// transformers' `problem_type` of a head whose outputs are numbers.
+pub const REGRESSION: &str = "regression";
+
+/// The names in label_map.json, and whether the outputs are numbers.
+fn labels(path: &Path) -> Result<Option<(Vec<String>, bool)>, FormatError> {
     let Some(map) = directory::json(path)? else { return Ok(None) };
     let bad =
         || FormatError::malformed(path, "id2label must name the classes \"0\", \"1\", ... without a gap");
     let by_id = map["id2label"].as_object().ok_or_else(bad)?;
     let name =
         |i: usize| by_id.get(&i.to_string()).and_then(Value::as_str).map(str::to_owned).ok_or_else(bad);
-    (0..by_id.len()).map(name).collect::<Result<_, _>>().map(Some)
+    let names = (0..by_id.len()).map(name).collect::<Result<_, _>>()?;
+    Ok(Some((names, map["problem_type"] == REGRESSION)))
 }
 
 /// Checks a tensor of the file and widens it to f32, with its plain name.

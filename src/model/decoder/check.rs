@@ -24,15 +24,30 @@ impl<B: Fused> Decoder<B> {
             self.check_ids(&batch.ids)?;
             return answers.misfit(batch).map_or(Ok(()), |why| Err(self.fault(why)));
         }
+        match (&batch.targets, &self.config.labels) {
+            (Targets::Ranked(ranking), Some(labels)) => {
+                let misfit =
+                    if labels.len() == 1 { ranking.misfit(batch) } else { Some("a reward is one output") };
+                return misfit.map_or(Ok(()), |why| Err(self.fault(why)));
+            }
+            (Targets::Numbers(numbers), Some(labels)) => {
+                let fit = numbers.len() == batch.rows.len() * labels.len();
+                return match fit && numbers.iter().all(|number| number.is_finite()) {
+                    true => Ok(()),
+                    false => Err(self.fault("numbers do not fit the microbatch's rows")),
+                };
+            }
+            _ => {}
+        }
         let (targets, limit, count, none) = match (&batch.targets, &self.config.labels) {
             (Targets::Tokens(t) | Targets::Weighted { targets: t, .. }, None) => {
                 (t, self.config.vocab, batch.ids.len(), Some(IGNORE))
             }
             (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
-            (Targets::Tokens(_) | Targets::Weighted { .. } | Targets::Answers(_), Some(_)) => {
+            (_, Some(_)) => {
                 return Err(self.fault("a classifier predicts labels, not tokens"));
             }
-            (Targets::Labels(_) | Targets::Answers(_), None) => {
+            (_, None) => {
                 return Err(self.fault("a language model predicts tokens, not labels"));
             }
         };

@@ -7,6 +7,7 @@ use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::{Layout, SCORE};
 use crate::model::linear::Batch;
+use crate::model::outputs::squared_errors;
 use crate::model::stage::{
     Cancel, Each, IGNORE, InUse, LossSums, Microbatch, Next, Output, Session, Span, Stage, Targets, Ticket,
     WHOLE, Want,
@@ -91,13 +92,7 @@ impl<B: Fused> Decoder<B> {
             let logits = head.logits(&mut self.backend, below, &last)?;
             return Ok(Top::Output(Output::Logits(logits)));
         }
-        let (rows, targets) = match &batch.targets {
-            Targets::Labels(labels) => (last, labels.clone()),
-            Targets::Answers(answers) => answers.asked(batch),
-            Targets::Tokens(all) | Targets::Weighted { targets: all, .. } => {
-                (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
-            }
-        };
+        let (rows, targets) = asked(batch, last);
         if let Want::Scores(top) = want {
             let asked = Asked { rows: &rows, targets: &targets };
             return head
@@ -118,7 +113,12 @@ impl<B: Fused> Decoder<B> {
             return Ok(Top::Output(Output::Loss(sums)));
         }
         let asked = Asked { rows: &rows, targets: &targets };
-        if let Some(weigh) = weigh_of(batch, &rows) {
+        if let Some(weigh) = of_outputs(&batch.targets) {
+            let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
+            let sums = head.output_loss(&mut self.backend, below, &rows, (grad, &*weigh))?;
+            return Ok(Top::Output(Output::Loss(sums)));
+        }
+        if let Some(weigh) = of_losses(batch, &rows) {
             let hidden = tape.residual.as_mut();
             let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &*weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
@@ -255,18 +255,38 @@ impl<B: Fused> Decoder<B> {
     }
 }
 
-/// Weights of the losses of the targets at the positions `at`, where they have any.
-#[expect(clippy::type_complexity)]
-fn weigh_of<'a>(
-    batch: &'a Microbatch,
-    at: &'a [u32],
-) -> Option<Box<dyn Fn(&[f32]) -> (Vec<f32>, LossSums) + 'a>> {
+/// The positions that are asked, and the targets of losses there. `last` are the last ones of the rows.
+fn asked(batch: &Microbatch, last: Vec<u32>) -> (Vec<u32>, Vec<u32>) {
+    match &batch.targets {
+        Targets::Labels(labels) => (last, labels.clone()),
+        Targets::Numbers(_) | Targets::Ranked(_) => (last, Vec::new()),
+        Targets::Answers(answers) => answers.asked(batch),
+        Targets::Tokens(all) | Targets::Weighted { targets: all, .. } => {
+            (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
+        }
+    }
+}
+
+/// Weights or derivatives that follow from losses or outputs, and the sums.
+type Weighing<'a> = Box<dyn Fn(&[f32]) -> (Vec<f32>, LossSums) + 'a>;
+
+/// The weights of losses at these positions, where they are not all 1.
+fn of_losses<'a>(batch: &'a Microbatch, at: &'a [u32]) -> Option<Weighing<'a>> {
     match &batch.targets {
         Targets::Answers(answers) => Some(Box::new(|losses| answers.weigh(batch, losses))),
         Targets::Weighted { weights, .. } => {
             Some(Box::new(|losses| by_rows((at, losses), &batch.bounds, weights)))
         }
-        Targets::Tokens(_) | Targets::Labels(_) => None,
+        _ => None,
+    }
+}
+
+/// The loss of a head's outputs, where it is not that of classes.
+fn of_outputs(targets: &Targets) -> Option<Weighing<'_>> {
+    match targets {
+        Targets::Numbers(numbers) => Some(Box::new(|outputs| squared_errors(numbers, outputs))),
+        Targets::Ranked(ranking) => Some(Box::new(|outputs| ranking.weigh(outputs))),
+        _ => None,
     }
 }
 

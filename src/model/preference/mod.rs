@@ -3,8 +3,10 @@
 //! the gradient of a token's cross-entropy is linear in its weight, so it is multiplied by that of its row.
 
 mod loss;
+mod ranking;
 
 pub use loss::{Loss, Objective, Pair, Value};
+pub use ranking::Ranking;
 
 use super::stage::{LossSums, Microbatch};
 use serde::{Deserialize, Serialize};
@@ -51,6 +53,8 @@ pub struct Rewards {
     pub pairs: u64,
     /// Pairs whose chosen answer has the higher reward.
     pub right: u64,
+    /// The lowest and the highest reward, where a head gives them.
+    pub range: Option<[f64; 2]>,
 }
 
 /// A token whose loss is computed.
@@ -253,7 +257,7 @@ mod tests {
         (batch.rows, batch.bounds) = (vec![0, 0], vec![0, 4, 7]);
         let (_, sums) = answers.weigh(&batch, &[1.0, 2.0, 4.0, 8.0]);
         // Scores are -3 and -12.
-        let rewards = Rewards { sums: [0.5, -1.0], counts: [1, 1], pairs: 1, right: 1 };
+        let rewards = Rewards { sums: [0.5, -1.0], counts: [1, 1], pairs: 1, right: 1, range: None };
         assert_eq!((sums.rewards, sums.weight), (rewards, 1.0));
     }
 

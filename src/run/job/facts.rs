@@ -35,6 +35,7 @@ impl Job {
         let further = [("rows_split", c.split.0), ("rows_too_long", c.too_long)];
         facts.extend(further.into_iter().filter(|(_, n)| *n > 0).map(|(key, n)| (key, n.to_string())));
         match &p.config.labels {
+            Some(outputs) if p.config.numbers => facts.push(("outputs", outputs.len().to_string())),
             Some(labels) => facts.push(("labels", labels.join(", "))),
             None => facts.push((PROMPTS, if p.chat { CHAT } else { "plain" }.into())),
         }
