@@ -3,7 +3,7 @@
 use super::invocation::{Invocation, written};
 use super::{
     bench, chat, contracts, devices, doctor, eval, export, generate, help, import, inspect, plan, predict,
-    push, report, serve, token, train,
+    push, report, serve, studio, token, train,
 };
 use crate::config::flags::{self, Parsed};
 use crate::config::groups;
@@ -25,6 +25,7 @@ const ACTS: &[(&str, Act)] = &[
     ("generate", generate::run),
     ("chat", chat::run),
     ("serve", serve::run),
+    ("studio", studio::run),
     ("predict", predict::run),
     ("eval", eval::run),
     ("export", export::run),

@@ -13,12 +13,14 @@ mod help;
 mod import;
 mod inspect;
 mod invocation;
+mod listening;
 mod plan;
 mod predict;
 mod push;
 mod report;
 mod serve;
 mod speaker;
+mod studio;
 mod token;
 mod train;
 

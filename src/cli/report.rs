@@ -1,7 +1,7 @@
 //! `finetune report OUT`: writes the pages and pictures of a run again from its metrics.jsonl; for several runs, one
 //! page that compares them. (No existing verb reads a finished run.)
 
-mod difference;
+pub mod difference;
 
 use super::invocation::Invocation;
 use crate::config::refusal::Refusal;

@@ -46,9 +46,9 @@ const FOREIGN_HEADING: &str = "other trainers' names";
 
 /// Options of a training run in `finetune --help`; `finetune help options` shows all.
 #[rustfmt::skip]
-const COMMON: [&str; 25] = [
+const COMMON: [&str; 24] = [
     "quantize", "task", "data", "eval-data", "eval-split", "max-seq-len", "rank", "alpha", "epochs", "max-steps",
-    "batch-size", "learning-rate", "gpus", "role", "coordinator", "expect-workers", "output", "overwrite", "resume",
+    "batch-size", "learning-rate", "gpus", "role", "coordinator", "expect-workers", "output", "resume",
     "eval-steps", "sample-prompt", "dashboard", "quiet", "config", "",
 ];
 

@@ -114,6 +114,13 @@ const SERVING: &[&str] = &[
     "token-file",
 ];
 
+const STUDIO: &[Opt] = &[own(
+    "root",
+    Takes::One("DIR"),
+    "",
+    "folder with models, rows and runs; the page sees nothing outside it (default: the current folder)",
+)];
+
 const TOKEN: &[Opt] = &[
     own(
         "set",
@@ -228,7 +235,7 @@ const fn reworded(section: Section, name: &'static str, takes: Takes, help: &'st
 const EXPORTS: &[&str] = &["export", "merge"];
 
 /// Rows that replace those of [`TABLE`] for some verbs, where the option means something else than in training.
-static REWORDED: [(&[&str], Opt); 8] = [
+static REWORDED: [(&[&str], Opt); 9] = [
     (
         EXPORTS,
         reworded(
@@ -255,6 +262,15 @@ static REWORDED: [(&[&str], Opt); 8] = [
             "bind",
             Takes::One("HOST:PORT"),
             "address to listen on (default: port 8000 of this machine alone); clients of other machines need a key",
+        ),
+    ),
+    (
+        &["studio"],
+        reworded(
+            Section::Cluster,
+            "bind",
+            Takes::One("HOST:PORT"),
+            "address to listen on (default: port 9090 of this machine alone)",
         ),
     ),
     (
@@ -287,6 +303,7 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING) },
     Verb { name: "chat", about: "converse with a model and its adapters on a terminal", positional: "MODEL", most: 1, own: CHAT, shared: Some(SPEAKING) },
     Verb { name: "serve", about: "answer programs that speak OpenAI's interface, with a model and its adapters", positional: "MODEL", most: 1, own: SERVE, shared: Some(SERVING) },
+    Verb { name: "studio", about: "a page that starts, shows, stops and compares runs, and talks to their models", positional: "", most: 0, own: STUDIO, shared: Some(&["bind", "token-file"]) },
     Verb { name: "predict", about: "label or score texts or rows with a classifier, a regression or a reward model", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, accuracy, rewards", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "template-args", "task", "loss", "beta", "label-smoothing", "simpo-gamma", "nll-weight", "center-rewards-coefficient", "reference-adapter", "data", "max-rows", "data-fields", "learn", "max-seq-len", "long-rows", "token-accuracy", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit", "offload"]) },
     Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },

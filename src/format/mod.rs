@@ -16,7 +16,7 @@ pub mod rounded;
 pub mod safetensors;
 
 pub use backbone::{Checkpoint, text_model};
-pub use directory::{NF4, id_of_cache_path, looks_like_id, with_weights, without_weights};
+pub use directory::{NF4, id_of_cache_path, is_id, looks_like_id, with_weights, without_weights};
 pub use error::FormatError;
 
 use crate::numeric::tensor::Tensors;

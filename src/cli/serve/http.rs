@@ -3,19 +3,19 @@
 
 use super::answer::{Delta, Heading, now};
 use super::engine::{Job, Order};
-use super::failure::Failure;
-use super::reading::{Begun, Reading, Shared, Work};
+use super::reading::{Begun, Reading, Shared};
 use super::request::{Ask, Form, Prompt, random};
+use crate::cli::listening::connections::{Answer, Answers, Work};
+use crate::cli::listening::{Failure, failed, has_key, read, with_json};
 use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::stage::Sampling;
-use crate::report::{self, is_literal, same};
+use crate::report::{self, is_literal};
 use bytes::Bytes;
-use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,14 +26,6 @@ use std::sync::{Arc, atomic::AtomicBool};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
-
-/// Most bytes of the body of a request.
-const BODY: usize = 8 << 20;
-/// Time limit for the body of a request.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A response.
-pub type Answer = Response<BoxBody<Bytes, Infallible>>;
 
 /// What requests are answered from.
 pub struct Service {
@@ -61,9 +53,14 @@ pub struct Service {
     pub most: usize,
 }
 
-/// The response to a request.
-pub async fn answer(request: Request<Incoming>, service: Arc<Service>) -> Answer {
-    respond(request, service).await.unwrap_or_else(|failure| failed(&failure))
+impl Answers for Service {
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+        respond(request, self).await.unwrap_or_else(|failure| failed(&failure))
+    }
 }
 
 async fn respond(request: Request<Incoming>, service: Arc<Service>) -> Result<Answer, Failure> {
@@ -117,16 +114,7 @@ fn allowed(headers: &HeaderMap, key: Option<&str>) -> Result<(), Failure> {
             false => Err(Failure::of(StatusCode::FORBIDDEN, "a page of another host asks")),
         };
     };
-    let given = text(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
-    match given
-        .is_some_and(|(scheme, given)| scheme.eq_ignore_ascii_case("bearer") && same(given.trim(), key))
-    {
-        true => Ok(()),
-        false => {
-            let line = "the key is missing or wrong: send `Authorization: Bearer KEY`";
-            Err(Failure::of(StatusCode::UNAUTHORIZED, line).coded("invalid_api_key"))
-        }
-    }
+    has_key(headers, key)
 }
 
 /// The name in a path, whose slashes may be encoded.
@@ -273,23 +261,6 @@ async fn complete(form: Form, request: Request<Incoming>, service: Arc<Service>)
     Ok(with_json(StatusCode::OK, &heading.whole(&texts, reading.usage)))
 }
 
-async fn read(incoming: Incoming) -> Result<Bytes, Failure> {
-    let large = || {
-        let line = format!("the body has more than {BODY} bytes");
-        Failure::of(StatusCode::PAYLOAD_TOO_LARGE, line)
-    };
-    if incoming.size_hint().lower() > BODY as u64 {
-        return Err(large());
-    }
-    let read = tokio::time::timeout(PATIENCE, Limited::new(incoming, BODY).collect()).await;
-    let late = |_| Failure::of(StatusCode::REQUEST_TIMEOUT, "the body came too slowly");
-    match read.map_err(late)? {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(e) if e.is::<LengthLimitError>() => Err(large()),
-        Err(e) => Err(Failure::of(StatusCode::BAD_REQUEST, e)),
-    }
-}
-
 /// A stream of server-sent events. The reader ends with it.
 struct Events {
     heading: Heading,
@@ -349,22 +320,4 @@ impl Body for Events {
             }
         }
     }
-}
-
-fn failed(failure: &Failure) -> Answer {
-    let mut answer = with_json(failure.status, &failure.body());
-    let more = match failure.status {
-        StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, "Bearer")),
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Some((header::RETRY_AFTER, "1")),
-        // What is left of such a body is not read.
-        StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => Some((header::CONNECTION, "close")),
-        _ => None,
-    };
-    let more = more.map(|(name, value)| (name, HeaderValue::from_static(value)));
-    answer.headers_mut().extend(more.map(|(name, value)| (Some(name), value)));
-    answer
-}
-
-fn with_json(status: StatusCode, value: &Value) -> Answer {
-    report::respond("application/json", status, Full::new(Bytes::from(value.to_string())).boxed())
 }

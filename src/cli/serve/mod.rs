@@ -2,26 +2,24 @@
 //! the model.
 
 mod answer;
-mod connections;
 mod engine;
-mod failure;
 mod http;
 mod reading;
 mod request;
 mod text;
 
 use super::invocation::Invocation;
+use super::listening::{self, Ends, connections};
 use super::speaker::{self, Named, Speaker, model_name};
 use crate::config::Settings;
 use crate::config::groups::whole;
 use crate::config::refusal::{self, Refusal};
 use crate::config::values::duration;
-use crate::net::{Endpoint, default_route};
 use crate::run::{base_model, watch};
 use crate::support::stderr::say;
 use engine::{Engine, Order};
 use http::Service;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -52,8 +50,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         waiting: whole(s, "max-waiting", 0)?.unwrap_or(64),
         timeout: duration(s, "request-timeout")?.unwrap_or(Duration::from_secs(600)),
     };
-    let endpoint = endpoint(s)?;
-    let address = resolved(&endpoint)?;
+    let endpoint = listening::endpoint(s, PORT)?;
+    let address = listening::resolved(&endpoint)?;
     let (key, made) = key(s, address)?;
     let adapters = speaker::adapters(s)?;
     let models = names(s, &adapters)?;
@@ -65,15 +63,16 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         .enable_all()
         .build()
         .map_err(|e| Refusal::failure(format!("threads for connections: {e}")))?;
-    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| in_use(&endpoint, &e))?;
-    let address = listener.local_addr().map_err(|e| in_use(&endpoint, &e))?;
+    let listener =
+        runtime.block_on(TcpListener::bind(address)).map_err(|e| listening::in_use(&endpoint, &e))?;
+    let address = listener.local_addr().map_err(|e| listening::in_use(&endpoint, &e))?;
     let speaker = Speaker::open(s, &adapters)?;
     let (orders, given) = channel();
     let (closing, closed) = news::channel(false);
     let service = service(&speaker, models, (key, orders.clone()), &bounds)?;
     let ends = runtime.block_on(async { Ends::new() });
     let ends = ends.map_err(|e| Refusal::failure(format!("signals: {e}")))?;
-    say!("serve    http://{}/v1", shown(address));
+    say!("serve    http://{}/v1", listening::shown(address));
     say!("models   {}", service.models.join(", "));
     made.iter().for_each(|key| say!("key      {key}"));
     let connections = runtime.spawn(connections::listen(listener, service, closed));
@@ -114,33 +113,6 @@ fn service(
         places: Arc::new(Semaphore::new(most)),
         most,
     }))
-}
-
-/// --bind: an address, or a port of this machine alone.
-fn endpoint(s: &Settings) -> Result<Endpoint, Refusal> {
-    let Some(text) = s.text("bind")? else { return Ok(Endpoint::loopback(PORT)) };
-    match text.parse() {
-        Ok(port) => Ok(Endpoint::loopback(port)),
-        Err(_) => Endpoint::parse(text, PORT).map_err(|e| s.malformed("bind", e.to_string())),
-    }
-}
-
-fn resolved(at: &Endpoint) -> Result<SocketAddr, Refusal> {
-    let host = if at.host.is_empty() { "0.0.0.0" } else { &at.host };
-    let mut addresses = (host, at.port).to_socket_addrs().map_err(|e| in_use(at, &e))?;
-    addresses.next().ok_or_else(|| in_use(at, &std::io::ErrorKind::NotFound.into()))
-}
-
-fn in_use(at: &Endpoint, e: &std::io::Error) -> Refusal {
-    Refusal::failure(format!("--bind {}:{}: {e}: name another with --bind HOST:PORT", at.host, at.port))
-}
-
-/// The address under which other machines reach this one.
-fn shown(address: SocketAddr) -> SocketAddr {
-    match address.ip().is_unspecified() {
-        true => SocketAddr::new(default_route().unwrap_or(address.ip()), address.port()),
-        false => address,
-    }
 }
 
 /// The key of clients, and the same if it is made here and must be shown.
@@ -193,41 +165,4 @@ async fn close(mut ends: Ends, closing: news::Sender<bool>, orders: Sender<Order
     closing.send_replace(true);
     ends.next().await;
     std::process::exit(130);
-}
-
-/// Requests of the system or of a user to end.
-#[cfg(unix)]
-struct Ends {
-    term: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Ends {
-    fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Ends { term: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-/// Ctrl-C.
-#[cfg(not(unix))]
-struct Ends;
-
-#[cfg(not(unix))]
-impl Ends {
-    fn new() -> std::io::Result<Self> {
-        Ok(Ends)
-    }
-
-    async fn next(&mut self) {
-        let _ = tokio::signal::ctrl_c().await;
-    }
 }

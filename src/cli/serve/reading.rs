@@ -2,8 +2,9 @@
 
 use super::answer::{Delta, Scored, Usage};
 use super::engine::News;
-use super::failure::Failure;
 use super::text::{Text, within};
+use crate::cli::listening::Failure;
+use crate::cli::listening::connections::Work;
 use crate::data::tokenizer::{Skip, Tokenizer};
 use crate::model::stage::TokenScore;
 use hyper::StatusCode;
@@ -51,17 +52,6 @@ struct Growing {
     /// Whether the last token was one that ends an answer.
     at_end: bool,
     done: bool,
-}
-
-/// A request in work holds a copy of its connection's.
-#[derive(Clone, Default)]
-pub struct Work(Arc<()>);
-
-impl Work {
-    /// Whether a request holds a copy, beside the list of connections and the connection itself.
-    pub fn is_held(&self) -> bool {
-        Arc::strong_count(&self.0) > 2
-    }
 }
 
 impl Reading {

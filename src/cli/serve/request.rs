@@ -1,7 +1,7 @@
 //! Requests of OpenAI's interface. The fields of `refuse_unsupported` are refused unless they have no effect; other
 //! unknown fields have no effect.
 
-use super::failure::Failure;
+use crate::cli::listening::Failure;
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};

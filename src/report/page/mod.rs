@@ -50,7 +50,7 @@ pub enum Form {
 pub fn document(history: &History, around: &Surroundings, form: Form) -> String {
     let (script, allowed) = match form {
         Form::File => (String::new(), String::new()),
-        Form::Live => (format!("<script>{SCRIPT}</script>"), live_only()),
+        Form::Live => (format!("<script>{SCRIPT}</script>"), only(SCRIPT)),
     };
     let name = history.note("model").map_or("run", model_name);
     let all = format!(r#"<main id="run">{}</main>{script}"#, body(history, around));
@@ -62,13 +62,19 @@ pub fn frame(title: &str, body: &str) -> String {
     shell(title, &format!("<main>{body}</main>"), "")
 }
 
-/// Content security policy of a live page: only its one script may run, and only its own host may be contacted.
-fn live_only() -> String {
+/// A page with a script of its own: the same colours and pictures, and a style sheet beside that of runs.
+pub fn application(title: &str, style: &str, body: &str, script: &str) -> String {
+    let body = format!("<style>{style}</style>{body}<script>{script}</script>");
+    shell(title, &body, &only(script))
+}
+
+/// Content security policy of a page with a script: only this one may run, and only the page's own host may be contacted.
+fn only(script: &str) -> String {
     use base64::{Engine, prelude::BASE64_STANDARD};
     use ring::digest::{SHA256, digest};
     format!(
         " script-src 'sha256-{}'; connect-src 'self';",
-        BASE64_STANDARD.encode(digest(&SHA256, SCRIPT.as_bytes()))
+        BASE64_STANDARD.encode(digest(&SHA256, script.as_bytes()))
     )
 }
 

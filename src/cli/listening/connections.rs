@@ -1,9 +1,9 @@
 //! The listener and its connections.
 
-use super::http::{Service, answer};
-use super::reading::Work;
-use hyper::Request;
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
 use hyper::body::Incoming;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,6 +22,29 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long after a request's time limit its response may be read.
 const READING: Duration = Duration::from_secs(60);
 
+/// A response.
+pub type Answer = Response<BoxBody<Bytes, Infallible>>;
+
+/// What connections are answered from.
+pub trait Answers: Send + Sync + 'static {
+    /// Time limit of a request.
+    fn timeout(&self) -> Duration;
+
+    /// The response to a request.
+    fn answer(self: Arc<Self>, request: Request<Incoming>) -> impl Future<Output = Answer> + Send;
+}
+
+/// A request in work holds a copy of its connection's.
+#[derive(Clone, Default)]
+pub struct Work(Arc<()>);
+
+impl Work {
+    /// Whether a request holds a copy, beside the list of connections and the connection itself.
+    pub fn is_held(&self) -> bool {
+        Arc::strong_count(&self.0) > 2
+    }
+}
+
 /// A connection, with the time of its last request.
 struct Open {
     asked: Arc<Mutex<Instant>>,
@@ -34,7 +57,7 @@ fn time_of(asked: &Mutex<Instant>) -> Instant {
 }
 
 /// Accepts connections until `closing` is true; then waits until all have ended.
-pub async fn listen(listener: TcpListener, service: Arc<Service>, mut closing: watch::Receiver<bool>) {
+pub async fn listen(listener: TcpListener, service: Arc<impl Answers>, mut closing: watch::Receiver<bool>) {
     let mut all: VecDeque<Open> = VecDeque::new();
     loop {
         let accepted = tokio::select! {
@@ -68,18 +91,18 @@ pub async fn listen(listener: TcpListener, service: Arc<Service>, mut closing: w
 /// Serves the requests of a connection.
 async fn serve(
     stream: TcpStream,
-    service: Arc<Service>,
+    service: Arc<impl Answers>,
     (asked, work): (Arc<Mutex<Instant>>, Work),
     mut closing: watch::Receiver<bool>,
 ) {
     // Events of a stream are small.
     let _ = stream.set_nodelay(true);
-    let (longest, last) = (service.timeout.saturating_add(READING), asked.clone());
+    let (longest, last) = (service.timeout().saturating_add(READING), asked.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(work.clone());
         *asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let service = service.clone();
-        async move { Ok::<_, Infallible>(answer(request, service).await) }
+        async move { Ok::<_, Infallible>(service.answer(request).await) }
     });
     let conversation = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
