@@ -159,6 +159,30 @@ fn killed_run_goes_on_from_its_journal() {
     }
 }
 
+/// A fault before the first step after a resume must not cost the state that was resumed.
+#[test]
+fn journal_stays_where_the_resumed_run_saves_nothing() {
+    let (out, left, stop) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Stop::new());
+    let mut model = Fake::new();
+    model.plant = Some(Box::new(|n, _, _| {
+        while n == 5 && !has_state(&out.path().join(JOURNAL)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if n == 5 {
+            copy(out.path(), left.path());
+        }
+    }));
+    Setup::new(STEPS, &stop, out.path()).run(&mut model);
+    let mut broken = Fake::new();
+    broken.refuse = Some(Box::new(|| Err(Fault::Device { device: "fake".into(), reason: "planted".into() })));
+    let setup = Setup { resume: true, ..Setup::new(STEPS, &stop, left.path()) };
+    assert_eq!(setup.run(&mut broken).end.unwrap_err().exit_code(), 1);
+    assert_eq!(find(left.path()).unwrap().step, 1);
+    let whole = tempfile::tempdir().unwrap();
+    let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
+    assert_eq!(setup.run(&mut Fake::new()).bits(), reference.bits());
+}
+
 #[test]
 fn journal_that_cannot_be_written_is_named_once_and_the_run_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -268,7 +292,7 @@ struct Small(PathBuf);
 impl Small {
     fn mount(dir: &Path) -> Option<Self> {
         let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+            .args(["-t", "tmpfs", "-o", "size=160k", "tmpfs"])
             .arg(dir)
             .output()
             .is_ok_and(|out| out.status.success());
@@ -296,7 +320,7 @@ fn a_full_disk_leaves_the_previous_checkpoint() {
     // The disk fills up between the checkpoints of steps 2 and 4.
     model.plant = Some(Box::new(move |n, _, _| {
         if n == 13 {
-            let mut size = 64 << 10;
+            let mut size = 160 << 10;
             while size > 0 && fs::write(&place, vec![7; size]).is_err() {
                 size -= 4096;
             }
@@ -311,6 +335,7 @@ fn a_full_disk_leaves_the_previous_checkpoint() {
     assert!(text.contains("disk is full") && text.contains("--resume") && !text.contains('\n'), "{text}");
     assert_eq!(error.exit_code(), 1);
     let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.retain(|name| name != JOURNAL);
     left.sort();
     assert_eq!(left, ["checkpoint-2", "filler"], "nothing half-written");
 

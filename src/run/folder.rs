@@ -186,7 +186,7 @@ pub fn run_of(dir: &Path) -> PathBuf {
     let mut run = dir;
     if name(run).starts_with("checkpoint-") {
         run = run.parent().unwrap_or(run);
-        if name(run) == JOURNAL {
+        if name(run) == JOURNAL && !run.join(RUN_FILE).exists() {
             run = run.parent().unwrap_or(run);
         }
     }

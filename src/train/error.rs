@@ -1,6 +1,6 @@
 //! Reasons why a run did not continue, as facts. Each prints as one line with what, where and what to do.
 
-use super::checkpoint::OTHER_STEPS;
+use super::checkpoint::{JOURNAL, OTHER_STEPS};
 use crate::model::stage::Fault;
 use std::path::{Path, PathBuf};
 
@@ -256,7 +256,10 @@ fn list(rows: &[u64]) -> String {
 fn instead(path: &Path, differences: &[String]) -> String {
     // A warm-up given as a share of all steps changes with the number of steps.
     let longer = |line: &String| line.starts_with(OTHER_STEPS) || line.starts_with("warmup_steps ");
-    match differences.iter().all(longer) && differences.iter().any(|line| line.starts_with(OTHER_STEPS)) {
+    // A state of the journal is no adapter.
+    let is_adapter = !path.parent().is_some_and(|folder| folder.ends_with(JOURNAL));
+    let is_longer = differences.iter().any(|line| line.starts_with(OTHER_STEPS));
+    match is_adapter && is_longer && differences.iter().all(longer) {
         true => format!("to train on, start another run from its adapter: --init-adapter {}", path.display()),
         false => "start afresh with another --output".into(),
     }

@@ -118,7 +118,7 @@ fn journalled(
         (trainer.events)(&Event::Fault(halt));
     }
     if let Some(journal) = trainer.journal.take() {
-        journal.end(trainer.run.saving.last.as_ref().map(|(step, _)| *step));
+        journal.end(trainer.run.saving.safe());
     }
     let complete = outcome?;
     let Run { state, saving, .. } = trainer.run;
@@ -380,17 +380,21 @@ impl Trainer<'_, '_> {
         }
     }
 
-    /// Gives the state to the journal, unless a checkpoint contains it.
+    /// Gives the state to the journal, if it is time and no checkpoint contains it.
     fn journal(&mut self) {
-        let Run { state, saving, .. } = &self.run;
-        let saved = saving.last.as_ref().is_some_and(|(step, _)| *step == state.step);
+        let Some(journal) = &self.journal else { return };
+        match journal.is_due() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return self.note(format!("the step journal ends: {error}")),
+        }
+        let saved = self.run.saving.last.as_ref().is_some_and(|(step, _)| *step == self.run.state.step);
         if saved || self.finished() || !(self.run.saving.stands)() {
             return;
         }
-        self.run.state.classes = self.start().classes;
-        let Trainer { run: Run { state, .. }, journal: Some(journal), .. } = self else { return };
-        if let Some(error) = journal.see(state) {
-            self.note(format!("the step journal ends: {error}"));
+        let state = State { classes: self.start().classes, ..self.run.state.clone() };
+        if let Some(journal) = &self.journal {
+            journal.take(state);
         }
     }
 
@@ -404,16 +408,7 @@ impl Trainer<'_, '_> {
     /// Writes a checkpoint of the last finished step, unless it exists.
     fn checkpoint(&mut self) -> Result<(), TrainError> {
         self.run.state.classes = self.start().classes;
-        let per_epoch = self.run.work.steps_per_epoch();
-        let mut saved = self.run.saving.write(&self.run.state, per_epoch);
-        if saved.is_err()
-            && let Some(journal) = self.journal.take()
-        {
-            // It may have taken the space that the checkpoint needs.
-            journal.end(Some(self.run.state.step));
-            saved = self.run.saving.write(&self.run.state, per_epoch);
-        }
-        if let Some(path) = saved? {
+        if let Some(path) = self.run.saving.write(&self.run.state, self.run.work.steps_per_epoch())? {
             self.say(Event::Checkpoint(event::Saved { step: self.run.state.step, path }));
         }
         Ok(())

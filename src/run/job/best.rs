@@ -5,7 +5,7 @@ use crate::config::groups::Every;
 use crate::config::refusal::{self, Refusal};
 use crate::format::{FormatError, atomic};
 use crate::run::adapter;
-use crate::run::folder::RunFolder;
+use crate::run::folder::{RUN_FILE, RunFolder};
 use crate::support::stderr::say;
 use crate::train::best::Best;
 use crate::train::checkpoint::{self, JOURNAL, State};
@@ -70,7 +70,7 @@ impl Job {
 /// The folder with the checkpoints of the run of `from`, a checkpoint or a state of the journal.
 fn beside(from: &Path) -> &Path {
     let folder = from.parent().unwrap_or(Path::new("."));
-    match folder.ends_with(JOURNAL) {
+    match folder.ends_with(JOURNAL) && !folder.join(RUN_FILE).exists() {
         true => folder.parent().unwrap_or(Path::new(".")),
         false => folder,
     }

@@ -1,6 +1,6 @@
 //! The step journal: a thread writes the state behind the steps into `OUT/journal/checkpoint-{step}`, so that a process
 //! that is killed loses seconds and not the steps since its last checkpoint. It is no adapter for other programs (only
-//! the trained values are there, not PEFT's configuration), and it is removed once a checkpoint is as new.
+//! the trained values are there, not PEFT's configuration). A run that ends with a checkpoint as new removes it.
 
 use super::write::{fill, keep_newest};
 use super::{ADAPTER, Identity, JOURNAL, State, read};
@@ -11,7 +11,7 @@ use crate::numeric::dtype::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,10 @@ enum Next {
     Never,
 }
 
+fn lock(next: &Mutex<Next>) -> MutexGuard<'_, Next> {
+    next.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl<'scope> Journal<'scope> {
     /// A journal in the folder `output` of a run; None where the state is too large for one.
     pub fn start<'env>(
@@ -65,30 +69,35 @@ impl<'scope> Journal<'scope> {
         Some(Journal { folder, states, next, thread })
     }
 
-    /// Takes a state to write, if it is time for one. Returns why the one before could not be written, once: then there
-    /// is no journal any more.
-    pub fn see(&self, state: &State) -> Option<FormatError> {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Whether it is time to write a state. An error says why the one before could not be written, once: then nothing is
+    /// written any more.
+    pub fn is_due(&self) -> Result<bool, FormatError> {
+        let mut next = lock(&self.next);
         match std::mem::replace(&mut *next, Next::Never) {
-            Next::At(time) if time <= Instant::now() => {
-                *next = Next::Later;
-                // Without the thread nothing is written.
-                let _ = self.states.send(state.clone());
-            }
-            Next::Failed(error) => return Some(error),
+            Next::Failed(error) => return Err(error),
             other => *next = other,
         }
-        None
+        Ok(matches!(*next, Next::At(time) if time <= Instant::now()))
     }
 
-    /// Ends the thread. Removes the journal if `saved`, the step of a checkpoint, is not older.
+    /// Writes a state.
+    pub fn take(&self, state: State) {
+        *lock(&self.next) = Next::Later;
+        // Without the thread nothing is written.
+        let _ = self.states.send(state);
+    }
+
+    /// Ends the thread. With the step of a checkpoint that is not older, all states are removed.
     pub fn end(self, saved: Option<u64>) {
         drop(self.states);
         // A panic of the thread costs the journal only.
         let _ = self.thread.join();
-        let newest = read::list(&self.folder).last().map_or(0, |(step, _)| *step);
-        if saved.is_some_and(|saved| saved >= newest) {
-            let _ = fs::remove_dir_all(&self.folder);
+        let states = read::list(&self.folder);
+        if saved.is_some_and(|saved| states.iter().all(|(step, _)| *step <= saved)) {
+            // What remains wastes disk space only. Files of others stay, and then the folder too.
+            let _ = read::recover_here(&self.folder);
+            states.iter().for_each(|(_, path)| drop(fs::remove_dir_all(path)));
+            let _ = fs::remove_dir(&self.folder);
         }
     }
 }
@@ -107,24 +116,26 @@ impl Writer {
         while let Ok(state) = states.recv() {
             let began = Instant::now();
             let written = self.write(&state);
-            let bytes = (3 * size_of::<f32>() * state.parameters.len()) as f64;
-            let pause = Duration::from_secs_f64(bytes / RATE).max(PAUSE * began.elapsed());
-            let next = match written {
-                Ok(()) => Next::At(Instant::now() + pause),
+            *lock(&self.next) = match written {
+                Ok(bytes) => {
+                    let pause = Duration::from_secs_f64(bytes as f64 / RATE).max(PAUSE * began.elapsed());
+                    Next::At(Instant::now() + pause)
+                }
                 Err(error) => Next::Failed(error),
             };
-            *self.next.lock().unwrap_or_else(PoisonError::into_inner) = next;
         }
     }
 
-    fn write(&self, state: &State) -> Result<(), FormatError> {
+    /// Returns the number of bytes.
+    fn write(&self, state: &State) -> Result<u64, FormatError> {
         // A failed clean-up wastes disk space only.
         let _ = read::recover_here(&self.folder);
         let path = self.folder.join(format!("checkpoint-{}", state.step));
         let adapter = |dir: &Path, flat: &[f32]| self.parameters(&dir.join(ADAPTER), flat);
         atomic::write_dir(&path, |dir| fill(dir, (state, self.steps_per_epoch), &self.identity, &adapter))?;
         keep_newest(&self.folder, (1, None), &path);
-        Ok(())
+        let files = fs::read_dir(&path).into_iter().flatten().flatten();
+        Ok(files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum())
     }
 
     /// The trained values under the names of the layout.

@@ -1,6 +1,6 @@
 //! Writes checkpoints.
 
-use super::{Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
+use super::{Identity, JOURNAL, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
 use crate::format::FormatError;
 use crate::format::atomic;
 use crate::format::safetensors::{self, Spec};
@@ -35,6 +35,12 @@ impl Saving<'_> {
     /// The newest checkpoint of this run.
     pub fn newest(&self) -> Option<PathBuf> {
         self.last.as_ref().map(|(_, path)| path.clone())
+    }
+
+    /// The step of the newest checkpoint, if it is no state of the journal, and the folder is still this run's.
+    pub fn safe(&self) -> Option<u64> {
+        let (step, path) = self.last.as_ref()?;
+        (!path.starts_with(self.output.join(JOURNAL)) && (self.stands)()).then_some(*step)
     }
 
     /// Writes a checkpoint of `state`; returns None if that step already has one.
