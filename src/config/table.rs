@@ -164,7 +164,7 @@ pub const TABLE: &[Opt] = &[
     opt(Cluster, "expect-workers", One("N|N tasks"), "", "devices to wait for, local ones included, or processes (4 tasks); also --expect-devices"),
     opt(Cluster, "min-workers", One("N"), "1", "pause below this many devices; also --min-devices"),
     opt(Cluster, "join-timeout", One("TIME"), "10m", "how long to wait for devices, or for the coordinator (90s, 10m, 1h)"),
-    opt(Cluster, "stages", One("auto|N|20+12"), "", "divide the model's layers among workers; auto: as few workers as have the memory; N: N workers; 20+12: 20 layers and 12; without numbers of layers, speed and memory of each worker decide"),
+    opt(Cluster, "stages", One("auto|N|20+12"), "", "divide the model's layers among workers; auto: as few workers as have the memory; N: N workers; 20+12: 20 layers and 12; without numbers of layers, speed, memory and network of each worker decide"),
     opt(Cluster, "wire", One("f32|bf16"), "f32", "type of the numbers between workers with --stages; bf16 halves their bytes, and the result then depends on where the layers are divided"),
     opt(Cluster, "verify", One("P"), "0", "share of the microbatches that another worker computes again before they count (2% or 0.02); finds wrong and lying workers"),
     opt(Cluster, "token-file", One("FILE"), "", "file of the token (default: FINETUNE_TOKEN, then the file of `finetune token`)"),

@@ -158,7 +158,7 @@ impl Question<'_> {
     }
 
     /// Seconds of a step: its first microbatch passes all seats and comes back, and the others follow at the pace of the
-    /// slowest seat or link. A seat that waits for the way back of as many microbatches as its depth is slow too.
+    /// slowest seat, in computing or in sending. A seat that waits for the way back of as many microbatches as its depth is slow too.
     pub fn step(&self, split: &[Range<usize>]) -> f64 {
         let upper = split
             .iter()
@@ -177,7 +177,10 @@ impl Question<'_> {
         let (seconds, above) = (self.seconds(seat, layers), self.paces.len() - 1 - seat);
         let way = self.ways.get(seat).copied().filter(|_| above > 0).unwrap_or_default();
         let cycle = upper.cycle + seconds + 2.0 * (way.occupied + way.delay);
-        let period = upper.period.max(seconds).max(way.occupied).max(cycle / depth(above) as f64);
+        // The seat above sends on both of its links: hidden states up and gradients down.
+        let beyond = self.ways.get(seat + 1).filter(|_| above > 1).map_or(0.0, |way| way.occupied);
+        let links = way.occupied + beyond;
+        let period = upper.period.max(seconds).max(links).max(cycle / depth(above) as f64);
         let starts = [&upper.starts[..], &[layers.start]].concat();
         Upper { cycle, period, squares: upper.squares + seconds * seconds, starts }
     }
@@ -269,7 +272,9 @@ mod tests {
         };
         let slowest =
             (0..seats).map(|seat| seconds[seat].max(cycle(seat) / (2 * (seats - 1 - seat) + 1) as f64));
-        let period = slowest.chain((0..seats - 1).map(|seat| way(seat).occupied)).fold(0.0, f64::max);
+        let up = |seat: usize| if seat + 1 < seats { way(seat).occupied } else { 0.0 };
+        let sends = (0..seats).map(|seat| up(seat) + seat.checked_sub(1).map_or(0.0, up));
+        let period = slowest.chain(sends).fold(0.0, f64::max);
         cycle(0) + (question.microbatches - 1) as f64 * period
     }
 

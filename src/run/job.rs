@@ -20,7 +20,7 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ClusterOptions, ComputeDtype, DataOptions, OptimOptions, Options};
+use crate::config::groups::{ClusterOptions, ComputeDtype, DataOptions, OptimOptions, Options, Role};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::Task;
 use crate::data::plan::Plan;
@@ -76,9 +76,11 @@ fn optimizer(o: &OptimOptions) -> optim::Options {
     }
 }
 
-/// The type of numbers between workers, with the division that decides where they are rounded.
+/// The type of numbers between workers, with the division that decides where they are rounded. A process alone rounds
+/// nothing.
 fn wire(o: &ClusterOptions) -> Option<String> {
-    let stages = o.stages.as_ref().filter(|_| o.wire == Wire::Bf16)?;
+    let rounds = o.wire == Wire::Bf16 && o.role == Role::Coordinator;
+    let stages = o.stages.as_ref().filter(|_| rounds)?;
     Some(format!("bf16 (--stages {stages})"))
 }
 

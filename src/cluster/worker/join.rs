@@ -285,10 +285,10 @@ impl Worker<'_> {
             }
             ModelSource::Files { named: None, cache } => {
                 if let Some(needed) = needed
-                    && let Some(path) = cache.obtain_parts((manifest, &needed), outbox, self.say).await?
+                    && let Some(parts) = cache.obtain_parts((manifest, &needed), outbox, self.say).await?
                 {
-                    let whole = open(&path)?;
-                    return Ok(Blueprint { tensors: guarded(whole.tensors, needed), ..whole });
+                    let whole = open(&parts.dir)?;
+                    return Ok(Blueprint { tensors: guarded(whole.tensors, needed, parts), ..whole });
                 }
                 cache.obtain(manifest, outbox, self.say).await?
             }

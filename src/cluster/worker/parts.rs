@@ -8,6 +8,7 @@ use super::cache::{Cache, OTHER, check_names, checked_file, fail, holds, span};
 use super::outbox::Outbox;
 use crate::cluster::message::{Hash, Manifest, ModelFile, PART, SeatPlan};
 use crate::format::safetensors::{Positions, header_len, positions};
+use crate::model::config::Config;
 use crate::numeric::block::Blocks;
 use crate::numeric::tensor::{About, Tensor, Tensors, Use};
 use std::collections::BTreeSet;
@@ -66,16 +67,24 @@ fn layer_of(name: &str) -> Option<usize> {
 struct Fetched {
     base: Arc<dyn Tensors>,
     needed: Needed,
+    tied: bool,
 }
 
-/// The tensors of a folder of parts.
-pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed) -> Arc<dyn Tensors> {
-    Arc::new(Fetched { base, needed })
+/// The tensors of a folder of parts; `tied` as in [`Parts`].
+pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed, Parts { tied, .. }: Parts) -> Arc<dyn Tensors> {
+    Arc::new(Fetched { base, needed, tied })
+}
+
+/// A folder with the parts that are needed.
+pub(super) struct Parts {
+    pub dir: PathBuf,
+    /// Whether the head may be the embedding.
+    tied: bool,
 }
 
 impl Fetched {
     fn check(&self, name: &str) -> Result<(), String> {
-        match self.needed.has(name, true) {
+        match self.needed.has(name, self.tied) {
             true => Ok(()),
             false => Err(format!("{name} was not fetched: it is of another worker's layers")),
         }
@@ -119,19 +128,19 @@ struct InParts {
 }
 
 impl Cache {
-    /// The path of the run's model with the tensors that are needed, from the cache or fetched. `None` if the model
+    /// The run's model with the tensors that are needed, from the cache or fetched. `None` if the model
     /// cannot be had in parts.
     pub(super) async fn obtain_parts(
         &self,
         (manifest, needed): (&Manifest, &Needed),
         outbox: &mut Outbox<'_>,
         say: &dyn Fn(&str),
-    ) -> Result<Option<PathBuf>, Outcome> {
+    ) -> Result<Option<Parts>, Outcome> {
         if manifest.parts.is_empty() || self.root.join(&manifest.model_hash).is_dir() {
             return Ok(None);
         }
         check_names(manifest)?;
-        let dir = self.root.join(format!("{}.parts", manifest.model_hash));
+        let dir = self.root.join(format!("{}.parts", contents(manifest)));
         std::fs::create_dir_all(&dir).map_err(|e| fail(&dir, e))?;
         let _lock = self.lock(&manifest.model_hash, outbox, say).await?;
         let large = in_parts(&dir, manifest, outbox).await?;
@@ -162,8 +171,17 @@ impl Cache {
                 file.fetch(run, outbox).await?;
             }
         }
-        Ok(Some(dir))
+        Ok(Some(Parts { dir, tied }))
     }
+}
+
+/// The name of the contents: a coordinator that claims the hash of another model must not write into the files of it.
+fn contents(manifest: &Manifest) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for ModelFile { name, size, hash } in manifest.files.iter().chain(&manifest.parts) {
+        hasher.update(blake3::hash(name.as_bytes()).as_bytes()).update(&size.to_le_bytes()).update(hash);
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 /// Fetches the small files, and opens those that come in parts.
@@ -184,13 +202,12 @@ async fn in_parts(dir: &Path, manifest: &Manifest, outbox: &mut Outbox<'_>) -> R
     Ok(large)
 }
 
-/// Whether the head may be the embedding: it is not if the files have a head and config.json says so.
+/// Whether the head may be the embedding: it is not if the files have a head and the configuration says so.
 fn is_tied(dir: &Path, found: &[Positions]) -> bool {
     let mut names = found.iter().flat_map(|positions| positions.tensors.keys());
     let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
-    let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
-    let apart = [&config, &config["text_config"]].iter().any(|config| config["tie_word_embeddings"] == false);
-    !(apart && names.any(|name| name.contains("lm_head")))
+    let config = serde_json::from_slice(&config).ok().and_then(|json| Config::from_json(&json).ok());
+    !(config.is_some_and(|config| !config.tied) && names.any(|name| name.contains("lm_head")))
 }
 
 /// The parts in which the needed tensors are.
@@ -201,6 +218,9 @@ fn wanted(positions: &Positions, needed: &Needed, tied: bool) -> BTreeSet<usize>
         .flat_map(|range| range.start / PART..=(range.end - 1) / PART)
         .collect()
 }
+
+/// Largest list of hashes, in bytes: of a file of 137 GB.
+const MOST_LIST: u64 = 16 << 20;
 
 impl InParts {
     /// Fetches the list of hashes, and makes the file where it is not there.
@@ -214,6 +234,9 @@ impl InParts {
         let lost = |reason: &str| Outcome::Lost { reason: format!("{}: {reason}", list.name) };
         if list.size != file.size.div_ceil(PART as u64).saturating_mul(32) {
             return Err(lost("the list of hashes is too long or too short"));
+        }
+        if list.size > MOST_LIST {
+            return Err(lost("the file is too large to be fetched in parts"));
         }
         let mut bytes = Vec::new();
         span(list_index, 0..list.size, outbox, &mut |piece| {

@@ -184,16 +184,17 @@ fn measured(workers: &[&Capacity], between: &Between) -> Option<(Vec<Place>, f64
     Some((places.map(place).collect(), found.seconds))
 }
 
+/// Most seconds that a worker may report.
+const SLOWEST: f64 = 1e6;
+
 impl Capacity {
     /// Whether a worker may report this of a model of `layers` layers in lines of up to `most` seats.
     pub fn is_possible(&self, layers: usize, most: usize) -> bool {
         let (layer, head) = self.seconds;
-        let paces = layer.is_finite() && layer > 0.0 && head.is_finite() && head >= 0.0;
+        // Within these bounds every step has a finite time, so that one worker cannot make all splits impossible.
+        let paces = layer > 0.0 && layer <= SLOWEST && (0.0..=SLOWEST).contains(&head);
         let sane = |link: Link| {
-            link.bandwidth.is_finite()
-                && link.bandwidth > 0.0
-                && link.round_trip.is_finite()
-                && link.round_trip >= 0.0
+            link.bandwidth.is_finite() && link.bandwidth >= 1.0 && (0.0..=SLOWEST).contains(&link.round_trip)
         };
         paces
             && self.link.is_none_or(sane)
