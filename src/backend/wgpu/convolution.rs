@@ -1,5 +1,5 @@
 //! Causal short convolutions between two gates: a lane for each value. A piece of the rows also reads those that its taps
-//! reach, above it or, for the gradient, below.
+//! reach, above it or, for the gradient, below: a piece is half as large as one binding allows.
 
 use super::kernel::Access::{Read, Write as Written};
 use super::kernel::Kernel;
@@ -25,7 +25,7 @@ impl Wgpu {
         let (above, reach) = (gates.x.rows - out.rows, taps.rows - 1);
         let positions = Place { slot: self.integers(&tokens.integers), base: 0 };
         let w = self.at(taps);
-        for (from, rows) in self.pieces(out.rows, out.cols, ELEMENT * taps.len() as f64) {
+        for (from, rows) in self.pieces(out.rows, 2 * out.cols, ELEMENT * taps.len() as f64) {
             let first = (above + from).saturating_sub(reach);
             let reached = above + from + rows - first;
             let part = out.again().rows(from, rows);
@@ -50,7 +50,7 @@ impl Wgpu {
         self.convolve(after, Gates { after: dout, ..gates }, taps, tokens);
         let positions = Place { slot: self.integers(&tokens.integers), base: 0 };
         let w = self.at(taps);
-        for (from, rows) in self.pieces(dout.rows, dout.cols, ELEMENT * taps.len() as f64) {
+        for (from, rows) in self.pieces(dout.rows, 2 * dout.cols, ELEMENT * taps.len() as f64) {
             let left = dout.rows - from;
             let reached = left.min(rows + taps.rows - 1);
             let (db, dx) = (before.again().rows(from, rows), x.again().rows(from, rows));

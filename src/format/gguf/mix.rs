@@ -111,7 +111,12 @@ impl Mix {
         let convolutions = |layers: usize| model.convolutions.iter().take(layers).filter(|has| **has).count();
         let (layer, layers) = (layer - convolutions(layer), model.layers - convolutions(model.layers));
         let block = match self {
-            Mix::Q2_K if model.heads.0 / model.heads.1.max(1) >= 4 => Block::Q4_K,
+            // llama.cpp asks layer 0, which has no heads where it is a convolution.
+            Mix::Q2_K
+                if model.convolutions.first() != Some(&true) && model.heads.0 / model.heads.1.max(1) >= 4 =>
+            {
+                Block::Q4_K
+            }
             Mix::Q2_K => Block::Q3_K,
             Mix::Q3_K_M if layer >= 2 => Block::Q4_K,
             Mix::Q3_K_M | Mix::Q3_K_L => Block::Q5_K,

@@ -193,7 +193,7 @@ fn unsupported_features_are_refused_by_name() {
     let three = || ["a", "b", "c"].map(String::from).to_vec();
     let classifier = config.clone().into_classifier(three()).unwrap();
     assert_eq!(classifier.clone().into_classifier(three()), Ok(classifier.clone()));
-    assert!(classifier.into_classifier(vec!["a".into()]).unwrap_err().to_string().contains("3 labels"));
+    assert!(classifier.into_classifier(vec!["a".into()]).unwrap_err().to_string().contains("3 outputs"));
     assert!(config.into_classifier(Vec::new()).is_err());
 }
 
