@@ -223,7 +223,7 @@ fn devices_lines_streams_and_resumes_change_no_byte() {
 }
 
 #[test]
-fn resume_with_another_task_is_refused_by_name() {
+fn resume_with_another_coefficient_is_refused_by_name() {
     let bench = bench();
     let reward = runs()[1].1.clone();
     bench.ok(&format!("{reward} --save-steps 2 -o run"));
@@ -294,6 +294,31 @@ fn predict_scores_what_was_learnt() {
         let line: Value = serde_json::from_str(line).unwrap();
         assert_eq!(line["value"], lines[0]["value"], "{line}");
     }
+    // Answers beside another text; the label of a text is not for a reward model.
+    let rows = [
+        json!({"instruction": "x", "input": "", "chosen": "y", "rejected": "z"}),
+        json!({"text": "x", "label": "good"}),
+    ];
+    bench.file("two.jsonl", &rows.map(|row| format!("{row}\n")).concat());
+    let said = bench.ok("predict --adapter rewards --data two.jsonl --gpus cpu --json");
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let answers: Vec<_> = lines.iter().map(|line| line["answer"].as_str().unwrap_or_default()).collect();
+    assert_eq!(answers, ["chosen", "rejected", "", ""], "{said}");
+    assert!(lines[2]["expected"].is_null() && lines[3]["pairs"] == 1, "{said}");
+}
+
+#[test]
+fn lists_of_numbers_come_from_tables_and_evaluations_have_as_many() {
+    let bench = bench();
+    bench.file("two.csv", "text,label\na b,\"[0.5, -1]\"\nc d,\"[1, 2]\"\n");
+    bench.file("one.csv", "text,label\na b,0.5\n");
+    let run = "demo --task regression --data two.csv --max-steps 1 --rank 2 -q";
+    bench.ok(&format!("{run} --eval-data two.csv -o out"));
+    let out = bench.run(&format!("{run} --eval-data one.csv -o other"));
+    let line = stderr(&out);
+    let part = "`label` has 1 numbers there, and 2 in the rows to train on";
+    assert!(out.status.code() == Some(78) && line.contains(part), "{line}");
+    assert!(!bench.path("other").exists());
 }
 
 #[test]
@@ -303,7 +328,7 @@ fn rows_that_do_not_fit_are_refused_by_line() {
     bench.ok(sft);
     for (name, rows, task, code, part) in [
         ("a", r#"{"text": "x", "label": "good"}"#, "regression", 1, "a.jsonl:1: `label` must be a number"),
-        ("b", r#"{"text": "x", "label": 1e9}"#, "regression", 1, "from -1000 to 1000"),
+        ("b", r#"{"text": "x", "label": 1e9}"#, "regression", 1, "from -100 to 100"),
         ("c", r#"{"text": "x", "label": []}"#, "regression", 1, "a list of such numbers"),
         ("d", r#"{"text": "x"}"#, "regression", 1, "`label` is missing"),
         (

@@ -29,10 +29,11 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
     let name = path.display().to_string();
     let gguf = path.extension().is_some_and(|e| e == "gguf");
-    if gguf || path.join("config.json").exists() || !path.exists() && is_model_name(&name) {
+    // `owner/name` is a model, unless another one reads it.
+    let is_name = !path.exists() && is_model_name(&name) && !inv.settings.is_given("model");
+    if gguf || path.join("config.json").exists() || is_name {
         return model(inv, &name);
     }
-    // `owner/name` is a model.
     let hub = on_hub(&name).is_some();
     if !path.exists() && name != "-" && !hub {
         let way = "give a model's directory or .gguf file, a run's folder, a file of rows, or owner/name:SPLIT of the Hub";
@@ -248,7 +249,7 @@ fn form_name(form: &Form) -> &'static str {
 
 /// Whether a label is no class.
 fn is_numbers(label: &Value) -> bool {
-    label.is_array() || label.as_f64().is_some_and(|number| number.fract() != 0.0)
+    label.is_array() || label.is_f64()
 }
 
 fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refusal> {

@@ -359,7 +359,8 @@ impl Shared {
         let most = leases as u64 * u64::from(u32::MAX);
         let rows = [targets, rewards.counts[0], rewards.counts[1], rewards.pairs];
         let fits = [loss, weight, rewards.sums[0], rewards.sums[1]].into_iter().all(within);
-        if !fits || rows.into_iter().any(|n| n > most) || rewards.right > rewards.pairs {
+        let ordered = rewards.range.is_none_or(|[least, most]| least <= most);
+        if !fits || !ordered || rows.into_iter().any(|n| n > most) || rewards.right > rewards.pairs {
             return Err(Refusal::Scalars { sum, leases });
         }
         let limit = cap.saturating_mul(leases as i64);

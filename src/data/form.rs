@@ -47,7 +47,7 @@ pub enum Form {
     Numbers {
         /// The text that they belong to.
         text: String,
-        /// Each finite and from -1000 to 1000; empty where the cell is.
+        /// Each finite and from -100 to 100; empty where the cell is.
         values: Vec<f32>,
     },
 }
@@ -251,10 +251,15 @@ pub enum Scored {
 pub fn scored(row: &Value, options: &Options) -> Result<Scored, String> {
     let map = row.as_object().ok_or_else(|| format!("a row must be an object, this is {}", kind(row)))?;
     let fields = Fields { row: map, renamed: &options.fields };
-    let Some(field) = ["text", "input"].into_iter().find(|field| fields.has(&[field])) else {
+    let text = ["text", "input"].into_iter().find(|field| fields.has(&[field]));
+    let has_answers = fields.has(&["chosen", "rejected"]) || fields.has(&["completion"]);
+    let Some(field) = text.filter(|_| !has_answers) else {
         return preference::any(&fields).map(Scored::Answers);
     };
-    let label = fields.get("label").map_or(Ok(Vec::new()), numbers)?;
+    let label = match options.task {
+        Task::Regress => fields.get("label").map_or(Ok(Vec::new()), numbers)?,
+        _ => Vec::new(),
+    };
     Ok(Scored::Text(fields.text(field)?, label))
 }
 
@@ -306,8 +311,8 @@ fn number(value: &Value) -> Option<f32> {
     number.filter(|number: &f64| number.abs() <= LARGEST).map(|number| number as f32)
 }
 
-/// Largest number that a head learns: the square of a few such errors stays within the exact sums (2^23).
-const LARGEST: f64 = 1000.0;
+/// Largest number that a head learns: the squares of 256 such errors stay within the exact sums (2^23).
+const LARGEST: f64 = 100.0;
 
 /// Largest weight of a row: a microbatch of 4,096 tokens with a loss of 20 each stays within the exact sums (2^23).
 const HEAVIEST: f64 = 100.0;
@@ -420,6 +425,11 @@ fn numbers(label: &Value) -> Result<Vec<f32>, String> {
     let values = match label {
         Value::String(cell) if cell.trim().is_empty() => Some(Vec::new()),
         Value::Array(list) if !list.is_empty() => list.iter().map(number).collect(),
+        // A list in a cell of a table.
+        Value::String(cell) if cell.trim_start().starts_with('[') => {
+            let list: Vec<Value> = serde_json::from_str(cell).unwrap_or_default();
+            list.iter().map(number).collect::<Option<Vec<_>>>().filter(|values| !values.is_empty())
+        }
         one => number(one).map(|value| vec![value]),
     };
     values.ok_or_else(|| {

@@ -140,6 +140,7 @@ fn read(
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
         (eval, named_sets) = evaluation(settings, &eval_sets, &read, &tokenizer)?;
     }
+    check_width(settings, options, (&train, eval.as_ref()))?;
     check_sets(settings, options, &train)?;
     has_eval(settings, options, eval.as_ref())?;
     let config = base.config.clone();
@@ -178,6 +179,22 @@ fn check_base(settings: &Settings, options: &Options, config: &Config) -> Result
             let why =
                 format!("{name} is a classifier ({n} labels), which writes no text: give --task classify");
             Err(settings.refuse("task", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses labels of another number of values in the rows to evaluate on.
+fn check_width(
+    settings: &Settings,
+    options: &Options,
+    (train, eval): (&Corpus, Option<&Corpus>),
+) -> Result<(), Refusal> {
+    let trained = train.samples.width();
+    match eval.map(|eval| eval.samples.width()) {
+        Some(width) if options.data.task == Task::Regress && width != trained => {
+            let why = format!("`label` has {width} numbers there, and {trained} in the rows to train on");
+            Err(settings.refuse("eval-data", why))
         }
         _ => Ok(()),
     }

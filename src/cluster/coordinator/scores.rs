@@ -72,7 +72,9 @@ fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) 
     }
     let Rewards { sums: rewards, counts, pairs, right, range } = sums.rewards;
     let rows = batch.rows.len() as u64;
-    let possible = right <= pairs && counts.iter().chain([&pairs]).all(|n| *n <= rows);
+    let ranked = matches!(batch.targets, Targets::Ranked(_));
+    let ordered = range.is_none_or(|[least, most]| ranked && least <= most);
+    let possible = right <= pairs && ordered && counts.iter().chain([&pairs]).all(|n| *n <= rows);
     if !possible
         || rewards.iter().chain(range.iter().flatten()).any(|reward| to_fixed(*reward, i64::MAX).is_none())
     {
