@@ -51,7 +51,7 @@ pub fn listen(look: Look) -> Result<(), std::io::Error> {
 
 /// Whether the process was started with this signal ignored, as nohup does.
 #[cfg(unix)]
-fn ignored(signal: i32) -> bool {
+pub fn ignored(signal: i32) -> bool {
     let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: without a new action nothing changes; the current action is written, or the zeroes of the default remain.
     let now = unsafe {

@@ -8,6 +8,8 @@ use crate::config::Settings;
 use crate::config::refusal::Refusal;
 use crate::net::{Endpoint, default_route};
 use crate::report::{self, same};
+#[cfg(unix)]
+use crate::run::signals;
 use bytes::Bytes;
 use connections::Answer;
 pub use failure::Failure;
@@ -110,6 +112,8 @@ pub fn with_json(status: StatusCode, value: &Value) -> Answer {
 pub struct Ends {
     term: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    /// The terminal was closed; none where the process was started by nohup.
+    hangup: Option<tokio::signal::unix::Signal>,
 }
 
 #[cfg(unix)]
@@ -117,14 +121,26 @@ impl Ends {
     /// Begins to listen for signals.
     pub fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Ends { term: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let (hangup, ignored) = (SignalKind::hangup(), signals::ignored(SignalKind::hangup().as_raw_value()));
+        Ok(Ends {
+            term: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: (!ignored).then(|| signal(hangup)).transpose()?,
+        })
     }
 
     /// Waits for the next one.
     pub async fn next(&mut self) {
+        let closed = async {
+            match &mut self.hangup {
+                Some(hangup) => drop(hangup.recv().await),
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.interrupt.recv() => {}
+            () = closed => {}
         }
     }
 }

@@ -22,6 +22,8 @@ pub fn command(root: &Path, arguments: &[String]) -> std::io::Result<Command> {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::arg0(&mut command, "finetune");
     command.args(arguments).current_dir(root).env("NO_COLOR", "1").stdin(Stdio::null());
+    // It is the address of the page.
+    command.env_remove("FINETUNE_BIND");
     Ok(command)
 }
 
@@ -45,8 +47,9 @@ fn attempt(
         })
     });
     let mut last = String::new();
-    for line in child.stderr.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
-        last = line?;
+    let lines = child.stderr.take().map(BufReader::new).into_iter().flat_map(|output| output.split(b'\n'));
+    for line in lines.map_while(Result::ok) {
+        last = String::from_utf8_lossy(&line).trim_end().to_string();
         if !hear(&last) {
             let _ = child.kill();
         }

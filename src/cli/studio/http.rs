@@ -11,6 +11,7 @@ use crate::cli::listening::connections::{Answer, Answers};
 use crate::cli::listening::{Failure, failed, has_key, read, with_json};
 use crate::config::verb::VERBS;
 use crate::report::{self, is_literal, page};
+use crate::run::folder::RUN_FILE;
 use crate::train::checkpoint;
 use crate::train::stop::Urgency;
 use bytes::Bytes;
@@ -211,16 +212,15 @@ fn fields(studio: &Studio, body: &Map<String, Value>) -> Result<Fields, Failure>
 fn mask(studio: Arc<Studio>, body: Map<String, Value>) -> Result<Answer, Failure> {
     let fields = fields(&studio, &body)?;
     let rows = fields.get("data").ok_or_else(|| wrong("name a file of rows first"))?;
-    let model = fields.get("model").ok_or_else(|| wrong("name a model first"))?;
+    if fields.get("model").is_none() {
+        return Err(wrong("name a model first"));
+    }
     let path = crate::config::values::weighted(rows).0;
     let shown = body.get("rows").and_then(Value::as_u64).unwrap_or(5).min(50);
     let known = VERBS.iter().find(|v| v.name == "inspect").and_then(|v| v.shared).unwrap_or_default();
     let mut arguments: Vec<String> = vec!["inspect".into(), "--json".into(), format!("--rows={shown}")];
     if fields.get("max-rows").is_none() {
         arguments.push(format!("--max-rows={READ}"));
-    }
-    if fields.get("model").is_none() {
-        arguments.push(format!("--model={model}"));
     }
     arguments.extend(fields.arguments(Some(known)));
     arguments.extend(["--".into(), path.to_string()]);
@@ -234,7 +234,11 @@ fn plan(studio: Arc<Studio>, body: Map<String, Value>) -> Result<Answer, Failure
 
 fn start(studio: Arc<Studio>, body: Map<String, Value>) -> Result<Answer, Failure> {
     let mut fields = fields(&studio, &body)?;
-    let dir = fields.output(&studio.root, &studio.runs.taken());
+    let dir = fields.output(&studio.root, &studio.runs.taken())?;
+    if studio.root.0.join(&dir).join(RUN_FILE).exists() {
+        let line = format!("{dir}: belongs to another run: choose another folder, or resume that run");
+        return Err(Failure::of(StatusCode::CONFLICT, line));
+    }
     studio.runs.start(&dir, &fields.arguments(None)).map(|value| with_json(StatusCode::OK, &value))
 }
 

@@ -82,16 +82,18 @@ impl Fields {
     }
 
     /// The folder of the run; where none is named, the first free one that is not in `taken`.
-    pub fn output(&mut self, root: &Root, taken: &[String]) -> String {
+    pub fn output(&mut self, root: &Root, taken: &[String]) -> Result<String, Failure> {
         if let Some(dir) = self.get("output") {
-            return dir.to_string();
+            return Ok(dir.to_string());
         }
         let stem = stem(self.get("model").unwrap_or(demo::NAME));
         let names = (1..).map(|n| format!("{RUNS}/{stem}-{n}"));
         let free = |name: &String| !root.0.join(name).exists() && !taken.contains(name);
         let name = names.into_iter().find(free).unwrap_or_default();
+        // `runs` may be a link that leads elsewhere.
+        root.fresh(&name)?;
         self.0.extend(find("output").map(|option| (option, vec![name.clone()])));
-        name
+        Ok(name)
     }
 
     /// The arguments, in the order of the table; only those in `known` if that is given.
@@ -211,6 +213,23 @@ mod tests {
         ];
         assert_eq!(read(fields).unwrap(), expected);
         assert_eq!(line(&["--a=b c".into(), "it's".into(), "d".into()]), r"finetune '--a=b c' 'it'\''s' d");
+    }
+
+    /// An option that is new must be confined, if it names a file.
+    #[test]
+    fn every_option_that_names_a_file_is_confined() {
+        let names_file = |o: &&Opt| match o.takes {
+            Takes::One(value) | Takes::Many(value) | Takes::Commas(value) | Takes::Optional(value) => {
+                ["FILE", "DIR", "PATH", "FOLDER"].iter().any(|word| value.contains(word))
+            }
+            Takes::Switch => false,
+        };
+        let mut names: Vec<&str> = all().filter(names_file).map(|o| o.name).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            ["chat-template", "data", "eval-data", "init-adapter", "output", "reference-adapter"]
+        );
     }
 
     #[test]

@@ -32,13 +32,19 @@ impl Root {
     pub fn fresh(&self, text: &str) -> Result<PathBuf, Failure> {
         let path = Path::new(text);
         let path = path.strip_prefix(&self.0).unwrap_or(path);
-        if text.is_empty() || !path.components().all(|part| matches!(part, Component::Normal(_))) {
+        let is_plain = |part: &Component| matches!(part, Component::Normal(_) | Component::CurDir);
+        if !path.components().all(|part| is_plain(&part)) {
             return Err(wrong(format!("{text:?} names no place below {}", self.0.display())));
         }
-        let whole = self.0.join(path);
+        let path: PathBuf = path.components().filter(|part| *part != Component::CurDir).collect();
+        if path.as_os_str().is_empty() {
+            return Err(wrong(format!("{text:?} names no place below {}", self.0.display())));
+        }
+        let whole = self.0.join(&path);
+        shown(text, &path)?;
         let there = whole.ancestors().find_map(|folder| folder.canonicalize().ok());
         self.below(text, &there.unwrap_or_else(|| whole.clone()))?;
-        Ok(path.to_owned())
+        Ok(path)
     }
 
     fn below(&self, text: &str, whole: &Path) -> Result<PathBuf, Failure> {
@@ -47,6 +53,7 @@ impl Root {
             wrong(format!("{text} is outside {}: {way}", self.0.display()))
         };
         let rest = whole.strip_prefix(&self.0).map_err(outside)?;
+        shown(text, rest)?;
         Ok(if rest.as_os_str().is_empty() { ".".into() } else { rest.to_owned() })
     }
 
@@ -72,6 +79,15 @@ impl Root {
         let entries: Vec<Value> = all.into_iter().take(MOST).map(|(.., value)| value).collect();
         let path = if path == Path::new(".") { String::new() } else { path.display().to_string() };
         Ok(json!({ "path": path, "entries": entries, "cut": cut }))
+    }
+}
+
+/// Refuses hidden files and folders: keys of other programs are there.
+fn shown(text: &str, path: &Path) -> Result<(), Failure> {
+    let is_hidden = |part: Component| part.as_os_str().to_string_lossy().starts_with('.');
+    match path.components().any(is_hidden) {
+        true => Err(wrong(format!("{text}: hidden files and folders are not for the page"))),
+        false => Ok(()),
     }
 }
 
@@ -111,7 +127,13 @@ mod tests {
             );
         }
         assert_eq!(root.fresh("a/new/run").unwrap(), Path::new("a/new/run"));
-        assert!(["", ".", "a/./../..", "a/../b"].iter().all(|text| root.fresh(text).is_err()));
+        assert_eq!(root.fresh("./a//new/").unwrap(), Path::new("a/new"));
+        assert!(
+            ["", ".", "a/./../..", "a/../b", ".new", "a/.new"].iter().all(|text| root.fresh(text).is_err())
+        );
+        std::fs::create_dir(root.0.join(".ssh")).unwrap();
+        std::fs::write(root.0.join(".ssh/id"), "").unwrap();
+        assert!([".ssh", ".ssh/id", "a/../.ssh/id"].iter().all(|text| root.inside(text).is_err()));
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(&whole, root.0.join("out")).unwrap();

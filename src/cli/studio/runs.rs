@@ -13,7 +13,7 @@ use crate::run::watch::surroundings;
 use crate::train::stop::Urgency;
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -47,6 +47,8 @@ type Stamp = (u64, Option<SystemTime>);
 pub struct Runs {
     root: Root,
     started: Mutex<Vec<Arc<Started>>>,
+    /// Processes of other runs that were asked to stop.
+    asked: Mutex<HashSet<u32>>,
     /// Histories of logs that have not changed.
     read: Mutex<HashMap<String, (Stamp, Arc<History>)>>,
 }
@@ -99,7 +101,7 @@ fn attend(started: &Started, output: impl std::io::Read) {
 impl Runs {
     /// The runs below `root`.
     pub fn new(root: Root) -> Self {
-        Runs { root, started: Mutex::default(), read: Mutex::default() }
+        Runs { root, started: Mutex::default(), asked: Mutex::default(), read: Mutex::default() }
     }
 
     /// Starts a run in the folder `dir`.
@@ -145,17 +147,26 @@ impl Runs {
         lock(&self.started).iter().map(|one| one.dir.clone()).collect()
     }
 
-    /// Asks a run to end with a checkpoint: after its step, as Ctrl-C does, or at once.
+    /// Asks a run to end with a checkpoint: after its step, as Ctrl-C does, or at once. A second request to end after its
+    /// step is not sent: a second Ctrl-C ends a run without a checkpoint.
     pub fn stop(&self, dir: &str, urgency: Urgency) -> Result<Value, Failure> {
         let started = self.of(dir).filter(|one| one.runs());
+        let again = |asked: bool| asked && urgency == Urgency::AfterStep;
         let sent = match &started {
             Some(one) => {
                 let child = lock(&one.child);
-                *lock(&one.asked) = true;
+                let mut asked = lock(&one.asked);
                 // The child is not reaped while it is locked.
-                lock(&one.exit).is_none() && signal(child.id(), urgency)
+                let sent = lock(&one.exit).is_none() && (again(*asked) || signal(child.id(), urgency));
+                *asked |= sent;
+                sent
             }
-            None => holder(&self.root.0.join(dir)).is_some_and(|pid| signal(pid, urgency)),
+            None => holder(&self.root.0.join(dir)).is_some_and(|pid| {
+                let mut asked = lock(&self.asked);
+                let sent = again(asked.contains(&pid)) || signal(pid, urgency);
+                sent.then(|| asked.insert(pid));
+                sent
+            }),
         };
         match sent {
             true => Ok(json!({ "run": dir, "asked": true })),
@@ -206,9 +217,11 @@ impl Runs {
         let state = history.state();
         let open = matches!(state, RunState::Waiting | RunState::Running | RunState::Paused);
         let path = self.root.0.join(dir);
-        let alive = runs == Some(true) || holder(&path).is_some();
+        let other = holder(&path);
+        let alive = runs == Some(true) || other.is_some();
         match &started {
             Some(one) if alive && *lock(&one.asked) => "stopping",
+            _ if other.is_some_and(|pid| lock(&self.asked).contains(&pid)) => "stopping",
             // A resumed run has not yet written to its log.
             Some(one) if alive && one.before == *stamp => "starting",
             _ if alive && !open => "finishing",

@@ -7,8 +7,9 @@ function lock() {
   at("key").focus();
 }
 
+let shows = 0; // The number of views that were opened: a request of an earlier one sets no timer.
 async function show() {
-  clearTimeout(timer);
+  shows++;
   const asked = location.hash.match(/^#key=(.+)$/);
   if (asked) {
     key = decodeURIComponent(asked[1]);
@@ -21,7 +22,8 @@ async function show() {
   at("locked").hidden = true;
   for (const section of document.querySelectorAll("section")) section.hidden = section.id !== view;
   for (const link of document.querySelectorAll("nav a"))
-    link.toggleAttribute("aria-current", link.hash === "#" + view || view === "run" && link.hash === "#runs");
+    if (link.hash === "#" + view || view === "run" && link.hash === "#runs") link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   fault();
   await refresh(view, decodeURIComponent(value ?? ""));
 }
@@ -29,17 +31,19 @@ async function show() {
 // Shows the view again each second while it is open and seen.
 async function refresh(view, value) {
   clearTimeout(timer);
+  const mine = shows;
   let pause = 1000;
   try {
     if (view === "new") return await about();
     if (view === "runs") { await listRuns(); pause = 2000; }
     if (view === "run") { await openRun(value); pause = ended ? 5000 : 1000; }
+    if (document.body.classList.contains("lost")) fault();
     document.body.classList.remove("lost");
   } catch (error) {
     document.body.classList.add("lost");
     fault(error.message);
   }
-  if (key) timer = setTimeout(() => document.hidden ? wait(view, value) : refresh(view, value), pause);
+  if (key && mine === shows) timer = setTimeout(() => document.hidden ? wait(view, value) : refresh(view, value), pause);
 }
 function wait(view, value) {
   document.addEventListener("visibilitychange", () => refresh(view, value), { once: true });
@@ -88,7 +92,7 @@ at("form").onsubmit = event => {
 };
 at("compare").onclick = () => busy(at("compare"), at("compared"), compareRuns);
 for (const [id, now] of [["stop", false], ["stop-now", true]])
-  at(id).onclick = () => busy(at(id), at("working"), async () => { await post("/api/stop", { run: current, now }); await showRun(); });
+  at(id).onclick = () => busy(at(id), at("working"), async () => { await post("/api/stop", { run: current, now }); }).then(showRun, shown);
 at("resume").onclick = () => busy(at("resume"), at("working"), async () => {
   await post("/api/resume", { run: current });
   seen = "";
@@ -96,7 +100,10 @@ at("resume").onclick = () => busy(at("resume"), at("working"), async () => {
 });
 at("say").onsubmit = event => { event.preventDefault(); busy(at("send"), at("working"), say); };
 at("message").onkeydown = event => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); at("say").requestSubmit(at("send")); }
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    if (!at("send").disabled) at("say").requestSubmit(at("send"));
+  }
 };
 at("again").onclick = () => { turns = []; at("log").replaceChildren(); at("message").focus(); };
 at("unload").onclick = () => busy(at("unload"), at("working"), async () => {

@@ -42,7 +42,7 @@ function openRun(name) {
     current = name; seen = ""; turns = [];
     at("body").replaceChildren();
     at("log").replaceChildren();
-    at("place").value = name + "-merged";
+    at("to").onchange();
     at("exported").textContent = at("working").textContent = "";
     at("talk").open = at("export").open = false;
     at("printed").open = opened = false;
@@ -54,8 +54,11 @@ async function showRun() {
   const name = current, first = !seen;
   const run = await get("/api/run", { run: name, seen });
   if (name !== current) return;
-  seen = run.stamp; ended = run.ended;
-  if (run.html !== null) {
+  ended = run.ended;
+  // What is in use is not replaced under the hands of its user.
+  const held = at("body").contains(document.activeElement) && !run.ended;
+  if (!held) seen = run.stamp;
+  if (run.html !== null && !held) {
     const main = at("body"), scrolled = main.querySelector(".events")?.scrollTop;
     const open = [...main.querySelectorAll("details[open] summary")].map(s => s.textContent);
     main.innerHTML = run.html;
@@ -97,10 +100,10 @@ function turn(name, kind, text) {
   return node;
 }
 
-async function answerOf(tuned, node) {
-  const ask = { run: current, tuned, max_tokens: 256 };
-  if (at("chat").checked) ask.messages = turns;
-  else ask.prompt = turns.at(-1).content;
+async function answerOf(run, said, tuned, node) {
+  const ask = { run, tuned, max_tokens: 256 };
+  if (at("chat").checked) ask.messages = said;
+  else ask.prompt = said.at(-1).content;
   let text = "";
   for await (const line of lines(await request("/api/talk", ask))) {
     if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
@@ -120,33 +123,37 @@ async function say() {
   // A prompt without the template is continued as it is, with its blanks.
   const text = at("chat").checked ? at("message").value.trim() : at("message").value;
   if (!text.trim()) return;
-  const status = at("working");
-  if (loaded !== current) {
-    const outcome = await work("/api/talk/open", { run: current }, status);
+  const status = at("working"), run = current;
+  if (loaded !== run) {
+    const outcome = await work("/api/talk/open", { run }, status);
     if (outcome.error) throw new Error(outcome.error);
-    loaded = current;
+    loaded = run;
     at("unload").hidden = false;
   }
   status.textContent = "answers";
+  if (run !== current) return;
   if (!at("chat").checked) turns = [];
-  turns.push({ role: "user", content: text });
+  // The answer belongs to this conversation, whichever is shown when it comes.
+  const said = turns;
+  said.push({ role: "user", content: text });
   at("message").value = "";
   const pair = make("div", null, "pair"), tuned = turn("tuned", "tuned", document.createTextNode(""));
   pair.append(tuned);
   at("log").append(turn("you", "", text), pair);
+  at("log").setAttribute("aria-busy", "true");
   try {
-    const answer = await answerOf(true, tuned);
+    const answer = await answerOf(run, said, true, tuned);
     if (at("beside").checked) {
       const base = turn("base", "base", document.createTextNode(""));
       pair.append(base);
-      await answerOf(false, base);
+      await answerOf(run, said, false, base);
     }
-    turns.push({ role: "assistant", content: answer });
+    said.push({ role: "assistant", content: answer });
   } catch (error) {
-    turns.pop();
+    said.pop();
     loaded = "";
     throw error;
-  }
+  } finally { at("log").removeAttribute("aria-busy"); }
 }
 
 async function give() {
