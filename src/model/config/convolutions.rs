@@ -53,8 +53,9 @@ pub(super) fn adjusted(fields: &Fields) -> Result<usize, ConfigError> {
     let factor = fields.number(named)?.or((!fields.mentions(named)).then_some(1.0));
     let multiple = fields.optional_size("block_multiple_of", sizes.clone())?.unwrap_or(256);
     let scaled = factor.map_or(size as f64, |factor| factor * size as f64);
-    let adjusted = (scaled.min(*sizes.end() as f64) as usize).next_multiple_of(multiple);
-    match scaled >= 1.0 && sizes.contains(&adjusted) {
+    let whole = scaled.min(*sizes.end() as f64) as usize;
+    let adjusted = if factor.is_some() { whole.next_multiple_of(multiple) } else { whole };
+    match sizes.contains(&adjusted) {
         true => Ok(adjusted),
         false => Err(key(named, format!("gives a feed-forward of size {scaled}"))),
     }

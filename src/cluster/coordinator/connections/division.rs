@@ -185,7 +185,7 @@ fn measured(workers: &[&Capacity], between: &Between) -> Option<(Vec<Place>, f64
 }
 
 /// Most seconds that a worker may report.
-const SLOWEST: f64 = 1e6;
+const SLOWEST: f64 = 1e12;
 
 impl Capacity {
     /// Whether a worker may report this of a model of `layers` layers in lines of up to `most` seats.
