@@ -50,6 +50,15 @@ fn complete(path: &Path) {
         config["decoder_sparse_step"] = json!(1);
         config["mlp_only_layers"] = json!([]);
     }
+    if config["model_type"] == "lfm2" {
+        let own = json!({
+            "block_dim": config["hidden_size"], "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
+            "conv_bias": false, "conv_L_cache": 3, "norm_eps": 1e-5,
+        });
+        for (key, value) in own.as_object().unwrap() {
+            config.as_object_mut().unwrap().entry(key).or_insert(value.clone());
+        }
+    }
     std::fs::write(path, config.to_string()).unwrap();
 }
 
