@@ -98,8 +98,7 @@ impl Job {
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
         let schedule = schedule(o, plan.total_steps())?;
-        let optim = optimizer(o);
-        let model_hash = prepared.model_hash()?;
+        let (optim, model_hash) = (optimizer(o), prepared.model_hash()?);
         let p = &prepared;
         let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
         let parameters = match &options.lora.init_adapter {

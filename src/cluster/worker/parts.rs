@@ -43,13 +43,13 @@ impl Needed {
         Needed::Layers(plan.layers.0 as usize..plan.layers.1 as usize, end)
     }
 
-    /// Whether the tensor of this name is read. `tied` says whether the head may be the embedding.
-    fn has(&self, name: &str, tied: bool) -> bool {
+    /// Whether the tensor of this name is read.
+    fn has(&self, name: &str, head: Head) -> bool {
         let Needed::Layers(layers, end) = self else { return false };
         let (first, last) = (layers.start == 0, *end == End::Last);
         match layer_of(name) {
             Some(layer) => layers.contains(&layer),
-            None if name.contains("embed_tokens") => first || last && tied,
+            None if name.contains("embed_tokens") => first || last && head == Head::MayBeEmbedding,
             None if name.contains("lm_head") => last,
             None => true,
         }
@@ -67,24 +67,32 @@ fn layer_of(name: &str) -> Option<usize> {
 struct Fetched {
     base: Arc<dyn Tensors>,
     needed: Needed,
-    tied: bool,
+    head: Head,
 }
 
-/// The tensors of a folder of parts; `tied` as in [`Parts`].
-pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed, Parts { tied, .. }: Parts) -> Arc<dyn Tensors> {
-    Arc::new(Fetched { base, needed, tied })
+/// The tensors of a folder of parts.
+pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed, Parts { head, .. }: Parts) -> Arc<dyn Tensors> {
+    Arc::new(Fetched { base, needed, head })
 }
 
 /// A folder with the parts that are needed.
 pub(super) struct Parts {
     pub dir: PathBuf,
-    /// Whether the head may be the embedding.
-    tied: bool,
+    head: Head,
+}
+
+/// What the head's matrix is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Head {
+    /// Perhaps the embedding.
+    MayBeEmbedding,
+    /// A tensor of its own.
+    Own,
 }
 
 impl Fetched {
     fn check(&self, name: &str) -> Result<(), String> {
-        match self.needed.has(name, self.tied) {
+        match self.needed.has(name, self.head) {
             true => Ok(()),
             false => Err(format!("{name} was not fetched: it is of another worker's layers")),
         }
@@ -151,8 +159,8 @@ impl Cache {
         if found.iter().any(|positions| positions.has_bytes) {
             return Ok(None);
         }
-        let tied = is_tied(&dir, &found);
-        let wanted = found.iter().map(|positions| wanted(positions, needed, tied));
+        let head = head_of(&dir, &found);
+        let wanted = found.iter().map(|positions| wanted(positions, needed, head));
         let mut missing = Vec::new();
         for (file, wanted) in large.iter().zip(wanted) {
             missing.push(file.missing(wanted, outbox).await?);
@@ -171,7 +179,7 @@ impl Cache {
                 file.fetch(run, outbox).await?;
             }
         }
-        Ok(Some(Parts { dir, tied }))
+        Ok(Some(Parts { dir, head }))
     }
 }
 
@@ -202,17 +210,18 @@ async fn in_parts(dir: &Path, manifest: &Manifest, outbox: &mut Outbox<'_>) -> R
     Ok(large)
 }
 
-/// Whether the head may be the embedding: it is not if the files have a head and the configuration says so.
-fn is_tied(dir: &Path, found: &[Positions]) -> bool {
+/// The head is not the embedding if the files have a head and the configuration says so.
+fn head_of(dir: &Path, found: &[Positions]) -> Head {
     let mut names = found.iter().flat_map(|positions| positions.tensors.keys());
     let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
     let config = serde_json::from_slice(&config).ok().and_then(|json| Config::from_json(&json).ok());
-    !(config.is_some_and(|config| !config.tied) && names.any(|name| name.contains("lm_head")))
+    let apart = config.is_some_and(|config| !config.tied) && names.any(|name| name.contains("lm_head"));
+    if apart { Head::Own } else { Head::MayBeEmbedding }
 }
 
 /// The parts in which the needed tensors are.
-fn wanted(positions: &Positions, needed: &Needed, tied: bool) -> BTreeSet<usize> {
-    let ranges = positions.tensors.iter().filter(|(name, _)| needed.has(name, tied)).map(|(_, range)| range);
+fn wanted(positions: &Positions, needed: &Needed, head: Head) -> BTreeSet<usize> {
+    let ranges = positions.tensors.iter().filter(|(name, _)| needed.has(name, head)).map(|(_, range)| range);
     ranges
         .filter(|range| !range.is_empty())
         .flat_map(|range| range.start / PART..=(range.end - 1) / PART)
@@ -344,16 +353,16 @@ mod tests {
             "model.norm.weight",
             "lm_head.weight",
         ];
-        let read = |layers: Range<usize>, tied| {
+        let read = |layers: Range<usize>, head| {
             let end = if layers.end == 13 { End::Last } else { End::Open };
             let needed = Needed::Layers(layers, end);
-            names.map(|name| u8::from(needed.has(name, tied)))
+            names.map(|name| u8::from(needed.has(name, head)))
         };
-        assert_eq!(read(0..1, true), [1, 1, 0, 0, 1, 0]);
-        assert_eq!(read(1..12, true), [0, 0, 1, 0, 1, 0]);
-        assert_eq!(read(12..13, true), [1, 0, 0, 1, 1, 1]);
-        assert_eq!(read(12..13, false), [0, 0, 0, 1, 1, 1]);
-        assert_eq!(read(0..13, false), [1; 6]);
-        assert_eq!(names.map(|name| u8::from(Needed::Shapes.has(name, true))), [0; 6]);
+        assert_eq!(read(0..1, Head::MayBeEmbedding), [1, 1, 0, 0, 1, 0]);
+        assert_eq!(read(1..12, Head::MayBeEmbedding), [0, 0, 1, 0, 1, 0]);
+        assert_eq!(read(12..13, Head::MayBeEmbedding), [1, 0, 0, 1, 1, 1]);
+        assert_eq!(read(12..13, Head::Own), [0, 0, 0, 1, 1, 1]);
+        assert_eq!(read(0..13, Head::Own), [1; 6]);
+        assert_eq!(names.map(|name| u8::from(Needed::Shapes.has(name, Head::MayBeEmbedding))), [0; 6]);
     }
 }

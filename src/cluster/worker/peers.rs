@@ -117,7 +117,9 @@ impl PeerNet {
             ends.push(end.clone());
             let (queue, loses) = (queue.clone(), loses.clone());
             self.runtime.spawn(async move {
-                let reason = read((from, &end), wire, (&queue, round), (below, most)).await;
+                let reason = read(from, wire, (&queue, round), (below, most)).await;
+                let reason =
+                    reason.or_else(|| end.reason()).unwrap_or_else(|| "it closed the connection".into());
                 end.cut(reason.clone());
                 let whose = if below { "below" } else { "above" };
                 let _ = loses.send(format!("the seat {whose}: {reason}"));
@@ -173,13 +175,13 @@ impl Meeting {
     }
 }
 
-/// Passes on what a neighbour sends until its end. Returns the reason.
+/// Passes on what a neighbour sends until its end. Returns the reason, if it is not that of the connection.
 async fn read(
-    (mut from, end): (mpsc::Receiver<Carry>, &End),
+    mut from: mpsc::Receiver<Carry>,
     wire: Wire,
     (queue, round): (&DeviceQueue, u64),
     (below, (bytes, waiting)): (bool, (usize, usize)),
-) -> String {
+) -> Option<String> {
     let mut assembly = Assembly::new(wire);
     while let Some(message) = from.recv().await {
         let heard = match message {
@@ -187,15 +189,15 @@ async fn read(
                 Ok(Some(values)) if below => Heard::Hidden(lease, values),
                 Ok(Some(values)) => Heard::Back(lease, Back::Gradient(values)),
                 Ok(None) => continue,
-                Err(reason) => return reason,
+                Err(reason) => return Some(reason),
             },
             Carry::Drop { lease } if !below => Heard::Back(lease, Back::Nothing),
             Carry::Token { lease, id } if !below => Heard::Back(lease, Back::Token(id)),
-            _ => return "it sent a message that does not belong there".into(),
+            _ => return Some("it sent a message that does not belong there".into()),
         };
         if queue.hears(round, heard) > waiting {
-            return "it sent more values than there are leases".into();
+            return Some("it sent more values than there are leases".into());
         }
     }
-    end.reason().unwrap_or_else(|| "it closed the connection".into())
+    None
 }
