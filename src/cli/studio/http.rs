@@ -235,7 +235,7 @@ fn plan(studio: Arc<Studio>, body: Map<String, Value>) -> Result<Answer, Failure
 fn start(studio: Arc<Studio>, body: Map<String, Value>) -> Result<Answer, Failure> {
     let mut fields = fields(&studio, &body)?;
     let dir = fields.output(&studio.root, &studio.runs.taken())?;
-    if studio.root.0.join(&dir).join(RUN_FILE).exists() {
+    if !studio.runs.is_at_work(&dir) && studio.root.0.join(&dir).join(RUN_FILE).exists() {
         let line = format!("{dir}: belongs to another run: choose another folder, or resume that run");
         return Err(Failure::of(StatusCode::CONFLICT, line));
     }

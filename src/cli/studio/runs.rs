@@ -142,6 +142,11 @@ impl Runs {
         Ok(answer)
     }
 
+    /// Whether a process trains in a folder.
+    pub fn is_at_work(&self, dir: &str) -> bool {
+        self.of(dir).is_some_and(|one| one.runs()) || holder(&self.root.0.join(dir)).is_some()
+    }
+
     /// Folders of runs that were started here, also of those that have no folder yet.
     pub fn taken(&self) -> Vec<String> {
         lock(&self.started).iter().map(|one| one.dir.clone()).collect()

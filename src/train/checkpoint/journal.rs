@@ -128,6 +128,13 @@ impl Writer {
 
     /// Returns the number of bytes.
     fn write(&self, state: &State) -> Result<u64, FormatError> {
+        // Not the run's folder, which may have been removed meanwhile.
+        match fs::create_dir(&self.folder) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(FormatError::io(&self.folder, e));
+            }
+            _ => {}
+        }
         // A failed clean-up wastes disk space only.
         let _ = read::recover_here(&self.folder);
         let path = self.folder.join(format!("checkpoint-{}", state.step));
