@@ -308,7 +308,7 @@ fn predict_scores_what_was_learnt() {
 }
 
 #[test]
-fn lists_of_numbers_come_from_tables_and_evaluations_have_as_many() {
+fn lists_of_numbers_come_from_tables_and_have_one_length() {
     let bench = bench();
     bench.file("two.csv", "text,label\na b,\"[0.5, -1]\"\nc d,\"[1, 2]\"\n");
     bench.file("one.csv", "text,label\na b,0.5\n");

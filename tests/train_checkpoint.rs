@@ -184,7 +184,7 @@ fn journal_stays_where_the_resumed_run_saves_nothing() {
 }
 
 #[test]
-fn journal_that_cannot_be_written_is_named_once_and_the_run_goes_on() {
+fn journal_that_cannot_be_written_is_named_once() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join(JOURNAL), "a file in its place").unwrap();
     let mut model = Fake::new();
