@@ -39,12 +39,6 @@ fn command(dir: &Path, case: &Value, devices: &str) -> String {
     )
 }
 
-fn events(bench: &Bench, out: &str, kind: &str) -> Vec<Value> {
-    let log = String::from_utf8(bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
-    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    lines.filter(|line| line["event"] == kind).collect()
-}
-
 /// Compares the steps of a run with those of a case. Sums of rewards are near zero: their errors are absolute.
 fn compare(name: &str, got: &[Value], want: &[Value]) {
     assert_eq!(got.len(), want.len(), "{name}");
@@ -89,7 +83,7 @@ fn check(bench: &Bench, dir: &Path, devices: &str) {
     for case in cases(dir) {
         let name = case["name"].as_str().unwrap();
         bench.ok(&format!("{} --overwrite -o {name}", command(dir, &case, devices)));
-        compare(name, &events(bench, name, "step"), case["log"].as_array().unwrap());
+        compare(name, &bench.events(name, "step"), case["log"].as_array().unwrap());
         if dir.join(name).exists() {
             compare_adapters(name, &bench.path(name), &dir.join(name));
         }
@@ -206,7 +200,7 @@ fn devices_lines_streams_and_resumes_change_no_byte() {
                 "eval_loss",
             ];
             let log = |out: &str| {
-                let all = [events(&bench, out, "step"), events(&bench, out, "eval")].concat();
+                let all = [bench.events(out, "step"), bench.events(out, "eval")].concat();
                 all.iter().map(|event| keys.map(|key| event[key].clone())).collect::<Vec<_>>()
             };
             for how in ["--gpu-backend cpu --gpus 0,1", "--gpus cpu+cpu", "--gpus cpu --offload 1"] {
@@ -243,24 +237,12 @@ fn eval_gives_the_numbers_of_the_run() {
         let held = run.split(" --data ").nth(1).unwrap().split(' ').next().unwrap().to_owned();
         let run = run.replace("--eval-split 6", &format!("--eval-data {held}"));
         bench.ok(&format!("{run} -o {task}"));
-        let last = events(&bench, task, "eval").pop().unwrap();
-        let said = bench.ok(&format!("eval --adapter {task} --data {held} --gpus cpu --json"));
-        let said: Value = serde_json::from_str(&said).unwrap();
-        assert_eq!(said["loss"], last["eval_loss"], "{task}");
         let keys: &[&str] = if task == "reward" {
             &["rewards_chosen", "rewards_rejected", "margin", "accuracy", "min_reward", "max_reward"]
         } else {
             &["pearson", "spearman"]
         };
-        for key in keys {
-            assert!(
-                last[key].is_f64() && said[key] == last[key],
-                "{task}: {key} {} {}",
-                said[key],
-                last[key]
-            );
-        }
-        assert!(last["perplexity"].is_null(), "{task}");
+        bench.same_eval(task, &held, keys);
     }
 }
 

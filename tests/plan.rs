@@ -10,13 +10,6 @@ fn plan(b: &Bench, args: &str) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}"))
 }
 
-/// Every event of a kind.
-fn events(b: &Bench, out: &str, kind: &str) -> Vec<Value> {
-    let text = String::from_utf8(b.read(&format!("{out}/metrics.jsonl"))).unwrap();
-    let all = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    all.filter(|e| e["event"] == kind).collect()
-}
-
 /// Plans, runs on two devices (whose events count microbatches), and compares.
 fn check(args: &str) {
     let b = Bench::new();
@@ -28,18 +21,18 @@ fn check(args: &str) {
     let planned = plan(&b, &format!("{args} -o out"));
     assert!(!b.path("out").exists() && !b.path("runs").exists(), "a plan writes nothing");
     b.ok(&format!("{args} -o out"));
-    let steps = events(&b, "out", "step");
+    let steps = b.events("out", "step");
     let sum = |of: &dyn Fn(&Value) -> u64| steps.iter().map(of).sum::<u64>();
     let microbatches = sum(&|s| {
         s["shared"]["devices"].as_array().unwrap().iter().map(|d| d["microbatches"].as_u64().unwrap()).sum()
     });
-    let start = &events(&b, "out", "run")[0];
+    let start = &b.events("out", "run")[0];
     let counted = [
         ("total", steps.len() as u64),
         ("microbatches", microbatches),
         ("tokens", sum(&|s| s["total_tokens"].as_u64().unwrap())),
         ("per_epoch", start["steps_per_epoch"].as_u64().unwrap()),
-        ("checkpoints", events(&b, "out", "checkpoint").len() as u64),
+        ("checkpoints", b.events("out", "checkpoint").len() as u64),
     ];
     for (name, did) in counted {
         assert_eq!(planned["steps"][name].as_u64(), Some(did), "{name}: {args}");
@@ -47,7 +40,7 @@ fn check(args: &str) {
     assert_eq!(planned["rows"]["trained_on"], start["rows"], "{args}");
     assert_eq!(planned["adapter"]["trained_values"], start["parameters"], "{args}");
     assert_eq!(planned["eval"]["rows"], start["eval_rows"], "{args}");
-    let evals = events(&b, "out", "eval").len() as u64;
+    let evals = b.events("out", "eval").len() as u64;
     assert_eq!(planned["eval"]["times"].as_u64(), Some(evals), "{args}");
 }
 
@@ -179,7 +172,7 @@ fn plan_uses_measurements_of_earlier_runs() {
     for part in ["\nmeasured ", "\nexpected ", ", measured "] {
         assert!(stderr(&out).contains(part), "{part:?} in {}", stderr(&out));
     }
-    let (speeds, forecasts) = (events(&b, "out", "speed"), events(&b, "out", "forecast"));
+    let (speeds, forecasts) = (b.events("out", "speed"), b.events("out", "forecast"));
     let microbatches = |e: &Value| e["points"]["n"].as_f64().unwrap() - e["trials"].as_f64().unwrap();
     assert_eq!(microbatches(&speeds[0]), 0.0, "before the first step there are trials alone");
     let planned = plan(run);
@@ -201,7 +194,7 @@ fn plan_uses_measurements_of_earlier_runs() {
     std::fs::write(&file, profiles.to_string()).unwrap();
     let kept = plan(run)["forecast"]["tokens_per_second"].as_f64().unwrap();
     own(&format!("{run} -o again"));
-    let forecasts = events(&b, "again", "forecast");
+    let forecasts = b.events("again", "forecast");
     assert_eq!((forecasts.len(), forecasts[0]["step"].as_u64()), (1, Some(0)));
     let expected = forecasts[0]["tokens_per_second"].as_f64().unwrap();
     assert!(expected > 100.0 * kept, "{expected} tokens/s where the busy hour says {kept}");
@@ -235,12 +228,12 @@ fn measured_memory_replaces_the_estimate() {
     let timeline = String::from_utf8(b.read("out/timeline.svg")).unwrap();
     let blocks = timeline.matches(r#"<rect class="compute""#).count() as u64;
     let spans = |step: &Value| step["spans"].as_array().unwrap().len() as u64;
-    let took: u64 = events(&b, "out", "step").iter().map(spans).sum();
+    let took: u64 = b.events("out", "step").iter().map(spans).sum();
     // The legend has one more block.
     assert_eq!((blocks, b.path("out/topology.svg").exists()), (took + 1, false));
     let (most, expected) = (
-        events(&b, "out", "speed").last().unwrap()["memory"]["most"].as_f64().unwrap(),
-        events(&b, "out", "forecast")[0]["memory"][0]["bytes"].as_f64().unwrap(),
+        b.events("out", "speed").last().unwrap()["memory"]["most"].as_f64().unwrap(),
+        b.events("out", "forecast")[0]["memory"][0]["bytes"].as_f64().unwrap(),
     );
     assert!(ESTIMATE.contains(&(most / expected)), "{most} of {expected}");
     let after = memory(run);
@@ -332,7 +325,7 @@ fn auto_chooses_a_size_and_resume_keeps_it() {
     let yaml = String::from_utf8(b.read("one/run.yaml")).unwrap();
     let line = yaml.lines().find(|l| l.starts_with("  micro_batch_tokens:") && l.contains('#')).unwrap();
     assert!(line.contains("# auto: "), "{line}");
-    let notes = events(&b, "one", "run")[0]["notes"].to_string();
+    let notes = b.events("one", "run")[0]["notes"].to_string();
     assert!(notes.contains("--micro-batch-tokens"), "{notes}");
     // The same bytes as with that size typed, and from its run.yaml.
     let size = line.split_whitespace().nth(1).unwrap();

@@ -346,21 +346,7 @@ fn eval_gives_the_numbers_of_the_run() {
     bench.file("held.jsonl", &rows.lines().take(6).map(|row| format!("{row}\n")).collect::<String>());
     for (name, options) in [("dpo", "--task dpo --beta 0.3"), ("cpo", "--task cpo")] {
         bench.ok(&format!("{} --eval-data held.jsonl -o {name}", command(&golden(), "pairs", options)));
-        let log = String::from_utf8(bench.read(&format!("{name}/metrics.jsonl"))).unwrap();
-        let mut evals = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let last = evals.rfind(|e| e["event"] == "eval").unwrap();
-        let said = bench.ok(&format!("eval --adapter {name} --data held.jsonl --gpus cpu --json"));
-        let said: Value = serde_json::from_str(&said).unwrap();
-        assert_eq!(said["loss"], last["eval_loss"], "{name}");
-        for key in ["rewards_chosen", "rewards_rejected", "margin", "accuracy"] {
-            assert!(
-                last[key].is_f64() && said[key] == last[key],
-                "{name}: {key} {} {}",
-                said[key],
-                last[key]
-            );
-        }
-        assert!(last["perplexity"].is_null(), "{name}");
+        bench.same_eval(name, "held.jsonl", &["rewards_chosen", "rewards_rejected", "margin", "accuracy"]);
     }
 }
 

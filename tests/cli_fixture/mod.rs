@@ -45,6 +45,27 @@ impl Bench {
         assert!(read(one) == read(other), "{one} and {other} hold different adapters");
     }
 
+    /// Every event of a kind in the log of a run.
+    pub fn events(&self, run: &str, kind: &str) -> Vec<Value> {
+        let log = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).unwrap();
+        let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        events.filter(|event| event["event"] == kind).collect()
+    }
+
+    /// Asserts that `eval` of a run gives the loss and these numbers of its last evaluation, which was on `data`.
+    #[track_caller]
+    pub fn same_eval(&self, run: &str, data: &str, keys: &[&str]) {
+        let last = self.events(run, "eval").pop().unwrap();
+        let said = self.ok(&format!("eval --adapter {run} --data {data} --gpus cpu --json"));
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["loss"], last["eval_loss"], "{run}");
+        for key in keys {
+            let (said, last) = (&said[key], &last[key]);
+            assert!(last.is_f64() && said == last, "{run}: {key} {said} {last}");
+        }
+        assert!(last["perplexity"].is_null(), "{run}");
+    }
+
     /// A copy of the demonstration's model under `name`.
     pub fn model(&self, name: &str) -> PathBuf {
         let to = self.path(name);

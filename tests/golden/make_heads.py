@@ -8,8 +8,8 @@ import json, math, os, random, shutil, sys, tempfile
 os.environ.update(HF_HUB_OFFLINE='1', HF_DATASETS_DISABLE_PROGRESS_BARS='1', TRL_EXPERIMENTAL_SILENCE='1')
 import datasets, peft, torch, transformers, trl
 from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerFast, PrinterCallback,
+from make_preference import TARGETS, sentence, tokenizer
+from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, DataCollatorWithPadding, PrinterCallback,
                           Qwen3Config, Trainer, TrainingArguments)
 
 STEPS, BATCH, RANK, ALPHA, LR, WARMUP, CLIP = 5, 4, 4, 8, 3e-3, 2, 1.0
@@ -22,22 +22,7 @@ CASES = {
     'margins': ('--task reward', 'margins', 1, {}),
     'dropped': ('--task reward --max-seq-len 34 --long-rows drop', 'long', 1, dict(max_length=34)),
     'turns': ('--task reward', 'turns', 1, {})}
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-TARGETS = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
-WORDS = 'the a gpu worker gradient step loss shard token model adapter rank sum mean over slow fast card'.split()
 TEXTS = ['The gpu is fast.', 'a', 'Gradient over the mean of a shard 17', 'Slow slow slow slow card card card!']
-
-
-def sentence(n): return ' '.join(random.choice(WORDS) for _ in range(n)).capitalize() + random.choice('.!?') + f' {random.randint(0, 99)}'
-
-
-def tokenizer(out):
-    tok = Tokenizer(models.BPE()); tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False); tok.decoder = decoders.ByteLevel()
-    tok.train_from_iterator([sentence(12) for _ in range(200)], trainers.BpeTrainer(
-        vocab_size=320, special_tokens=['<|end|>', '<|pad|>', '<|im_start|>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token='<|end|>', pad_token='<|pad|>', chat_template=TEMPLATE)
-    fast.save_pretrained(out); return fast
 
 
 def base(out, vocab):

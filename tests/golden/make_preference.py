@@ -119,4 +119,4 @@ def main(out):
     json.dump(dict(versions=versions, cases=cases), open(f'{out}/expected.json', 'w'), indent=1)
     json.dump(forms(out, ft), open(f'{out}/forms.json', 'w'), ensure_ascii=False)
 
-main(sys.argv[1])
+if __name__ == '__main__': main(sys.argv[1])
