@@ -103,7 +103,7 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// Of values that travel like this.
+    /// An empty assembly for values of this type.
     pub fn new(wire: Wire) -> Self {
         Assembly { wire, lease: 0, bytes: Vec::new(), rest: 0 }
     }

@@ -38,6 +38,7 @@ fn killed_coordinator_goes_on_from_its_journal() {
     }
     fleet.all_end(&["coordinator", "a", "b"], 0);
     println!("{lost} steps were repeated after {kills} kills");
+    assert!(lost <= 10 * kills, "half of the steps: a state is written more often\n{}", fleet.all());
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     assert_eq!(fleet.steps(), 20 * kills, "metrics.jsonl has every step once");
     assert!(!fleet.said("coordinator").contains("begins again at step 0"), "{}", fleet.all());

@@ -264,6 +264,14 @@ fn plan_shows_what_each_seat_holds() {
             let half: serde_json::Value = serde_json::from_slice(&half.stdout).unwrap();
             assert_eq!(half["line"]["links"]["bytes_per_token_each_way"], 256);
         }
+        let slow = plan(&format!("--offload never --stages {stages} {limit} --link 100mbit"));
+        let slow: serde_json::Value = serde_json::from_slice(&slow.stdout).unwrap();
+        let seconds = |key: &str| slow["line"][key].as_f64();
+        if let (Some(step), Some(without)) = (seconds("step_seconds"), seconds("step_seconds_without_links"))
+        {
+            assert!(step > without && without > 0.0, "{stages}: {slow}");
+        }
+        assert!(slow["line"]["links"]["seconds_each_way"].as_f64() > Some(0.0), "{stages}: {slow}");
         let step = shown["steps"]["tokens"].as_u64().unwrap() / 4 * 512;
         assert_eq!(line["links"]["bytes_per_step_each_way"], step);
     }

@@ -105,6 +105,7 @@ fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::preference::Ranking;
     use crate::model::stage::Sampling;
 
     fn work(targets: Targets) -> Work {
@@ -133,6 +134,31 @@ mod tests {
         check(&classes, 2, &[2, 0], "");
         check(&classes, 2, &[2], "1 predictions for 2 rows");
         check(&classes, 2, &[2, u32::MAX], "class 4294967295 of 3");
+        let of_numbers = |rows: &[f64], range| {
+            let rewards = Rewards { range, ..Rewards::default() };
+            LossSums {
+                loss: 1.0,
+                weight: 2.0,
+                targets: 2,
+                rows: rows.to_vec(),
+                rewards,
+                ..LossSums::default()
+            }
+        };
+        let ranked = work(Targets::Ranked(Ranking { margins: vec![0.0], centre: 0.0 }));
+        let numbers = work(Targets::Numbers(vec![0.5, 1.0]));
+        for (work, sums, part) in [
+            (&numbers, of_numbers(&[1.0, 2.0], None), ""),
+            (&numbers, of_numbers(&[1.0], None), "1 answers of 2"),
+            (&numbers, of_numbers(&[1.0, 2.0], Some([0.0, 1.0])), "rewards"),
+            (&ranked, of_numbers(&[], Some([0.0, 1.0])), ""),
+            (&ranked, of_numbers(&[], Some([1.0, 0.0])), "rewards"),
+            (&text, of_numbers(&[], Some([0.0, 1.0])), "rewards"),
+        ] {
+            let message = ToCoordinator::Score { lease: 1, sums, parameters: [0; 32], micros: 1 };
+            let line = super::check(&message, work, 1).err().unwrap_or_default();
+            assert!(line.contains(part) && line.is_empty() == part.is_empty(), "{part:?}: {line}");
+        }
         let bad =
             [(f64::NAN, 1.0), (1.0, f64::INFINITY), (1e300, 1.0), (1.0, -1.0), (f64::NEG_INFINITY, 0.0)];
         for (loss, weight) in bad {

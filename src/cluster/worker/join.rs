@@ -43,8 +43,9 @@ impl Worker<'_> {
         self.not_older(&manifest)?;
         self.share.set(Share { steps: manifest.steps, ..self.share.get() });
         self.welcomed = true;
+        let mut opened = None;
         let plan = match manifest.seats {
-            Some(most) => self.await_seat(outbox, (&manifest, most)).await?,
+            Some(most) => self.await_seat(outbox, (&manifest, most), &mut opened).await?,
             None => None,
         };
         self.seat = plan.clone();
@@ -53,7 +54,10 @@ impl Worker<'_> {
         let threads = match self.threads.take().filter(|threads| threads.of == key && !threads.too_large()) {
             Some(threads) => threads,
             None => {
-                let blueprint = self.blueprint(outbox, &manifest, plan.as_ref().map(Needed::by)).await?;
+                let blueprint = match opened {
+                    Some(blueprint) => blueprint,
+                    None => self.blueprint(outbox, &manifest, plan.as_ref().map(Needed::by)).await?.0,
+                };
                 fits(&blueprint, &manifest)?;
                 self.open(outbox, &key.0, Blueprint { shape: key.1, ..blueprint }).await?
             }
@@ -61,11 +65,7 @@ impl Worker<'_> {
         .mustered();
         threads.lines.iter().for_each(|line| (self.say)(line));
         threads.refused.iter().for_each(|line| self.aside()(line));
-        // A seat has measured it before it got its seat.
-        let link = match &plan {
-            Some(_) => None,
-            None => self.probe(outbox, &manifest).await?,
-        };
+        let link = self.link(outbox, &manifest).await?;
         let (devices, refused) = (threads.devices.clone(), threads.refused.clone());
         let none = refused.join("; ");
         outbox.say(ToCoordinator::Ready { devices, refused });
@@ -92,20 +92,31 @@ impl Worker<'_> {
         Ok(Joined { threads, len, line })
     }
 
-    /// Reports what the device can hold, and waits for its seat; `None` if it holds the whole model. Of the model only the
-    /// shapes are read.
+    /// The network to the coordinator. A seat has reported it; who waited for one has measured it.
+    async fn link(&mut self, outbox: &mut Outbox<'_>, manifest: &Manifest) -> Result<Option<Link>, Outcome> {
+        match (&self.seat, manifest.seats, &self.capacity) {
+            (Some(_), ..) => Ok(None),
+            (None, Some(_), Some((_, capacity))) => Ok(capacity.link),
+            _ => self.probe(outbox, manifest).await,
+        }
+    }
+
+    /// Reports what the device can hold, and waits for its seat; `None` if it holds the whole model. Of a model that can
+    /// be had in parts only the shapes are read; another one is left in `whole`.
     async fn await_seat(
         &mut self,
         outbox: &mut Outbox<'_>,
         (manifest, most): (&Manifest, u16),
+        whole: &mut Option<Blueprint>,
     ) -> Result<Option<SeatPlan>, Outcome> {
         self.can_sit()?;
         let of = (manifest.model_hash.clone(), Shape::of(manifest), most);
         let capacity = match self.capacity.take().filter(|(before, _)| *before == of) {
             Some((_, capacity)) => capacity,
             None => {
-                let opened = self.blueprint(outbox, manifest, Some(Needed::Shapes)).await?;
+                let (opened, fetched) = self.blueprint(outbox, manifest, Some(Needed::Shapes)).await?;
                 fits(&opened, manifest)?;
+                *whole = fetched.is_none().then(|| opened.clone());
                 let link = self.probe(outbox, manifest).await?;
                 Capacity { link, ..self.measure(outbox, (opened, usize::from(most))).await? }
             }
@@ -261,16 +272,17 @@ impl Worker<'_> {
         }
     }
 
-    /// Opens the run's model. A worker that got no model reads the `needed` tensors only; `None` stands for all.
+    /// Opens the run's model, and says which of its tensors are there; `None` stands for all. A worker that got no model
+    /// reads the `needed` tensors only, if they can be had.
     async fn blueprint(
         &self,
         outbox: &mut Outbox<'_>,
         manifest: &Manifest,
         needed: Option<Needed>,
-    ) -> Result<Blueprint, Outcome> {
+    ) -> Result<(Blueprint, Option<Needed>), Outcome> {
         let open = |path: &Path| Blueprint::open(path, Shape::of(manifest)).map_err(unfit);
         let path = match &self.source {
-            ModelSource::Here(blueprint) => return Ok(blueprint.clone()),
+            ModelSource::Here(blueprint) => return Ok((blueprint.clone(), None)),
             ModelSource::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => {
                 path.clone()
             }
@@ -284,16 +296,17 @@ impl Worker<'_> {
                 });
             }
             ModelSource::Files { named: None, cache } => {
-                if let Some(needed) = needed
-                    && let Some(parts) = cache.obtain_parts((manifest, &needed), outbox, self.say).await?
+                if let Some(mut needed) = needed
+                    && let Some(dir) = cache.obtain_parts((manifest, &mut needed), outbox, self.say).await?
                 {
-                    let whole = open(&parts.dir)?;
-                    return Ok(Blueprint { tensors: guarded(whole.tensors, needed, parts), ..whole });
+                    let whole = open(&dir)?;
+                    let tensors = guarded(whole.tensors, needed.clone());
+                    return Ok((Blueprint { tensors, ..whole }, Some(needed)));
                 }
                 cache.obtain(manifest, outbox, self.say).await?
             }
         };
-        open(&path)
+        Ok((open(&path)?, None))
     }
 
     /// Opens the devices on a separate thread, because the conversation may end meanwhile. The opened devices are

@@ -23,34 +23,38 @@ use std::sync::Arc;
 pub(super) enum Needed {
     /// None: their shapes suffice.
     Shapes,
-    /// Those of these layers, and of the head if the model ends there.
-    Layers(Range<usize>, End),
-}
-
-/// Whether a seat is the last one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// It has the last layer, and the head.
-    Last,
-    /// Other seats are above it.
-    Open,
+    /// Tensors of a seat.
+    Seat {
+        /// Its layers.
+        layers: Range<usize>,
+        /// Whether the embedding is read.
+        embedding: bool,
+        /// Whether the head is read.
+        head: bool,
+    },
 }
 
 impl Needed {
-    /// Those of a seat.
+    /// Tensors of a seat. The last one reads the embedding too: it may be the head.
     pub fn by(plan: &SeatPlan) -> Self {
-        let end = if plan.place + 1 == plan.of { End::Last } else { End::Open };
-        Needed::Layers(plan.layers.0 as usize..plan.layers.1 as usize, end)
+        let (layers, head) = (plan.layers.0 as usize..plan.layers.1 as usize, plan.place + 1 == plan.of);
+        Needed::Seat { embedding: head || layers.start == 0, layers, head }
+    }
+
+    /// The head is a tensor of its own: only the first seat reads the embedding.
+    fn has_own_head(&mut self) {
+        if let Needed::Seat { layers, embedding, .. } = self {
+            *embedding = layers.start == 0;
+        }
     }
 
     /// Whether the tensor of this name is read.
-    fn has(&self, name: &str, head: Head) -> bool {
-        let Needed::Layers(layers, end) = self else { return false };
-        let (first, last) = (layers.start == 0, *end == End::Last);
+    fn has(&self, name: &str) -> bool {
+        let Needed::Seat { layers, embedding, head } = self else { return false };
         match layer_of(name) {
             Some(layer) => layers.contains(&layer),
-            None if name.contains("embed_tokens") => first || last && head == Head::MayBeEmbedding,
-            None if name.contains("lm_head") => last,
+            None if name.contains("embed_tokens") => *embedding,
+            None if name.contains("lm_head") => *head,
             None => true,
         }
     }
@@ -67,32 +71,16 @@ fn layer_of(name: &str) -> Option<usize> {
 struct Fetched {
     base: Arc<dyn Tensors>,
     needed: Needed,
-    head: Head,
 }
 
 /// The tensors of a folder of parts.
-pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed, Parts { head, .. }: Parts) -> Arc<dyn Tensors> {
-    Arc::new(Fetched { base, needed, head })
-}
-
-/// A folder with the parts that are needed.
-pub(super) struct Parts {
-    pub dir: PathBuf,
-    head: Head,
-}
-
-/// What the head's matrix is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Head {
-    /// Perhaps the embedding.
-    MayBeEmbedding,
-    /// A tensor of its own.
-    Own,
+pub(super) fn guarded(base: Arc<dyn Tensors>, needed: Needed) -> Arc<dyn Tensors> {
+    Arc::new(Fetched { base, needed })
 }
 
 impl Fetched {
     fn check(&self, name: &str) -> Result<(), String> {
-        match self.needed.has(name, self.head) {
+        match self.needed.has(name) {
             true => Ok(()),
             false => Err(format!("{name} was not fetched: it is of another worker's layers")),
         }
@@ -136,14 +124,14 @@ struct InParts {
 }
 
 impl Cache {
-    /// The run's model with the tensors that are needed, from the cache or fetched. `None` if the model
+    /// The folder of the run's model with the tensors that are needed, from the cache or fetched. `None` if the model
     /// cannot be had in parts.
     pub(super) async fn obtain_parts(
         &self,
-        (manifest, needed): (&Manifest, &Needed),
+        (manifest, needed): (&Manifest, &mut Needed),
         outbox: &mut Outbox<'_>,
         say: &dyn Fn(&str),
-    ) -> Result<Option<Parts>, Outcome> {
+    ) -> Result<Option<PathBuf>, Outcome> {
         if manifest.parts.is_empty() || self.root.join(&manifest.model_hash).is_dir() {
             return Ok(None);
         }
@@ -159,8 +147,10 @@ impl Cache {
         if found.iter().any(|positions| positions.has_bytes) {
             return Ok(None);
         }
-        let head = head_of(&dir, &found);
-        let wanted = found.iter().map(|positions| wanted(positions, needed, head));
+        if has_own_head(&dir, &found) {
+            needed.has_own_head();
+        }
+        let wanted = found.iter().map(|positions| wanted(positions, needed));
         let mut missing = Vec::new();
         for (file, wanted) in large.iter().zip(wanted) {
             missing.push(file.missing(wanted, outbox).await?);
@@ -179,7 +169,7 @@ impl Cache {
                 file.fetch(run, outbox).await?;
             }
         }
-        Ok(Some(Parts { dir, head }))
+        Ok(Some(dir))
     }
 }
 
@@ -202,26 +192,36 @@ async fn in_parts(dir: &Path, manifest: &Manifest, outbox: &mut Outbox<'_>) -> R
             large.push(InParts::open(dir, (index, file), list, outbox).await?);
             continue;
         }
-        let (of, small) = (dir.to_path_buf(), file.clone());
-        if !outbox.meanwhile(move || holds(&of, &small)).await? {
-            checked_file(&dir.join(&file.name), index, file, outbox).await?;
-        }
+        whole_file(dir, index, file, outbox).await?;
     }
     Ok(large)
 }
 
-/// The head is not the embedding if the files have a head and the configuration says so.
-fn head_of(dir: &Path, found: &[Positions]) -> Head {
+/// Fetches a file, unless it is there.
+async fn whole_file(
+    dir: &Path,
+    index: u32,
+    file: &ModelFile,
+    outbox: &mut Outbox<'_>,
+) -> Result<(), Outcome> {
+    let (of, there) = (dir.to_path_buf(), file.clone());
+    if outbox.meanwhile(move || holds(&of, &there)).await? {
+        return Ok(());
+    }
+    checked_file(&dir.join(&file.name), index, file, outbox).await
+}
+
+/// Whether the head is a tensor of its own: the files have one, and the configuration says so.
+fn has_own_head(dir: &Path, found: &[Positions]) -> bool {
     let mut names = found.iter().flat_map(|positions| positions.tensors.keys());
     let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
     let config = serde_json::from_slice(&config).ok().and_then(|json| Config::from_json(&json).ok());
-    let apart = config.is_some_and(|config| !config.tied) && names.any(|name| name.contains("lm_head"));
-    if apart { Head::Own } else { Head::MayBeEmbedding }
+    config.is_some_and(|config| !config.tied) && names.any(|name| name.contains("lm_head"))
 }
 
 /// The parts in which the needed tensors are.
-fn wanted(positions: &Positions, needed: &Needed, head: Head) -> BTreeSet<usize> {
-    let ranges = positions.tensors.iter().filter(|(name, _)| needed.has(name, head)).map(|(_, range)| range);
+fn wanted(positions: &Positions, needed: &Needed) -> BTreeSet<usize> {
+    let ranges = positions.tensors.iter().filter(|(name, _)| needed.has(name)).map(|(_, range)| range);
     ranges
         .filter(|range| !range.is_empty())
         .flat_map(|range| range.start / PART..=(range.end - 1) / PART)
@@ -247,15 +247,9 @@ impl InParts {
         if list.size > MOST_LIST {
             return Err(lost("the file is too large to be fetched in parts"));
         }
-        let mut bytes = Vec::new();
-        span(list_index, 0..list.size, outbox, &mut |piece| {
-            bytes.extend_from_slice(piece);
-            Ok(())
-        })
-        .await?;
-        if *blake3::hash(&bytes).as_bytes() != list.hash {
-            return Err(lost(OTHER));
-        }
+        whole_file(dir, list_index, list, outbox).await?;
+        let hashed = dir.join(&list.name);
+        let bytes = std::fs::read(&hashed).map_err(|e| fail(&hashed, e))?;
         let out = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         out.and_then(|out| out.set_len(file.size)).map_err(|e| fail(&path, e))?;
         let hashes = bytes.as_chunks::<32>().0.to_vec();
@@ -353,16 +347,19 @@ mod tests {
             "model.norm.weight",
             "lm_head.weight",
         ];
-        let read = |layers: Range<usize>, head| {
-            let end = if layers.end == 13 { End::Last } else { End::Open };
-            let needed = Needed::Layers(layers, end);
-            names.map(|name| u8::from(needed.has(name, head)))
+        let read = |layers: Range<usize>, own_head| {
+            let head = layers.end == 13;
+            let mut needed = Needed::Seat { embedding: head || layers.start == 0, layers, head };
+            if own_head {
+                needed.has_own_head();
+            }
+            names.map(|name| u8::from(needed.has(name)))
         };
-        assert_eq!(read(0..1, Head::MayBeEmbedding), [1, 1, 0, 0, 1, 0]);
-        assert_eq!(read(1..12, Head::MayBeEmbedding), [0, 0, 1, 0, 1, 0]);
-        assert_eq!(read(12..13, Head::MayBeEmbedding), [1, 0, 0, 1, 1, 1]);
-        assert_eq!(read(12..13, Head::Own), [0, 0, 0, 1, 1, 1]);
-        assert_eq!(read(0..13, Head::Own), [1; 6]);
-        assert_eq!(names.map(|name| u8::from(Needed::Shapes.has(name, Head::MayBeEmbedding))), [0; 6]);
+        assert_eq!(read(0..1, false), [1, 1, 0, 0, 1, 0]);
+        assert_eq!(read(1..12, false), [0, 0, 1, 0, 1, 0]);
+        assert_eq!(read(12..13, false), [1, 0, 0, 1, 1, 1]);
+        assert_eq!(read(12..13, true), [0, 0, 0, 1, 1, 1]);
+        assert_eq!(read(0..13, true), [1; 6]);
+        assert_eq!(names.map(|name| u8::from(Needed::Shapes.has(name))), [0; 6]);
     }
 }
