@@ -2,10 +2,10 @@
 //! run, and here uses the options and microbatches of the adapter's run, so that the same rows give the same loss.
 
 use super::invocation::Invocation;
-use super::speaker::{model_name, recipe_of, template_of};
+use super::speaker::{self, model_name, recipe_of, task_of, template_of};
+use crate::config::Settings;
 use crate::config::groups::{self, class_weights, field_names, whole};
 use crate::config::refusal::Refusal;
-use crate::config::{Settings, yaml};
 use crate::data::plan::{Plan, PlanOptions};
 use crate::data::samples::Samples;
 use crate::data::{self, Corpus, LabelMap, Task};
@@ -22,6 +22,7 @@ use crate::run::folder::{RUN_FILE, run_of};
 use crate::run::prepare::{MAX_SEQ_LEN, check_weights};
 use crate::run::row_sets::eval_sets;
 use crate::run::run_file;
+use crate::support::waiting::during;
 use crate::train::event::{Eval, Rewards};
 use crate::train::stop::Stop;
 use crate::train::{self, Batches, Compute, Known, Local, eval};
@@ -67,13 +68,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let weights = class_weights(s)?;
     check_weights(s, weights.as_deref(), &config)?;
     let (task, objective) = groups::task(s)?;
-    let task = match (&config.labels, task) {
-        (Some(outputs), Task::Reward) if outputs.len() == 1 => Task::Reward,
-        (Some(_), Task::Regress) => Task::Regress,
-        (Some(_), _) if config.numbers => Task::Regress,
-        (Some(_), _) => Task::Classify,
-        (None, task) => task,
-    };
+    let task = task_of(&config, task);
     if task.has_head() && config.labels.is_none() {
         return Err(s.refuse("task", "the model has no head: give --adapter DIR of a run with this task"));
     }
@@ -89,12 +84,13 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     };
-    let rows = data::load_sets(&eval_sets(&paths)?, &read, &tokenizer)?;
-    if task == Task::Regress && rows.samples.width() != config.labels.as_ref().map_or(0, Vec::len) {
+    let sets = eval_sets(&paths)?;
+    let rows = during("reading the rows", || data::load_sets(&sets, &read, &tokenizer))?;
+    let (width, outputs) = (rows.samples.width(), config.labels.as_ref().map_or(0, Vec::len));
+    if task == Task::Regress && width != outputs {
+        let path = paths[0].display();
         let why = format!(
-            "`label` has {} numbers in {}, the head gives another number",
-            rows.samples.width(),
-            paths[0].display()
+            "`label` has {width} numbers in {path}, the head gives {outputs}: give rows with {outputs}"
         );
         return Err(Refusal::configuration(why));
     }
@@ -113,13 +109,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
 
 /// Sets missing options from the adapter's run. Returns the tokens of its microbatches.
 fn as_trained(s: &mut Settings, adapter: &Path) -> Result<usize, Refusal> {
+    speaker::as_trained(s, adapter, &AS_TRAINED)?;
     let file = run_of(adapter).join(RUN_FILE);
-    let typed = if file.exists() { yaml::read(&file)? } else { Vec::new() };
-    for name in AS_TRAINED.iter().filter(|name| !s.is_given(name)).collect::<Vec<_>>() {
-        if let Some(of_run) = typed.iter().find(|t| t.key == name.replace('-', "_")) {
-            s.put(name, of_run.values.clone(), of_run.source.clone());
-        }
-    }
     let tokens = run_file::fact(&file, "micro_batch_tokens").and_then(|tokens| tokens.parse().ok());
     Ok(tokens.unwrap_or(TOKENS))
 }

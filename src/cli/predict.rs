@@ -4,10 +4,10 @@
 mod numbers;
 
 use super::invocation::Invocation;
-use super::speaker::{model_name, recipe_of, template_of};
+use super::speaker::{as_trained, model_name, recipe_of, task_of, template_of};
+use crate::config::Settings;
 use crate::config::groups::{self, field_names, whole};
 use crate::config::refusal::Refusal;
-use crate::config::{Settings, yaml};
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;
@@ -17,12 +17,11 @@ use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
 use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model;
-use crate::run::folder::{RUN_FILE, run_of};
 use crate::run::row_sets::eval_sets;
 use crate::train::eval::{Confusion, Scores};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Maximum tokens of a microbatch; a longer text is a microbatch by itself.
 const TOKENS: usize = 2048;
@@ -37,7 +36,9 @@ struct Text {
 /// Predicts a label for every text, or scores it.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let dir = inv.settings.text("adapter")?.map(PathBuf::from);
-    as_trained(&mut inv.settings, dir.as_deref())?;
+    if let Some(dir) = &dir {
+        as_trained(&mut inv.settings, dir, &["task"])?;
+    }
     let s = &inv.settings;
     let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let template = template_of(s, dir.as_deref())?;
@@ -50,16 +51,11 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     };
     let longest = config.max_positions;
     let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
+    let (task, _) = groups::task(s)?;
+    let task = task_of(&config, task);
     let chosen = devices::choose(&groups::devices(s)?)?;
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), None, Need::SPEECH)?;
     model.set_parameters(&flat)?;
-    let (task, _) = groups::task(s)?;
-    // An adapter of PEFT with several outputs does not say what they mean.
-    let task = match task {
-        data::Task::Reward | data::Task::Regress => task,
-        _ if config.numbers => data::Task::Regress,
-        _ => data::Task::Classify,
-    };
     let options = data::Options { task, fields: field_names(s)?, max_seq_len, ..data::Options::default() };
     let settings = s.clone();
     let head = Head { model: &mut *model, outputs: labels.len() };
@@ -67,17 +63,6 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         data::Task::Classify => label(inv, &settings, (&options, &tokenizer, labels), head),
         _ => score(inv, &settings, (&options, &tokenizer), head),
     }
-}
-
-/// Takes the task of the adapter's run, unless one is given.
-fn as_trained(s: &mut Settings, adapter: Option<&Path>) -> Result<(), Refusal> {
-    let file = adapter.map(|adapter| run_of(adapter).join(RUN_FILE)).filter(|file| file.exists());
-    if let (Some(file), false) = (file, s.is_given("task"))
-        && let Some(task) = yaml::read(&file)?.into_iter().find(|typed| typed.key == "task")
-    {
-        s.put("task", task.values, task.source);
-    }
-    Ok(())
 }
 
 /// A model whose head is asked for its outputs.

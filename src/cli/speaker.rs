@@ -3,8 +3,10 @@
 use crate::config::groups::{self, filled, real, recipe, whole};
 use crate::config::refusal::Refusal;
 use crate::config::{Settings, yaml};
+use crate::data::Task;
 use crate::data::tokenizer::{Skip, Tokenizer};
 use crate::devices::{self, Need};
+use crate::model::config::Config;
 use crate::model::generate::generate;
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
@@ -111,6 +113,29 @@ pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String
         Some(t) => Some(t.to_string()),
         None => trained.map(|p| p.display().to_string()),
     })
+}
+
+/// What a model is asked for: the typed task, as far as its head can do it.
+pub fn task_of(config: &Config, typed: Task) -> Task {
+    match (&config.labels, typed) {
+        (Some(outputs), Task::Reward) if outputs.len() == 1 => Task::Reward,
+        (Some(_), Task::Regress) => Task::Regress,
+        (Some(_), _) if config.numbers => Task::Regress,
+        (Some(_), _) => Task::Classify,
+        (None, typed) => typed,
+    }
+}
+
+/// Sets missing options from the run of an adapter.
+pub fn as_trained(s: &mut Settings, adapter: &Path, names: &[&'static str]) -> Result<(), Refusal> {
+    let file = run_of(adapter).join(RUN_FILE);
+    let typed = if file.exists() { yaml::read(&file)? } else { Vec::new() };
+    for name in names.iter().filter(|name| !s.is_given(name)).collect::<Vec<_>>() {
+        if let Some(of_run) = typed.iter().find(|t| t.key == name.replace('-', "_")) {
+            s.put(name, of_run.values.clone(), of_run.source.clone());
+        }
+    }
+    Ok(())
 }
 
 /// A model without adapter, or with the values of one.

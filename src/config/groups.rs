@@ -199,14 +199,18 @@ pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
         Some("grpo" | "ppo") => return Err(s.refuse("task", REWARDS)),
         _ => {}
     }
-    let heads = [("classify", Task::Classify), ("regression", Task::Regress), ("reward", Task::Reward)];
+    let heads = [
+        ("classify", Task::Classify),
+        ("regression", Task::Regress),
+        ("reward", Task::Reward),
+        ("rm", Task::Reward),
+    ];
     let tasks =
         ["sft", "instruct", "classify", "regression", "reward", "rm", "dpo", "ipo", "orpo", "cpo", "simpo"];
     let rule = "expected sft, classify, regression, reward, dpo, ipo, orpo, cpo or simpo";
     let named = choice(s, "task", &tasks, rule)?;
     let objective = objective(s, named)?;
-    let of_head = if named == "rm" { "reward" } else { named };
-    let head = heads.into_iter().find(|(name, _)| *name == of_head);
+    let head = heads.into_iter().find(|(name, _)| *name == named);
     let task = match (head, &objective) {
         (Some((_, task)), _) => task,
         (_, Some(Objective { loss: Loss::ApoZeroUnpaired, .. })) => Task::Unpaired,

@@ -268,16 +268,10 @@ pub fn scored(row: &Value, options: &Options) -> Result<Scored, String> {
 pub fn weight(row: &Value, options: &Options) -> Result<f32, String> {
     let (Task::Sft, Some(map)) = (options.task, row.as_object()) else { return Ok(1.0) };
     let fields = Fields { row: map, renamed: &options.fields };
-    let number = match fields.get(WEIGHT) {
-        None => return Ok(1.0),
-        Some(Value::Number(number)) => number.as_f64(),
-        Some(Value::String(text)) if text.trim().is_empty() => return Ok(1.0),
-        Some(Value::String(text)) => text.trim().parse().ok(),
-        Some(_) => None,
-    };
-    match number.filter(|weight| weight.abs() <= HEAVIEST) {
-        Some(weight) => Ok(weight as f32),
-        None => Err(format!(
+    match fields.get(WEIGHT) {
+        None => Ok(1.0),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(1.0),
+        Some(value) => number(value, HEAVIEST).ok_or_else(|| format!(
             "`{WEIGHT}` multiplies the loss of the row: it must be a number from -{HEAVIEST} to {HEAVIEST}; if the column \
              means something else, --data-fields weight=none leaves it alone"
         )),
@@ -291,7 +285,7 @@ pub fn margin(row: &Value, options: &Options) -> Result<f32, String> {
     match fields.get(MARGIN) {
         None => Ok(0.0),
         Some(Value::String(text)) if text.trim().is_empty() => Ok(0.0),
-        Some(value) => number(value).ok_or_else(|| {
+        Some(value) => number(value, LARGEST).ok_or_else(|| {
             format!(
                 "`{MARGIN}` is what the chosen reward is above the rejected one at least: it must be a number from \
                  -{LARGEST} to {LARGEST}, it is {value}; if the column means something else, --data-fields margin=none \
@@ -301,17 +295,18 @@ pub fn margin(row: &Value, options: &Options) -> Result<f32, String> {
     }
 }
 
-/// A number, or the text of one, that is at most [`LARGEST`].
-fn number(value: &Value) -> Option<f32> {
+/// A number, or the text of one, from -`most` to `most`.
+fn number(value: &Value, most: f64) -> Option<f32> {
     let number = match value {
         Value::Number(number) => number.as_f64(),
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     };
-    number.filter(|number: &f64| number.abs() <= LARGEST).map(|number| number as f32)
+    number.filter(|number: &f64| number.abs() <= most).map(|number| number as f32)
 }
 
-/// Largest number that a head learns: the squares of 256 such errors stay within the exact sums (2^23).
+/// Largest number that a head learns: the squares of 256 such errors stay within the exact sums (2^23), and an evaluation
+/// packs no more of them.
 const LARGEST: f64 = 100.0;
 
 /// Largest weight of a row: a microbatch of 4,096 tokens with a loss of 20 each stays within the exact sums (2^23).
@@ -422,15 +417,16 @@ fn regression(fields: &Fields<'_>) -> Result<Form, String> {
 
 /// The numbers of a label; none of an empty cell.
 fn numbers(label: &Value) -> Result<Vec<f32>, String> {
+    let one = |value: &Value| number(value, LARGEST);
     let values = match label {
         Value::String(cell) if cell.trim().is_empty() => Some(Vec::new()),
-        Value::Array(list) if !list.is_empty() => list.iter().map(number).collect(),
+        Value::Array(list) if !list.is_empty() => list.iter().map(one).collect(),
         // A list in a cell of a table.
         Value::String(cell) if cell.trim_start().starts_with('[') => {
             let list: Vec<Value> = serde_json::from_str(cell).unwrap_or_default();
-            list.iter().map(number).collect::<Option<Vec<_>>>().filter(|values| !values.is_empty())
+            list.iter().map(one).collect::<Option<Vec<_>>>().filter(|values| !values.is_empty())
         }
-        one => number(one).map(|value| vec![value]),
+        value => one(value).map(|value| vec![value]),
     };
     values.ok_or_else(|| {
         format!(

@@ -208,10 +208,15 @@ impl Plan {
 
     /// These rows in order, packed like those of an evaluation.
     pub fn in_order(rows: &[usize], samples: &Samples, micro_batch_tokens: usize) -> Vec<Vec<usize>> {
-        rows.chunks(EVAL_WINDOW)
+        rows.chunks(window(samples))
             .flat_map(|w| first_fit(w, |i| samples.tokens(i), micro_batch_tokens))
             .collect()
     }
+}
+
+/// Rows that are packed together: fewer where each has several numbers, whose squared errors must fit into the exact sums.
+fn window(samples: &Samples) -> usize {
+    (EVAL_WINDOW / samples.width().max(1)).max(1)
 }
 
 /// Puts each row into the first microbatch with enough room, else into a new one. A row longer than the budget gets its

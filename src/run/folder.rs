@@ -180,16 +180,19 @@ fn holds(dir: &Path) -> Result<Holds, Refusal> {
     })
 }
 
+/// The folder of the run of a checkpoint, or of a state of its journal.
+pub fn of_checkpoint(dir: &Path) -> &Path {
+    let run = dir.parent().unwrap_or(Path::new(""));
+    match run.ends_with(JOURNAL) && !run.join(RUN_FILE).exists() {
+        true => run.parent().unwrap_or(Path::new("")),
+        false => run,
+    }
+}
+
 /// The folder of the run of `dir`, which is a run's folder, or a checkpoint in it or in its journal.
 pub fn run_of(dir: &Path) -> PathBuf {
-    let name = |dir: &Path| dir.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
-    let mut run = dir;
-    if name(run).starts_with("checkpoint-") {
-        run = run.parent().unwrap_or(run);
-        if name(run) == JOURNAL && !run.join(RUN_FILE).exists() {
-            run = run.parent().unwrap_or(run);
-        }
-    }
+    let name = dir.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let run = if name.starts_with("checkpoint-") { of_checkpoint(dir) } else { dir };
     if run.as_os_str().is_empty() { ".".into() } else { run.into() }
 }
 

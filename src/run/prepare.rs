@@ -261,7 +261,7 @@ fn evaluation(
     tokenizer: &Tokenizer,
 ) -> Result<Evaluation, Refusal> {
     let files: Vec<Set> = sets.iter().flat_map(|(_, files)| files.clone()).collect();
-    let corpus = data::load_sets(&files, read, tokenizer)?;
+    let corpus = during("reading the rows to evaluate on", || data::load_sets(&files, read, tokenizer))?;
     let mut rows = corpus.sets().into_iter().map(|rows| rows.len());
     let mut count = |files: &[Set]| rows.by_ref().take(files.len()).sum::<usize>();
     let mut named: Vec<_> = sets.iter().map(|(name, files)| (name.clone(), count(files))).collect();

@@ -24,23 +24,26 @@ pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
     if QUIET.load(Ordering::Relaxed) {
         return work();
     }
+    beside(PATIENCE, work, |so_far| match so_far {
+        None => say!("{what} ..."),
+        Some(seconds) => say!("{what}: {seconds} s so far"),
+    })
+}
+
+/// Does `work`, and calls `line` while it goes on: after `patience`, then with the seconds so far.
+fn beside<T>(patience: Duration, work: impl FnOnce() -> T, line: impl Fn(Option<u64>) + Send) -> T {
     thread::scope(|scope| {
         // Dropped at the end of the work, also when it panics.
         let (_ends, end) = channel::<()>();
         // Without a thread the work goes on without lines.
-        let _ = thread::Builder::new().spawn_scoped(scope, move || {
-            watch(&end, |so_far| match so_far {
-                None => say!("{what} ..."),
-                Some(seconds) => say!("{what}: {seconds} s so far"),
-            })
-        });
+        let _ = thread::Builder::new().spawn_scoped(scope, move || watch(&end, patience, line));
         work()
     })
 }
 
 /// Calls `line` at these times until `end` is closed.
-fn watch(end: &Receiver<()>, line: impl Fn(Option<u64>)) {
-    let (began, mut next, mut is_first) = (Instant::now(), PATIENCE, true);
+fn watch(end: &Receiver<()>, patience: Duration, line: impl Fn(Option<u64>)) {
+    let (began, mut next, mut is_first) = (Instant::now(), patience, true);
     while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(next.saturating_sub(began.elapsed())) {
         line((!is_first).then(|| began.elapsed().as_secs()));
         next += next.min(LONGEST);
@@ -51,21 +54,24 @@ fn watch(end: &Receiver<()>, line: impl Fn(Option<u64>)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
+    use std::sync::Mutex;
 
     #[test]
     fn only_long_work_is_mentioned_and_its_result_is_returned() {
         assert_eq!(during("nothing", || 7), 7);
-        let (ends, end) = channel();
-        let seen = RefCell::new(Vec::new());
-        thread::spawn(move || {
-            thread::sleep(PATIENCE * 3 - Duration::from_millis(500));
-            drop(ends);
-        });
-        watch(&end, |so_far| seen.borrow_mut().push(so_far));
-        assert_eq!(*seen.borrow(), [None, Some(4)]);
-        let (ends, end) = channel();
-        drop(ends);
-        watch(&end, |_| panic!("the work had ended"));
+        let seen = Mutex::new(Vec::new());
+        let line = |so_far| seen.lock().unwrap().push(so_far);
+        assert_eq!(beside(Duration::from_secs(60), || 7, line), 7);
+        assert!(seen.lock().unwrap().is_empty());
+        // The work ends once it was mentioned twice.
+        let work = || {
+            while seen.lock().unwrap().len() < 2 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            8
+        };
+        assert_eq!(beside(Duration::from_millis(5), work, line), 8);
+        let seen = seen.lock().unwrap();
+        assert!(seen[0].is_none() && seen[1].is_some(), "{seen:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! `finetune help NAME` where NAME is an option, or a word of the explanations.
 
-use crate::config::alias::ALIASES;
+use crate::config::alias;
 use crate::config::table::{Opt, TABLE};
 use crate::config::verb;
 
@@ -10,8 +10,8 @@ pub fn option(name: &str) -> Option<String> {
     if let Some(o) = TABLE.iter().find(|o| o.key() == key) {
         return Some(format!("{}\nin a YAML file: {key}", line(o)));
     }
-    if let Some((theirs, ours)) = ALIASES.iter().find(|(theirs, _)| *theirs == key) {
-        return option(ours).map(|text| format!("{theirs} is {ours} here\n{text}"));
+    if let Some(ours) = alias::ours(&key) {
+        return option(ours).map(|text| format!("{key} is {ours} here\n{text}"));
     }
     let mut found: Vec<(String, Vec<&str>)> = Vec::new();
     for verb in verb::VERBS {

@@ -22,7 +22,7 @@ pub fn command(root: &Path, arguments: &[String]) -> std::io::Result<Command> {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::arg0(&mut command, "finetune");
     command.args(arguments).current_dir(root).env("NO_COLOR", "1").stdin(Stdio::null());
-    // It is the address of the page.
+    // FINETUNE_BIND is the address of the page.
     command.env_remove("FINETUNE_BIND");
     Ok(command)
 }

@@ -9,7 +9,9 @@ use super::runs::Runs;
 use super::talk::Talk;
 use crate::cli::listening::connections::{Answer, Answers};
 use crate::cli::listening::{Failure, failed, has_key, read, with_json};
+use crate::cluster::worker::random;
 use crate::config::verb::VERBS;
+use crate::format::peft;
 use crate::report::{self, is_literal, page};
 use crate::run::folder::RUN_FILE;
 use crate::train::checkpoint;
@@ -192,7 +194,7 @@ fn run(studio: &Studio, name: &str) -> Result<String, Failure> {
 /// The adapter of a run: that of its newest checkpoint, if the run is not complete.
 fn adapter(studio: &Studio, run: &str) -> String {
     let dir = studio.root.0.join(run);
-    let complete = dir.join("adapter_model.safetensors").exists();
+    let complete = dir.join(peft::WEIGHTS).exists();
     let newest = (!complete).then(|| checkpoint::newest_adapter(&dir)).flatten();
     let below = newest.and_then(|path| Some(path.strip_prefix(&studio.root.0).ok()?.display().to_string()));
     below.unwrap_or_else(|| run.into())
@@ -275,11 +277,7 @@ fn open(studio: Arc<Studio>, body: Map<String, Value>) -> Result<Answer, Failure
 }
 
 fn random_key() -> Result<String, Failure> {
-    use ring::rand::SecureRandom;
-    let mut bytes = [0; 16];
-    let random = ring::rand::SystemRandom::new().fill(&mut bytes);
-    random
-        .map_err(|_| Failure::of(StatusCode::INTERNAL_SERVER_ERROR, "the system gives no random numbers"))?;
+    let bytes = random::<16>("a key").map_err(|e| Failure::of(StatusCode::INTERNAL_SERVER_ERROR, e))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -6,6 +6,7 @@ use super::options;
 use super::process::{holder, signal};
 use super::root::{Root, wrong};
 use crate::cli::listening::Failure;
+use crate::format::peft;
 use crate::report::{self, History, RunState, page};
 use crate::run::folder::RUN_FILE;
 use crate::run::run_file::{self, fact};
@@ -307,7 +308,7 @@ fn has_adapter(dir: &Path) -> bool {
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     names
         .map(|name| name.to_string_lossy().into_owned())
-        .any(|name| name == "adapter_model.safetensors" || name.starts_with("checkpoint-"))
+        .any(|name| name == peft::WEIGHTS || name.starts_with("checkpoint-"))
 }
 
 /// Folders of runs at most two levels below `root`, relative to it.

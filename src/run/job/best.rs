@@ -5,10 +5,10 @@ use crate::config::groups::Every;
 use crate::config::refusal::{self, Refusal};
 use crate::format::{FormatError, atomic};
 use crate::run::adapter;
-use crate::run::folder::{RUN_FILE, RunFolder};
+use crate::run::folder::{RunFolder, of_checkpoint};
 use crate::support::stderr::say;
 use crate::train::best::Best;
-use crate::train::checkpoint::{self, JOURNAL, State};
+use crate::train::checkpoint::{self, State};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ impl Job {
     /// Forgets a best adapter that is not beside the checkpoint that the run continues from.
     pub(super) fn find_best(&mut self, from: &Path) {
         let Some(best) = self.state.best.filter(|best| best.kept) else { return };
-        let path = folder(beside(from), best);
+        let path = folder(of_checkpoint(from), best);
         if let Err(e) = checkpoint::find(&path) {
             say!("warning: {e}: the best adapter so far is lost");
             self.state.best = None;
@@ -37,7 +37,7 @@ impl Job {
         let (Some(best), Some(from)) = (self.state.best.filter(|best| best.kept), &self.from) else {
             return Ok(());
         };
-        let (from, to) = (folder(beside(from), best), folder(&place.dir, best));
+        let (from, to) = (folder(of_checkpoint(from), best), folder(&place.dir, best));
         if to.exists() {
             return Ok(());
         }
@@ -64,14 +64,5 @@ impl Job {
         let path = folder(&place.dir, best);
         let kept = checkpoint::find(&path).map_err(|e| refusal::in_file(&place.dir, e.into()))?;
         Ok(Cow::from(adapter::read_flat(&kept.path, &self.writer.layout)?))
-    }
-}
-
-/// The folder with the checkpoints of the run of `from`, a checkpoint or a state of the journal.
-fn beside(from: &Path) -> &Path {
-    let folder = from.parent().unwrap_or(Path::new("."));
-    match folder.ends_with(JOURNAL) && !folder.join(RUN_FILE).exists() {
-        true => folder.parent().unwrap_or(Path::new(".")),
-        false => folder,
     }
 }
