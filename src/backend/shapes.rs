@@ -103,11 +103,11 @@ pub fn is_lora_grad<M>(args: &LoraGrad<M>) {
     assert_eq!(args.dab.len(), a.len() + b.len(), "the gradient is as large as A and B");
 }
 
-/// Inputs and taps of a convolution; `before` are the rows above those of the tokens.
+/// Inputs and taps of a convolution; `above` is the number of rows above those of the tokens.
 #[track_caller]
-pub fn is_convolved<M>(gates: Gates<M>, taps: &impl Shaped, tokens: &impl Shaped, before: usize) {
+pub fn is_convolved<M>(gates: Gates<M>, taps: &impl Shaped, tokens: &impl Shaped, above: usize) {
     let cols = taps.shape().1;
     is(&gates.after, (tokens.shape().0, cols));
-    is(&gates.x, (before + tokens.shape().0, cols));
+    is(&gates.x, (above + tokens.shape().0, cols));
     same(&gates.before, &gates.x);
 }

@@ -85,7 +85,7 @@ pub struct Family {
     pub gain_offset: f32,
     /// Norms of q and k.
     pub head_norms: HeadNorms,
-    /// Their names.
+    /// Names of the norms of q and k.
     pub head_norm_names: [&'static str; 2],
     /// Size of the feed-forward.
     pub feed_forward: FeedForward,

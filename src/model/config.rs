@@ -318,7 +318,9 @@ impl Config {
 
     /// The matrices of a layer, in model order; of a sparse layer beside those of its experts.
     pub fn matrices(&self, layer: usize) -> Vec<Matrix> {
-        self.family.matrices(self.mixer(layer))
+        let sparse = self.experts_of(layer).is_some();
+        let all = self.family.matrices(self.mixer(layer)).into_iter();
+        all.filter(|matrix| !sparse || matrix.is_of_attention()).collect()
     }
 
     /// The matrix of a layer with this last part of its name.

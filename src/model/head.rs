@@ -246,6 +246,7 @@ impl<B: Fused> Head<B> {
         let top = self.normed_rows(backend, &below, rows);
         let mut logits = backend.memory(n * outputs);
         let product = self.score(below.params, *offset, view(&top.normed, n, c));
+        let factors = (product.a, product.b);
         backend.matmul(view_mut(&mut logits, n, outputs), Write::Set, product);
         let mut values = vec![0.0; n * outputs];
         let read = backend.read(view(&logits, n, outputs), &mut values);
@@ -253,9 +254,8 @@ impl<B: Fused> Head<B> {
         if let Some(HeadGrad { hidden, score }) = grad {
             backend.upload(view_mut(&mut logits, n, outputs), &slopes);
             let mut dnormed = backend.memory(n * c);
-            let Product { a, b, .. } = self.score(below.params, *offset, view(&top.normed, n, c));
             let gradients = (Some(view_mut(&mut dnormed, n, c)), score);
-            self.class_gradients(backend, gradients, (a, b), view(&logits, n, outputs));
+            self.class_gradients(backend, gradients, factors, view(&logits, n, outputs));
             self.spread(backend, &top, dnormed, view_mut(hidden, below.hidden.rows, c));
         }
         backend.recycle(logits);

@@ -133,8 +133,7 @@ pub struct LayerMatrix {
 /// The matrices of a layer.
 pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
     let experts = config.experts_of(layer);
-    let own = config.matrices(layer).into_iter().filter(|m| experts.is_none() || m.is_of_attention());
-    let own = own.map(|matrix| LayerMatrix {
+    let own = config.matrices(layer).into_iter().map(|matrix| LayerMatrix {
         path: path(layer, &matrix),
         shape: config.shape_of(layer, &matrix),
         parts: matrix.projections.map(|i| config.shape(layer, i).0).collect(),

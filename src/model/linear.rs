@@ -76,8 +76,7 @@ impl<B: Fused> Linear<B> {
         adapters: [Option<Adapter>; 7],
     ) -> Result<Vec<Self>, ModelError> {
         let mut linears: Vec<Linear<B>> = Vec::with_capacity(7);
-        let sparse = config.experts_of(layer).is_some();
-        for matrix in config.matrices(layer).into_iter().filter(|m| !sparse || m.is_of_attention()) {
+        for matrix in config.matrices(layer) {
             let shape = config.shape_of(layer, &matrix);
             let path = weights.name(&layout::path(layer, &matrix));
             let (first, cols) = (matrix.projections.start, shape.1);

@@ -172,7 +172,7 @@ impl Question<'_> {
         whole.cycle + self.microbatches.saturating_sub(1) as f64 * whole.period
     }
 
-    /// A seat under others.
+    /// A seat under others, without the starts of layers.
     fn under(&self, upper: &Upper, seat: usize, layers: &Range<usize>) -> Upper {
         let (seconds, above) = (self.seconds(seat, layers), self.paces.len() - 1 - seat);
         let way = self.ways.get(seat).copied().filter(|_| above > 0).unwrap_or_default();
@@ -181,8 +181,7 @@ impl Question<'_> {
         let beyond = self.ways.get(seat + 1).filter(|_| above > 1).map_or(0.0, |way| way.occupied);
         let links = way.occupied + beyond;
         let period = upper.period.max(seconds).max(links).max(cycle / depth(above) as f64);
-        let starts = [&upper.starts[..], &[layers.start]].concat();
-        Upper { cycle, period, squares: upper.squares + seconds * seconds, starts }
+        Upper { cycle, period, squares: upper.squares + seconds * seconds, starts: Vec::new() }
     }
 
     /// The layers of each seat with which a step is fastest; among equals, the most even ones. `None` if no split fits.
@@ -222,9 +221,13 @@ impl Question<'_> {
                 let most = if seat == 0 { 1 } else { (end + 1).saturating_sub(least) };
                 for start in (0..most).filter(|start| start + least <= end) {
                     if fits(seat, &(start..end)) {
-                        let extended = uppers.iter().map(|upper| self.under(upper, seat, &(start..end)));
-                        let open = extended.filter(|upper| !self.reaches(limit, upper, (seat, start)));
-                        open.for_each(|upper| upper.enter(&mut below[start]));
+                        for upper in uppers {
+                            let more = self.under(upper, seat, &(start..end));
+                            if !self.reaches(limit, &more, (seat, start)) {
+                                let starts = [&upper.starts[..], &[start]].concat();
+                                Upper { starts, ..more }.enter(&mut below[start]);
+                            }
+                        }
                     }
                 }
             }

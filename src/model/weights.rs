@@ -344,7 +344,8 @@ impl<'a> Weights<'a> {
         Ok(memory)
     }
 
-    /// Loads the taps of a convolution to device memory [J, C], that of a token itself first; stored is [C, 1, J], it last.
+    /// Loads the taps of a convolution as [J, C]. Row 0 is the tap of the token itself. The file stores [C, 1, J] with that
+    /// tap last.
     pub fn taps<B: Backend>(
         &self,
         backend: &mut B,

@@ -13,6 +13,9 @@ pub enum Wire {
     Bf16,
 }
 
+/// The smallest number that bf16 rounds to infinity: halfway to the one after its largest.
+const BEYOND_BF16: f32 = f32::from_bits(0x7f7f_8000);
+
 impl Wire {
     fn dtype(self) -> Dtype {
         match self {
@@ -28,13 +31,15 @@ impl Wire {
 
     /// The first number that does not arrive as a finite one, as it arrives.
     pub fn not_finite(self, values: &[f32]) -> Option<f32> {
-        match self {
-            Wire::F32 => values.iter().copied().find(|value| !value.is_finite()),
-            Wire::Bf16 => {
-                let arrives = values.iter().map(|value| half::bf16::from_f32(*value).to_f32());
-                arrives.into_iter().find(|value| !value.is_finite())
-            }
-        }
+        let beyond = match self {
+            Wire::F32 => f32::INFINITY,
+            Wire::Bf16 => BEYOND_BF16,
+        };
+        let bad = values.iter().copied().find(|value| value.is_nan() || value.abs() >= beyond)?;
+        Some(match self {
+            Wire::F32 => bad,
+            Wire::Bf16 => half::bf16::from_f32(bad).to_f32(),
+        })
     }
 
     /// The numbers as little-endian bytes.
@@ -87,6 +92,9 @@ mod tests {
     fn numbers_beyond_bf16_are_not_finite() {
         assert_eq!(Wire::F32.not_finite(&[1.0, f32::MAX]), None);
         assert_eq!(Wire::Bf16.not_finite(&[1.0, f32::MAX]), Some(f32::INFINITY));
+        let below = f32::from_bits(BEYOND_BF16.to_bits() - 1);
+        assert_eq!(Wire::Bf16.not_finite(&[below, -below]), None);
+        assert_eq!(Wire::Bf16.not_finite(&[-BEYOND_BF16]), Some(f32::NEG_INFINITY));
         assert!(Wire::Bf16.not_finite(&[f32::NAN]).is_some_and(f32::is_nan));
     }
 }

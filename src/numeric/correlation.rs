@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn correlations_equal_those_of_scipy() {
+    fn correlations_equal_those_of_numpy() {
         // numpy 2: corrcoef of these series, and of their ranks.
         let pairs = [(1.0, 2.0), (2.0, 1.0), (2.0, 4.0), (5.0, 3.5), (-3.0, 0.0)];
         assert!((pearson(&pairs).unwrap() - PEARSON).abs() < 1e-12);

@@ -393,9 +393,7 @@ impl Trainer<'_, '_> {
             return;
         }
         let state = State { classes: self.start().classes, ..self.run.state.clone() };
-        if let Some(journal) = &self.journal {
-            journal.take(state);
-        }
+        journal.take(state);
     }
 
     /// Tells the user something that is no result.

@@ -313,9 +313,9 @@ impl<D: Driver> Backend for Cuda<D> {
         self.convolution(grad.after, Gates { after: dout, ..gates }, taps, tokens);
         let Gates { before, after, x } = gates;
         let [d, before, after, x, w] = [dout, before, after, x, taps].each_ref().map(at);
-        let [cols, count, count_of_tokens] = [dout.cols, taps.rows, dout.rows].map(size);
+        let [cols, count, total] = [dout.cols, taps.rows, dout.rows].map(size);
         let positions = Arg::Address(tokens.positions());
-        let args = [dbefore, dx, d, before, after, x, w, positions, cols, count, count_of_tokens];
+        let args = [dbefore, dx, d, before, after, x, w, positions, cols, count, total];
         self.rows("convolution.ptx", "convolution_grad", (dout.rows, dout.cols), &args);
     }
 

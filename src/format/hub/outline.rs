@@ -8,7 +8,7 @@ use super::client::Failure;
 use super::{Kind, Progress, Session, odd};
 use crate::format::atomic;
 use crate::format::error::FormatError;
-use crate::format::safetensors::MOST_HEADER_BYTES;
+use crate::format::safetensors::header_len;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -50,9 +50,7 @@ impl Session {
     /// The header of a file with its length field.
     fn header(&self, commit: &str, name: &str, size: u64) -> Result<Vec<u8>, FormatError> {
         let mut bytes = self.beginning(commit, name, FIRST.min(size))?;
-        let length = bytes.first_chunk::<8>().map(|length| u64::from_le_bytes(*length));
-        let fits = |n: &u64| *n <= MOST_HEADER_BYTES && *n + 8 <= size;
-        let end = length.filter(fits).map(|n| n + 8);
+        let end = bytes.first_chunk().and_then(header_len).filter(|end| *end <= size);
         let end =
             end.ok_or_else(|| odd(&self.id, &format!("'{name}' does not begin as a safetensors file")))?;
         if (bytes.len() as u64) < end {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 
 /// Limit of the reference implementation: a larger header is rejected without reading it.
-pub(in crate::format) const MOST_HEADER_BYTES: u64 = 100_000_000;
+pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// The contents of a checked header.
 pub(super) struct Header {

@@ -8,7 +8,7 @@
 mod header;
 mod write;
 
-pub(super) use header::MOST_HEADER_BYTES;
+use header::MOST_HEADER_BYTES;
 pub use write::{MARK, Spec, write, write_sharded, write_streamed};
 
 use super::error::FormatError;

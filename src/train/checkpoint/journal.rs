@@ -6,7 +6,7 @@ use super::write::{fill, keep_newest};
 use super::{ADAPTER, Identity, JOURNAL, State, read};
 use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic};
-use crate::model::layout::Layout;
+use crate::model::layout::{Entry, Layout};
 use crate::numeric::dtype::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -148,15 +148,8 @@ impl Writer {
     /// The trained values under the names of the layout.
     fn parameters(&self, path: &Path, flat: &[f32]) -> Result<(), FormatError> {
         let entries = self.layout.entries();
-        let bytes: Vec<_> = entries
-            .iter()
-            .map(|e| Dtype::F32.bytes_of(&flat[e.offset..e.offset + e.rows * e.cols]))
-            .collect();
-        let spec = |e: &crate::model::layout::Entry| Spec {
-            name: e.name.clone(),
-            dtype: Dtype::F32,
-            shape: vec![e.rows, e.cols],
-        };
+        let bytes: Vec<_> = entries.iter().map(|e| Dtype::F32.bytes_of(&flat[e.range()])).collect();
+        let spec = |e: &Entry| Spec { name: e.name.clone(), dtype: Dtype::F32, shape: vec![e.rows, e.cols] };
         let tensors: Vec<_> = entries.iter().zip(&bytes).map(|(e, bytes)| (spec(e), &bytes[..])).collect();
         safetensors::write(path, &tensors)
     }
