@@ -76,6 +76,7 @@ fn manifest() -> Manifest {
         tokens: 64,
         dtype: None,
         fraction_bits: fixed::FRACTION_BITS,
+        sum_bits: 0,
         steps: 9,
         silence_millis: 0,
         seats: None,

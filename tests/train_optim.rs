@@ -88,7 +88,7 @@ fn b_at_its_own_rate_is_peft_to_the_bit() {
         sums.add_gradient(&flat(&step["gradient"]), fixed::cap(1)).unwrap();
         sums.set_scalars(Scalars { weight: 1 << fixed::FRACTION_BITS, ..Scalars::default() });
         let rates = (1.0, number("rate"));
-        optimizer_step::update(&mut state, &sums, rates, &layout.places_of_b(), &mut |_, _| {}).unwrap();
+        optimizer_step::update(&mut state, &sums, rates, &layout.places_of_b(), &mut |_| {}).unwrap();
         assert_eq!(bits(&state.parameters), bits(&flat(&step["parameters"])));
     }
 }

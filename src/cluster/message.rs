@@ -285,6 +285,21 @@ pub enum ToWorker {
         /// The lease that was announced.
         lease: LeaseId,
     },
+    /// A part of the parameters, as what is added to those that the worker has. Parts arrive in order.
+    ParametersChange {
+        /// Number of optimizer steps that the new parameters result from.
+        step: u64,
+        /// Index of the first value in the flat layout.
+        offset: u64,
+        /// Number of values.
+        len: u32,
+        /// The new values, little-endian f32: only within the coordinator's process.
+        #[serde(skip)]
+        values: Bytes,
+        /// The changes in fixed point, `numeric::pack`.
+        #[serde(with = "in_place")]
+        packed: Bytes,
+    },
 }
 
 /// A worker's identity, build and requirements.
@@ -344,6 +359,8 @@ pub struct Manifest {
     pub dtype: Option<String>,
     /// `numeric::fixed::FRACTION_BITS`.
     pub fraction_bits: u32,
+    /// Bits to which gradients are rounded before they are added; 0: none are.
+    pub sum_bits: u32,
     /// Number of steps of the whole run.
     pub steps: u64,
     /// Either side treats the other as lost after this many milliseconds without a byte.

@@ -53,6 +53,16 @@ pub fn of_gradient(sum: u64, gradient: &[f32]) -> impl Iterator<Item = ToCoordin
     gradient.chunks(CELL).enumerate().map(move |(index, cell)| single(sum, index, cell))
 }
 
+/// The pieces of a sum of a single microbatch whose gradient was rounded to few bits.
+pub fn of_rounded(sum: u64, gradient: &[f32]) -> impl Iterator<Item = ToCoordinator> {
+    let mut total = Vec::new();
+    gradient.chunks(CELL).enumerate().map(move |(index, cell)| {
+        total.resize(cell.len(), 0);
+        exact::set_checked(&mut total, cell);
+        fixed(sum, index, &total)
+    })
+}
+
 /// One cell of a running sum.
 pub fn fixed(sum: u64, index: usize, cell: &[i64]) -> ToCoordinator {
     let mut bytes = Vec::new();

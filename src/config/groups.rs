@@ -137,6 +137,10 @@ pub struct OptimOptions {
     pub max_grad_norm: f64,
     /// Seed of all random numbers.
     pub seed: u64,
+    /// Bits to which a microbatch's gradient is rounded before it is added; 0: it is not.
+    pub sum_bits: u32,
+    /// Bits to which the change of a parameter is rounded; 0: it is not.
+    pub update_bits: u32,
 }
 
 /// All groups of a training run.
@@ -386,7 +390,17 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         weight_decay: real("weight-decay")?,
         max_grad_norm: real("max-grad-norm")?,
         seed: filled(s, "seed", seed)?,
+        sum_bits: bits(s, "sum-bits")?,
+        update_bits: bits(s, "update-bits")?,
     })
+}
+
+/// Bits to which something is rounded; 0: it is not.
+fn bits(s: &Settings, name: &str) -> Result<u32, Refusal> {
+    match filled(s, name, whole(s, name, 0)?)? {
+        bits @ (0 | 2..=16) => Ok(bits as u32),
+        _ => Err(s.refuse(name, "expected 2 to 16, or 0: nothing is rounded")),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Floor 0: numbers. This folder has no tokens, files or devices.
 
 pub mod block;
+pub mod coarse;
 pub mod correlation;
 pub mod dtype;
 pub mod fixed;

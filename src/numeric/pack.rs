@@ -1,9 +1,11 @@
 //! Lossless packing of fixed-point sums: blocks of 64 values, each value with the number of bits that the widest one
 //! needs.
 //!
-//! Packed values are one width byte per block, followed by the blocks. A block of width w is w little-endian u64 words;
-//! value i is bits i*w .. (i+1)*w, as an unsigned number with 2^(w-1) added. An incomplete last block is padded with
-//! zeros. Width 0 is a block of zeros.
+//! Packed values are one width byte per block, followed by the blocks, followed by the shifts. A block of width w is w
+//! little-endian u64 words; value i is bits i*w .. (i+1)*w, as an unsigned number with 2^(w-1) added. An incomplete last
+//! block is padded with zeros. Width 0 is a block of zeros. Where the values of a block are multiples of 2^s, as those of
+//! rounded gradients are (`numeric::coarse`), they are divided by 2^s: its width byte has its highest bit set, and s is a
+//! byte of the shifts.
 //!
 //! The input is not trusted: widths, length, range and padding are checked before the first value is read, so that an
 //! addition happens completely or not at all, and the input does not control any allocation. All arithmetic wraps: an
@@ -14,6 +16,9 @@
 
 /// Values per block.
 const BLOCK: usize = 64;
+
+/// The bit of a width byte that says that the block is shifted.
+const SHIFTED: u8 = 0x80;
 
 type Block = [i64; BLOCK];
 
@@ -27,6 +32,16 @@ pub enum PackError {
         block: usize,
         /// The width byte.
         width: u8,
+    },
+    /// A shift that is 0, or that leaves no room for the width.
+    #[error("block {block} of a packed sum has {width} bits and is shifted by {shift}")]
+    Shift {
+        /// Index of the block.
+        block: usize,
+        /// Its width.
+        width: u8,
+        /// The shift byte.
+        shift: u8,
     },
     /// Bytes are missing or left over.
     #[error("a packed sum has {got} bytes instead of {want}")]
@@ -50,7 +65,7 @@ pub enum PackError {
 
 /// Appends the packing of `values` to `out`.
 pub fn pack(values: &[i64], out: &mut Vec<u8>) {
-    let start = out.len();
+    let (start, mut shifts) = (out.len(), Vec::new());
     out.reserve(values.len() * 5);
     out.resize(start + values.len().div_ceil(BLOCK), 0);
     let (full, rest) = values.as_chunks::<BLOCK>();
@@ -59,25 +74,38 @@ pub fn pack(values: &[i64], out: &mut Vec<u8>) {
     let last = (!rest.is_empty()).then_some(&last);
     let mut bytes = [0u8; 8 * BLOCK];
     for (i, block) in full.iter().chain(last).enumerate() {
-        let width = width(block);
-        out[start + i] = width as u8;
+        let (mut width, shift) = (width(block), shift(block));
+        let divided;
+        let block = match shift {
+            0 => block,
+            shift => {
+                divided = block.map(|value| value >> shift);
+                width -= usize::from(shift);
+                shifts.push(shift);
+                &divided
+            }
+        };
+        out[start + i] = width as u8 | if shift > 0 { SHIFTED } else { 0 };
         let bytes = &mut bytes[..8 * width];
         PACK[width](block, bytes);
         out.extend_from_slice(bytes);
     }
+    out.extend_from_slice(&shifts);
 }
 
 /// Adds packed values to `sum` if no magnitude exceeds `limit`; otherwise `sum` stays unchanged.
 pub fn add(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
     let (full, rest) = sum.as_chunks_mut::<BLOCK>();
-    let mut blocks = blocks(packed, full.len() + usize::from(!rest.is_empty()));
-    for (block, (width, bytes)) in full.iter_mut().zip(&mut blocks) {
-        ADD[width](bytes, block);
+    let mut pieces = pieces(packed, full.len() + usize::from(!rest.is_empty()));
+    for (block, piece) in full.iter_mut().zip(&mut pieces) {
+        match piece.shift {
+            0 => ADD[piece.width](piece.bytes, block),
+            _ => block.iter_mut().zip(piece.values()).for_each(|(sum, value)| *sum = sum.wrapping_add(value)),
+        }
     }
-    for (width, bytes) in blocks {
-        let last = unpacked(width, bytes);
-        rest.iter_mut().zip(last).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+    for piece in pieces {
+        rest.iter_mut().zip(piece.values()).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
     }
     Ok(())
 }
@@ -87,8 +115,8 @@ pub fn add(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> 
 pub fn set(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
     let count = sum.len().div_ceil(BLOCK);
-    for (block, (width, bytes)) in sum.chunks_mut(BLOCK).zip(blocks(packed, count)) {
-        let values = unpacked(width, bytes);
+    for (block, piece) in sum.chunks_mut(BLOCK).zip(pieces(packed, count)) {
+        let values = piece.values();
         block.copy_from_slice(&values[..block.len()]);
     }
     Ok(())
@@ -98,9 +126,8 @@ pub fn set(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> 
 pub fn subtract(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
     let count = sum.len().div_ceil(BLOCK);
-    for (block, (width, bytes)) in sum.chunks_mut(BLOCK).zip(blocks(packed, count)) {
-        let values = unpacked(width, bytes);
-        block.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_sub(value));
+    for (block, piece) in sum.chunks_mut(BLOCK).zip(pieces(packed, count)) {
+        block.iter_mut().zip(piece.values()).for_each(|(sum, value)| *sum = sum.wrapping_sub(value));
     }
     Ok(())
 }
@@ -112,20 +139,26 @@ pub fn check(packed: &[u8], len: usize, limit: i64) -> Result<(), PackError> {
     let Some((widths, data)) = packed.split_at_checked(count) else {
         return Err(PackError::Length { got: packed.len(), want: count });
     };
-    if let Some(block) = widths.iter().position(|&width| usize::from(width) > BLOCK) {
-        return Err(PackError::Width { block, width: widths[block] });
+    let bits = |byte: u8| usize::from(byte & !SHIFTED);
+    if let Some(block) = widths.iter().position(|&byte| bits(byte) > BLOCK) {
+        return Err(PackError::Width { block, width: widths[block] & !SHIFTED });
     }
-    let words: usize = widths.iter().map(|&width| usize::from(width)).sum();
-    if data.len() != 8 * words {
-        return Err(PackError::Length { got: packed.len(), want: count + 8 * words });
+    let words: usize = widths.iter().map(|&byte| bits(byte)).sum();
+    let shifted = widths.iter().filter(|&byte| byte & SHIFTED != 0).count();
+    if data.len() != 8 * words + shifted {
+        return Err(PackError::Length { got: packed.len(), want: count + 8 * words + shifted });
     }
     let limit = limit.max(0);
-    for (b, (width, bytes)) in blocks(packed, count).enumerate() {
+    for (b, piece) in pieces(packed, count).enumerate() {
+        let (width, shift) = (piece.width, usize::from(piece.shift));
+        if widths[b] & SHIFTED != 0 && (shift == 0 || width == 0 || width + shift > BLOCK) {
+            return Err(PackError::Shift { block: b, width: width as u8, shift: piece.shift });
+        }
         let whole = (b + 1) * BLOCK <= len;
-        if whole && (width == 0 || 1u64 << (width - 1) <= limit as u64) {
+        if whole && (width == 0 || 1u64 << (width + shift - 1) <= limit as u64) {
             continue;
         }
-        for (index, value) in (b * BLOCK..).zip(unpacked(width, bytes)) {
+        for (index, value) in (b * BLOCK..).zip(piece.values()) {
             let limit = if index < len { limit } else { 0 };
             if value.unsigned_abs() > limit as u64 {
                 return Err(PackError::Range { index, value, limit });
@@ -142,20 +175,42 @@ fn width(block: &Block) -> usize {
     64 - differ.leading_zeros() as usize
 }
 
-/// Width and bytes of every block; `packed` must have passed [`check`].
-fn blocks(packed: &[u8], count: usize) -> impl Iterator<Item = (usize, &[u8])> {
-    let (widths, mut data) = packed.split_at(count);
-    widths.iter().map(move |&width| {
-        let (block, rest) = data.split_at(8 * usize::from(width));
-        data = rest;
-        (usize::from(width), block)
-    })
+/// The zero bits below every value of a block that is not zero.
+fn shift(block: &Block) -> u8 {
+    let any = block.iter().fold(0, |any, value| any | value);
+    if any == 0 { 0 } else { any.trailing_zeros() as u8 }
 }
 
-fn unpacked(width: usize, bytes: &[u8]) -> Block {
-    let mut block = [0; BLOCK];
-    ADD[width](bytes, &mut block);
-    block
+/// A packed block.
+struct Piece<'a> {
+    width: usize,
+    shift: u8,
+    bytes: &'a [u8],
+}
+
+impl Piece<'_> {
+    fn values(&self) -> Block {
+        let mut block = [0; BLOCK];
+        ADD[self.width](self.bytes, &mut block);
+        if self.shift > 0 {
+            block.iter_mut().for_each(|value| *value = value.wrapping_shl(u32::from(self.shift)));
+        }
+        block
+    }
+}
+
+/// Every block; the lengths of `packed` must have passed [`check`].
+fn pieces(packed: &[u8], count: usize) -> impl Iterator<Item = Piece<'_>> {
+    let (widths, mut data) = packed.split_at(count);
+    let words: usize = widths.iter().map(|byte| usize::from(byte & !SHIFTED)).sum();
+    let mut shifts = data[8 * words..].iter();
+    widths.iter().map(move |&byte| {
+        let width = usize::from(byte & !SHIFTED);
+        let (bytes, rest) = data.split_at(8 * width);
+        data = rest;
+        let shift = if byte & SHIFTED != 0 { shifts.next().copied().unwrap_or(0) } else { 0 };
+        Piece { width, shift, bytes }
+    })
 }
 
 /// Calls a macro with 0 to 63.
@@ -234,9 +289,14 @@ mod tests {
             64 => true,
             w => (-(1i64 << (w - 1))..1i64 << (w - 1)).contains(&v),
         };
+        let shift = |b: &[i64]| (0..64).rev().find(|s| b.iter().all(|v| v % (1i128 << s) as i64 == 0));
+        let shifts: Vec<u32> = values.chunks(64).map(|b| shift(b).filter(|s| *s < 63).unwrap_or(0)).collect();
+        let values: Vec<i64> =
+            values.chunks(64).zip(&shifts).flat_map(|(b, s)| b.iter().map(move |v| v >> s)).collect();
         let widths: Vec<u32> =
             values.chunks(64).map(|b| (0..=64).find(|&w| b.iter().all(|&v| holds(w, v))).unwrap()).collect();
-        let mut out: Vec<u8> = widths.iter().map(|&w| w as u8).collect();
+        let flag = |s: u32| if s > 0 { 0x80 } else { 0 };
+        let mut out: Vec<u8> = widths.iter().zip(&shifts).map(|(&w, &s)| w as u8 | flag(s)).collect();
         for (block, &w) in values.chunks(64).zip(&widths).filter(|(_, w)| **w > 0) {
             let mut words = vec![0u64; w as usize];
             for i in 0..64 {
@@ -248,6 +308,7 @@ mod tests {
             }
             out.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         }
+        out.extend(shifts.iter().filter(|s| **s > 0).map(|s| *s as u8));
         out
     }
 
@@ -353,6 +414,25 @@ mod tests {
         let mut packed = Vec::new();
         pack(&[i64::MIN; 3], &mut packed);
         assert!(check(&packed, 3, i64::MAX).is_err());
+    }
+
+    /// Values that are multiples of a power of two take the bits of what they are multiples of.
+    #[test]
+    fn shifted_blocks_are_small_and_their_shifts_are_checked() {
+        let values: Vec<i64> = (0..64).map(|i| (i - 32) << 30).collect();
+        let mut packed = Vec::new();
+        pack(&values, &mut packed);
+        assert_eq!((packed.len(), packed[0]), (1 + 8 * 6 + 1, 6 | SHIFTED));
+        for (width, shift) in [(6, 0), (6, 59), (6, 255), (0, 3)] {
+            let mut wrong = packed[..1 + 8 * width].to_vec();
+            wrong[0] = width as u8 | SHIFTED;
+            wrong.push(shift);
+            let got = check(&wrong, 64, i64::MAX);
+            assert_eq!(got, Err(PackError::Shift { block: 0, width: width as u8, shift }), "{width} {shift}");
+        }
+        assert!(check(&packed[..packed.len() - 1], 64, i64::MAX).is_err(), "a shift is missing");
+        assert_eq!(check(&packed, 64, 32 << 30), Ok(()));
+        assert!(matches!(check(&packed, 64, (32 << 30) - 1), Err(PackError::Range { index: 0, .. })));
     }
 
     #[test]

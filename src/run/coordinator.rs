@@ -314,6 +314,7 @@ fn manifest(
         tokens: job.need().tokens as u64,
         dtype: settings.text("dtype").ok().flatten().filter(|_| typed).map(str::to_string),
         fraction_bits: FRACTION_BITS,
+        sum_bits: options.optim.sum_bits,
         steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
         seats: None,

@@ -20,7 +20,9 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::Hint;
 use crate::config::Settings;
-use crate::config::groups::{ClusterOptions, ComputeDtype, DataOptions, OptimOptions, Options, Role};
+use crate::config::groups::{
+    ClusterOptions, ComputeDtype, DataOptions, DeviceOptions, OptimOptions, Options, Role,
+};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::Task;
 use crate::data::plan::Plan;
@@ -72,6 +74,7 @@ fn optimizer(o: &OptimOptions) -> optim::Options {
         weight_decay: o.weight_decay,
         max_grad_norm: o.max_grad_norm,
         ratio_of_b: o.ratio_of_b,
+        update_bits: o.update_bits,
         ..optim::Options::default()
     }
 }
@@ -82,6 +85,12 @@ fn wire(o: &ClusterOptions) -> Option<String> {
     let rounds = o.wire == Wire::Bf16 && o.role == Role::Coordinator;
     let stages = o.stages.as_ref().filter(|_| rounds)?;
     Some(format!("bf16 (--stages {stages})"))
+}
+
+/// The type of products that was typed. Without one every device chooses its own.
+fn typed_dtype(o: &DeviceOptions) -> Option<String> {
+    let dtype = Some(o.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
+    dtype.map(|dtype| format!("{dtype:?}").to_lowercase())
 }
 
 /// The task of a run whose head gives numbers, as part of its identity.
@@ -106,9 +115,6 @@ impl Job {
             None => initial_parameters(&writer.layout, &p.spec, &*p.base.files.tensors)?,
         };
         let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
-        // Without an explicit type every device chooses its own.
-        let dtype = Some(options.devices.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
-        let dtype = dtype.map(|dtype| format!("{dtype:?}").to_lowercase());
         let identity = Identity::new(&schedule, &optim, &writer.layout)
             .with("model", &model_hash)
             .with("data", &p.train.hash)
@@ -127,7 +133,8 @@ impl Job {
             .with_some("task", task_of_head(&options.data))
             .with_some("center_rewards_coefficient", Some(options.data.centre).filter(|centre| *centre > 0.0))
             .with_some("mixture", mixture(p, options))
-            .with_some("dtype", dtype)
+            .with_some("dtype", typed_dtype(&options.devices))
+            .with_some("sum_bits", Some(o.sum_bits).filter(|bits| *bits > 0))
             .with_some("learn", options.data.learn.unusual())
             .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))

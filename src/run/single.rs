@@ -15,7 +15,7 @@ use crate::forecast::profile::{self, Profiles};
 use crate::support::stderr::say;
 use crate::train::event::Takes;
 use crate::train::trial::trials;
-use crate::train::{Compute, Local};
+use crate::train::{Compute, Local, Rounding};
 
 /// Trains.
 pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
@@ -55,7 +55,8 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let takes = devices::takes(&chosen, weights, Need { tokens: longest, ..need })?;
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     // Devices are measured again in every run, because earlier measurements may come from a busy machine.
-    let mut local = Local::apart(model, &signals::STOP).measured_with(trials);
+    let rounding = Rounding::new(options.optim.sum_bits, job.prepared.spec.seed, &job.writer.layout);
+    let mut local = Local::apart(model, &signals::STOP).measured_with(trials).rounding(rounding);
     let (classes, device) = (local.classes(), local.classes().concat());
     let takes =
         Takes { worker: String::new(), device, bytes: takes.in_use, basis: takes.basis.word().into() };

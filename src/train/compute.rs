@@ -4,6 +4,7 @@
 
 use super::error::TrainError;
 use super::event::{Change, Event, Shared, Speed};
+use super::optimizer_step::Stretch;
 use super::sum::Sums;
 use crate::model::layout::Layout;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
@@ -32,10 +33,10 @@ pub trait Compute {
     /// Numeric classes that take part, sorted; more classes may join later.
     fn classes(&self) -> Vec<String>;
 
-    /// Announces parameters that [`Compute::set_parameters`] will set, in order and starting at value `from`, while the
-    /// others are still being computed, so that a slow network transfer can begin early. Announced values have no
-    /// effect before that call; a call with `from` = 0 starts over.
-    fn parameters_ahead(&mut self, _step: u64, _from: usize, _stretch: &[f32]) {}
+    /// Announces parameters that [`Compute::set_parameters`] will set, in order, while the others are still being
+    /// computed, so that a slow network transfer can begin early. Announced values have no effect before that call; the
+    /// first stretch starts over. Changes are those of the parameters that were set last.
+    fn parameters_ahead(&mut self, _step: u64, _stretch: Stretch) {}
 
     /// Sets the parameters after `step` steps for all later calls.
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;

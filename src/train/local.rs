@@ -4,6 +4,7 @@ use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::{Again, Finding, TrainError};
 use super::event::Speed;
 use super::own_thread::OwnThread;
+use super::rounding::Rounding;
 use super::stop::{Stop, Urgency};
 use super::sum::{Refused, Sums};
 use super::trial::{Passed, Trials, at_rest};
@@ -28,6 +29,7 @@ pub struct Local<'a> {
     measured: Trials,
     /// Trial microbatches before the first step, and the number of measured ones.
     trials: (Vec<Microbatch>, u64),
+    rounding: Option<Rounding>,
 }
 
 /// The thread of the model.
@@ -83,7 +85,13 @@ impl<'a> Local<'a> {
 
     fn at(place: Place<'a>, stop: &'a Stop, (layout, class, together): (Layout, String, usize)) -> Self {
         let (measured, trials) = (Trials::default(), (Vec::new(), 0));
-        Local { place, stop, layout, class, together, measured, trials }
+        Local { place, stop, layout, class, together, measured, trials, rounding: None }
+    }
+
+    /// Rounds every gradient before it is added.
+    pub fn rounding(mut self, rounding: Option<Rounding>) -> Self {
+        self.rounding = rounding;
+        self
     }
 
     /// Measures the model with `trials`, small ones first, once its parameters are set. The gradients are dropped.
@@ -124,6 +132,7 @@ impl<'a> Local<'a> {
         sums: &mut Sums,
     ) -> Result<Result<Traffic, (usize, Refused)>, TrainError> {
         let own = batches.to_vec();
+        let rounding = self.rounding.clone().map(|rounding| (rounding, own.clone()));
         let mut own = own.into_iter();
         // The sums move to the thread that has the gradients, so that gradients are never copied.
         let mut taken = std::mem::take(sums);
@@ -131,9 +140,18 @@ impl<'a> Local<'a> {
             // Resets the peak memory of earlier work.
             model.in_use();
             let before = model.traffic();
-            let (mut given, mut bad) = (0, None);
-            let each = &mut |index, loss: &_, gradient: &[f32]| {
+            let (mut given, mut bad, mut rounded) = (0, None, Vec::new());
+            let each = &mut |index: usize, loss: &_, gradient: &[f32]| {
                 given += 1;
+                let gradient = match &rounding {
+                    Some((rounding, batches)) => {
+                        rounded.clear();
+                        rounded.extend_from_slice(gradient);
+                        rounding.round(&batches[index], 0, &mut rounded);
+                        &rounded
+                    }
+                    None => gradient,
+                };
                 if bad.is_none() {
                     bad = taken.add(loss, gradient, cap).err().map(|refused| (index, refused));
                 }

@@ -28,6 +28,9 @@ pub struct Options {
     /// Learning rate of every B over that of all other values (LoRA+, Hayou et al. 2024, arXiv:2402.12354).
     #[serde(default = "one")]
     pub ratio_of_b: f64,
+    /// Bits to which the change of a parameter is rounded; 0: it is not.
+    #[serde(default)]
+    pub update_bits: u32,
 }
 
 fn one() -> f64 {
@@ -43,6 +46,7 @@ impl Default for Options {
             weight_decay: 0.0,
             max_grad_norm: 1.0,
             ratio_of_b: 1.0,
+            update_bits: 0,
         }
     }
 }
@@ -81,6 +85,8 @@ pub struct AdamW {
     pub exp_avg: Vec<f32>,
     /// Second moments, in the flat layout.
     pub exp_avg_sq: Vec<f32>,
+    /// What rounding has left of the changes of parameters so far, in the flat layout; empty if they are not rounded.
+    pub residual: Vec<f32>,
 }
 
 /// The scalars of one update, rounded as torch rounds them.
@@ -97,7 +103,8 @@ pub(super) struct Scalars {
 impl AdamW {
     /// Moments of `len` values before the first update.
     pub fn new(options: Options, len: usize) -> Self {
-        AdamW { options, step: 0, exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len] }
+        let residual = vec![0.0; if options.update_bits > 0 { len } else { 0 }];
+        AdamW { options, step: 0, exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len], residual }
     }
 
     /// The options of the optimizer.

@@ -7,8 +7,9 @@
 //! operations.
 
 use super::checkpoint::State;
-use super::optim::{self, BLOCK, Scalars};
+use super::optim::{self, AdamW, BLOCK, Scalars};
 use super::sum::Sums;
+use crate::numeric::coarse;
 use crate::numeric::fixed::CELL;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -16,8 +17,19 @@ use std::ops::Range;
 /// Number of values per stretch; one stretch is passed on while the next one is computed.
 const STRETCH: usize = 8 * CELL;
 
-/// Receives stretches of the next parameters in order, each with the index of its first value.
-pub type Made<'a> = &'a mut dyn FnMut(usize, &[f32]);
+/// A stretch of the next parameters.
+#[derive(Debug, Clone, Copy)]
+pub struct Stretch<'a> {
+    /// Index of the first value.
+    pub from: usize,
+    /// The next parameters.
+    pub values: &'a [f32],
+    /// Where changes are rounded (`--update-bits`): what was added to each parameter in f32; else empty.
+    pub changes: &'a [f32],
+}
+
+/// Receives stretches of the next parameters in order.
+pub type Made<'a> = &'a mut dyn FnMut(Stretch);
 
 /// Mean loss and gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,8 +96,12 @@ impl Update<'_> {
             state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
         let blocks = state.parameters.par_chunks(BLOCK).zip(moments).enumerate();
         blocks.find_map_first(|(index, (p, (m, v)))| {
-            let (at, mut block) = (index * BLOCK, [0.0; BLOCK]);
+            let (at, mut block, mut whole) = (index * BLOCK, [0.0; BLOCK], [0.0; BLOCK]);
             let gradient = self.gradient(at, p.len(), &mut block);
+            let p = match state.optimizer.residual.get(at..at + p.len()) {
+                Some(residual) => with_residual(p, residual, &mut whole),
+                None => p,
+            };
             self.parts(at..at + p.len()).into_iter().find_map(|(part, scalars)| {
                 let own = part.start - at..part.end - at;
                 let values = (&p[own.clone()], &m[own.clone()], &v[own.clone()]);
@@ -97,16 +113,53 @@ impl Update<'_> {
     /// Updates a stretch that begins at index `from`.
     fn store(&self, from: usize, (p, m, v): (&mut [f32], &mut [f32], &mut [f32])) {
         let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
-        p.par_chunks_mut(BLOCK).zip(moments).enumerate().for_each(|(index, (p, (m, v)))| {
-            let (at, mut block) = (from + index * BLOCK, [0.0; BLOCK]);
-            let gradient = self.gradient(at, p.len(), &mut block);
-            for (part, scalars) in self.parts(at..at + p.len()) {
-                let own = part.start - at..part.end - at;
-                let moments = (&mut m[own.clone()], &mut v[own.clone()]);
-                optim::block(scalars, &mut p[own.clone()], &gradient[own], moments);
+        p.par_chunks_mut(BLOCK).zip(moments).enumerate().for_each(|(index, (p, moments))| {
+            self.store_block(from + index * BLOCK, p, moments);
+        });
+    }
+
+    fn store_block(&self, at: usize, p: &mut [f32], (m, v): (&mut [f32], &mut [f32])) {
+        let mut block = [0.0; BLOCK];
+        let gradient = self.gradient(at, p.len(), &mut block);
+        for (part, scalars) in self.parts(at..at + p.len()) {
+            let own = part.start - at..part.end - at;
+            let moments = (&mut m[own.clone()], &mut v[own.clone()]);
+            optim::block(scalars, &mut p[own.clone()], &gradient[own], moments);
+        }
+    }
+
+    /// The same with rounded changes. The optimizer updates the parameters with what rounding has left of earlier changes
+    /// (error feedback, Seide et al. 2014); the parameters change by the rounded difference, and the rest is left.
+    fn store_rounded(
+        &self,
+        from: usize,
+        bits: u32,
+        (p, m, v): (&mut [f32], &mut [f32], &mut [f32]),
+        (residual, changes): (&mut [f32], &mut [f32]),
+    ) {
+        let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
+        let rounding = residual.par_chunks_mut(BLOCK).zip(changes.par_chunks_mut(BLOCK));
+        let blocks = p.par_chunks_mut(BLOCK).zip(moments).zip(rounding).enumerate();
+        blocks.for_each(|(index, ((p, moments), (residual, changes)))| {
+            let mut whole = [0.0; BLOCK];
+            let whole = &mut whole[..p.len()];
+            with_residual(p, residual, whole);
+            self.store_block(from + index * BLOCK, whole, moments);
+            changes.iter_mut().zip(&*whole).zip(&*p).for_each(|((change, whole), p)| *change = whole - p);
+            coarse::nearest(changes, bits);
+            for (((p, residual), change), whole) in p.iter_mut().zip(residual).zip(&*changes).zip(&*whole) {
+                *p += change;
+                *residual = whole - *p;
             }
         });
     }
+}
+
+/// The parameters with what rounding has left of their changes.
+fn with_residual<'a>(p: &[f32], residual: &[f32], whole: &'a mut [f32]) -> &'a [f32] {
+    let whole = &mut whole[..p.len()];
+    whole.iter_mut().zip(p).zip(residual).for_each(|((whole, p), residual)| *whole = p + residual);
+    whole
 }
 
 /// Takes a step at learning rate `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates
@@ -132,18 +185,34 @@ pub fn update(
     }
     state.step += 1;
     state.optimizer.step += 1;
-    let (exp_avg, exp_avg_sq) = (&mut state.optimizer.exp_avg, &mut state.optimizer.exp_avg_sq);
+    let bits = state.optimizer.options().update_bits;
+    let AdamW { exp_avg, exp_avg_sq, residual, .. } = &mut state.optimizer;
     let moments = exp_avg.chunks_mut(STRETCH).zip(exp_avg_sq.chunks_mut(STRETCH));
     let stretches = state.parameters.chunks_mut(STRETCH).zip(moments).enumerate();
-    let mut ready: Option<(usize, &[f32])> = None;
+    // Without rounding there is no residual.
+    let mut residuals = residual.chunks_mut(STRETCH);
+    let (mut ready, mut spare) = (None::<(usize, &[f32], Vec<f32>)>, Vec::new());
     for (from, (p, (m, v))) in stretches.map(|(index, all)| (index * STRETCH, all)) {
+        let (residual, mut changes) = (residuals.next(), std::mem::take(&mut spare));
         rayon::in_place_scope(|scope| {
-            scope.spawn(|_| update.store(from, (&mut *p, m, v)));
-            ready.take().into_iter().for_each(|(from, values)| made(from, values));
+            let (update, p, changes) = (&update, &mut *p, &mut changes);
+            scope.spawn(move |_| match residual {
+                None => update.store(from, (p, m, v)),
+                Some(residual) => {
+                    changes.resize(p.len(), 0.0);
+                    update.store_rounded(from, bits, (p, m, v), (residual, changes));
+                }
+            });
+            if let Some((from, values, changes)) = ready.take() {
+                made(Stretch { from, values, changes: &changes });
+                spare = changes;
+            }
         });
-        ready = Some((from, p));
+        ready = Some((from, p, changes));
     }
-    ready.into_iter().for_each(|(from, values)| made(from, values));
+    if let Some((from, values, changes)) = ready {
+        made(Stretch { from, values, changes: &changes });
+    }
     Ok(())
 }
 
@@ -196,14 +265,82 @@ mod tests {
             let means = Means::of(&sums);
             assert_eq!(means, Means { loss: mean.loss, grad_norm: norm });
             let mut made: Vec<f32> = Vec::new();
-            let mut see = |at: usize, stretch: &[f32]| {
-                assert_eq!(at, made.len(), "in order");
-                made.extend_from_slice(stretch);
+            let mut see = |stretch: Stretch| {
+                assert_eq!((stretch.from, stretch.changes), (made.len(), &[][..]), "in order");
+                made.extend_from_slice(stretch.values);
             };
             update(&mut fast, &sums, (means.grad_norm, 1e-3), &[], &mut see).unwrap();
             assert!(made == fast.parameters, "all of them are shown");
             assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
         }
+    }
+
+    /// Takes 20 steps with the same gradients, and returns the state and the largest change of a step.
+    fn steps(start: &State, options: Options) -> (State, f32) {
+        let len = start.parameters.len();
+        let mut state = State::new(start.parameters.clone(), options);
+        let mut largest = 0f32;
+        for step in 1..=20 {
+            let mut sums = Sums::new(len);
+            sums.add_gradient(&draw(step, len), fixed::cap(3)).unwrap();
+            sums.set_scalars(crate::train::sum::Scalars { weight: 3 << 40, ..Default::default() });
+            let before = state.parameters.clone();
+            let mut all = (Vec::new(), Vec::new());
+            let see = &mut |stretch: Stretch| {
+                assert_eq!(stretch.from, all.0.len(), "in order");
+                all.0.extend_from_slice(stretch.values);
+                all.1.extend_from_slice(stretch.changes);
+            };
+            update(&mut state, &sums, (1.0, 1e-3), &[], see).unwrap();
+            assert!(all.0 == state.parameters, "all of them are shown");
+            for ((now, before), change) in state.parameters.iter().zip(&before).zip(&all.1) {
+                assert_eq!(
+                    now.to_bits(),
+                    (before + change).to_bits(),
+                    "who adds the change has the parameters"
+                );
+                largest = largest.max(change.abs());
+            }
+        }
+        (state, largest)
+    }
+
+    #[test]
+    fn rounded_changes_stay_near_the_exact_ones() {
+        for len in [1, 63, BLOCK + 65, STRETCH + 2 * CELL + 77] {
+            let options = Options { weight_decay: 0.01, ..Options::default() };
+            let start = State::new(draw(1, len), options);
+            let (exact, _) = steps(&start, options);
+            let (rounded, largest) = steps(&start, Options { update_bits: 6, ..options });
+            assert!(exact.optimizer.residual.is_empty());
+            assert_ne!(rounded.parameters, exact.parameters);
+            let pairs = rounded.parameters.iter().zip(&exact.parameters).zip(&rounded.optimizer.residual);
+            for ((rounded, exact), residual) in pairs {
+                // Half a unit of the largest change is left; the moments do not depend on the parameters here.
+                assert!(residual.abs() <= largest / 32.0, "{residual} of {largest}");
+                assert!(
+                    (rounded + residual - exact).abs() <= 2e-6 * exact.abs().max(0.1),
+                    "{rounded} {exact}"
+                );
+            }
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+            let (again, _) = pool.install(|| steps(&start, Options { update_bits: 6, ..options }));
+            assert!(again == rounded, "on three threads");
+        }
+    }
+
+    #[test]
+    fn a_rounded_step_that_is_not_finite_changes_nothing() {
+        let len = BLOCK + 9;
+        let mut state = State::new(draw(1, len), Options { update_bits: 4, ..Options::default() });
+        state.parameters[BLOCK + 2] = f32::MAX;
+        state.optimizer.residual[BLOCK + 2] = f32::MAX;
+        let before = state.clone();
+        let mut sums = Sums::new(len);
+        sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
+        let bad = update(&mut state, &sums, (1.0, 1e-3), &[], &mut |_| panic!("nothing is shown"));
+        assert_eq!(bad, Err((BLOCK + 2, f32::INFINITY)));
+        assert!(state == before);
     }
 
     /// Every value has the bits of a step in which all values have its learning rate.
@@ -220,18 +357,18 @@ mod tests {
         let grad_norm = Means::of(&sums).grad_norm;
         let at = |rate: f64| {
             let mut state = start.clone();
-            update(&mut state, &sums, (grad_norm, rate), &[], &mut |_, _| {}).unwrap();
+            update(&mut state, &sums, (grad_norm, rate), &[], &mut |_| {}).unwrap();
             bits(&state).2
         };
         let mut state = State::new(draw(1, len), Options { ratio_of_b: 16.0, ..options });
-        update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_, _| {}).unwrap();
+        update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_| {}).unwrap();
         let (slow, fast) = (at(1e-3), at(16e-3));
         for (i, found) in bits(&state).2.into_iter().enumerate() {
             let faster = places.iter().any(|b| b.contains(&(i % len)));
             assert_eq!(found, if faster { fast[i] } else { slow[i] }, "value {i}");
         }
         state.parameters[BLOCK + 1] = f32::NAN;
-        let updated = update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_, _| {});
+        let updated = update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_| {});
         assert_eq!(updated.unwrap_err().0, BLOCK + 1);
     }
 
@@ -247,7 +384,7 @@ mod tests {
         let before = state.clone();
         let mut sums = Sums::new(3 * BLOCK);
         sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
-        let shown = &mut |_, _: &[f32]| panic!("nothing is shown");
+        let shown = &mut |_: Stretch| panic!("nothing is shown");
         let updated = update(&mut state, &sums, (Means::of(&sums).grad_norm, 1e-3), &[], shown);
         assert_eq!(updated, Err((BLOCK + 7, f32::INFINITY)));
         assert_eq!(bits(&state), bits(&before));

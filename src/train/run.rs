@@ -8,7 +8,7 @@ use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event, Speed};
-use super::optimizer_step::{self, Means};
+use super::optimizer_step::{self, Means, Stretch};
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
 use super::sum::{Sums, THE_LOSS};
@@ -314,7 +314,7 @@ impl Trainer<'_, '_> {
     fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
         let Trainer { run: Run { state, compute, .. }, sums, .. } = self;
         let places = compute.layout().places_of_b();
-        let mut ahead = |from: usize, stretch: &[f32]| compute.parameters_ahead(step, from, stretch);
+        let mut ahead = |stretch: Stretch| compute.parameters_ahead(step, stretch);
         let updated = optimizer_step::update(state, sums, (grad_norm, lr), &places, &mut ahead);
         updated.map_err(|(index, value)| {
             let tensor = compute.layout().name_at(index);

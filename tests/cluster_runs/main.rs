@@ -7,6 +7,7 @@ mod blocks;
 mod chaos;
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
+mod coarse;
 #[path = "../every_message/mod.rs"]
 mod every_message;
 mod fleet;

@@ -38,7 +38,16 @@ pub fn model_dir() -> PathBuf {
 pub fn shape() -> Shape {
     let targets = ["q_proj", "down_proj"].map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, dropout: 0.1, targets, seed: 7, ..LoraSpec::none() };
-    Shape { labels: None, class_weights: None, quantize: None, lora, tokens: 64, dtype: None, portion: None }
+    Shape {
+        labels: None,
+        class_weights: None,
+        quantize: None,
+        lora,
+        tokens: 64,
+        dtype: None,
+        sum_bits: 0,
+        portion: None,
+    }
 }
 
 pub fn blueprint() -> Blueprint {
@@ -117,6 +126,7 @@ pub fn manifest() -> Manifest {
         tokens: shape.tokens as u64,
         dtype: shape.dtype,
         fraction_bits: FRACTION_BITS,
+        sum_bits: 0,
         steps: 9,
         silence_millis: 0,
         seats: None,

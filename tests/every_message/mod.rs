@@ -66,7 +66,8 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | Bye(_)
         | Below { .. }
         | Sit(_)
-        | Deliver { .. } => 15,
+        | Deliver { .. }
+        | ParametersChange { .. } => 16,
     }
 }
 
@@ -176,6 +177,7 @@ pub fn manifest() -> Manifest {
         tokens: 64,
         dtype: None,
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
+        sum_bits: 8,
         steps: 4,
         silence_millis: 5000,
         seats: None,
@@ -196,6 +198,11 @@ fn leased(work: Work) -> ToWorker {
     ToWorker::Lease(Box::new(Lease { lease: LEASE, device: 0, after: 0, of: 2, work }))
 }
 
+fn change() -> ToWorker {
+    let (values, packed) = (vec![].into(), vec![1; 9].into());
+    ToWorker::ParametersChange { step: 1, offset: 1, len: 2, values, packed }
+}
+
 /// At least one message of every kind that a coordinator sends.
 pub fn from_coordinator() -> Vec<ToWorker> {
     let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
@@ -213,6 +220,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Piece { file: 0, offset: 0, bytes: vec![1; 9].into() },
         ToWorker::ParametersPiece { step: 0, offset: 0, bytes: vec![0xff; 12].into() },
         ToWorker::Parameters { step: 0, hash: [1; 32] },
+        change(),
         leased(Work::Train(microbatch())),
         leased(Work::Train(labelled)),
         leased(Work::Train(answering(pairs))),

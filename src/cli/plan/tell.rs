@@ -6,10 +6,14 @@ use super::memory_words::{gives, kept, small, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
+use crate::forecast::time::{Participant, Rounding};
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
 use serde_json::{Value, json};
+
+/// Seconds of a step that are worth a line of advice.
+const NOTICED: f64 = 0.1;
 
 /// The plan as lines of text.
 pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
@@ -132,13 +136,23 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         if let (Some(link), Some(said)) = (worker.link, e.link) {
             lines.push(format!(
                 "  sync   {:.2} s a step at {:.0} MB/s and {:.1} ms there and back, {said}",
-                worker.sync(o.shape.trained),
+                worker.sync(o.shape.trained, o.rounding),
                 link.bandwidth / 1e6,
                 1e3 * link.round_trip
             ));
+            lines.extend(less_sync(worker, o));
         }
     }
     lines
+}
+
+/// What the options that round what travels would save, where a step waits for the network.
+fn less_sync(worker: &Participant, o: &Outlook) -> Option<String> {
+    let (now, values) = (worker.sync(o.shape.trained, o.rounding), o.shape.trained);
+    let less = worker.sync(values, Rounding { sum: 8, update: 8 });
+    (o.rounding == Rounding::default() && now - less > NOTICED).then(|| {
+        format!("         {less:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter")
+    })
 }
 
 /// Quality of the estimate.
@@ -310,7 +324,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
         "share": place.map(|at| o.forecast.shares[at]), "idle": place.map(|at| o.forecast.idle[at]),
         "link": w.and_then(|w| w.link).map(|link| json!({
             "bytes_per_second": link.bandwidth, "round_trip_seconds": link.round_trip, "basis": e.link,
-            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained)),
+            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained, o.rounding)),
         })),
         "leave_out": o.useless.iter().any(|(useless, _)| *useless == at),
     })

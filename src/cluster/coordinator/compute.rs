@@ -8,6 +8,7 @@ use super::{Coordinator, events};
 use crate::model::layout::Layout;
 use crate::model::stage::{Microbatch, Sampling, Traffic};
 use crate::train::event::{Change, Speed};
+use crate::train::optimizer_step::Stretch;
 use crate::train::sum::Sums;
 use crate::train::{Compute, Effort, Say, Scoring, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,13 +42,13 @@ impl Compute for Coordinator<'_> {
         checks.into_iter().chain(events::rejections(rejected, self.counts)).collect()
     }
 
-    fn parameters_ahead(&mut self, step: u64, from: usize, stretch: &[f32]) {
-        if from == 0 {
+    fn parameters_ahead(&mut self, step: u64, stretch: Stretch) {
+        if stretch.from == 0 {
             // Members that hold the parameters of the previous step wait for these.
             self.coming = Some(Coming::new(step, self.served.clone()));
             self.accounts.parameters();
         }
-        if let Some(coming) = self.coming.as_mut().filter(|coming| coming.follows(step, from)) {
+        if let Some(coming) = self.coming.as_mut().filter(|coming| coming.follows(step, stretch.from)) {
             let said = coming.add(stretch, |member| self.members.get(&member));
             self.accounts.sent(said);
         }
@@ -58,7 +59,7 @@ impl Compute for Coordinator<'_> {
         let broadcast = ahead.unwrap_or_else(|| {
             self.accounts.parameters();
             let mut coming = Coming::new(step, BTreeSet::new());
-            coming.add(flat, |_| None);
+            coming.add(Stretch { from: 0, values: flat, changes: &[] }, |_| None);
             coming
         });
         let broadcast = broadcast.whole();

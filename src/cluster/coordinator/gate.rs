@@ -142,6 +142,7 @@ pub(super) mod tests {
             tokens: 256,
             dtype: None,
             fraction_bits: 40,
+            sum_bits: 0,
             steps: 9,
             silence_millis: 0,
             seats: None,

@@ -6,6 +6,8 @@ use super::super::machine::MemberId;
 use super::super::message::{Hash, PIECE, ToWorker};
 use super::super::sum_chunk::little_endian;
 use super::outbox::Outbox;
+use crate::numeric::{fixed, pack};
+use crate::train::optimizer_step::Stretch;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 
@@ -31,16 +33,28 @@ impl Coming {
 
     /// Adds a stretch of values and sends it to the waiting members, found by `outbox`. Returns the number of bytes
     /// sent.
-    pub fn add<'o>(&mut self, stretch: &[f32], outbox: impl Fn(MemberId) -> Option<&'o Outbox>) -> u64 {
-        let mut said = 0;
-        for values in stretch.chunks(PIECE / 4) {
+    pub fn add<'o>(&mut self, stretch: Stretch, outbox: impl Fn(MemberId) -> Option<&'o Outbox>) -> u64 {
+        let (mut said, step) = (0, self.step);
+        let mut changes = stretch.changes.chunks(PIECE / 4);
+        for values in stretch.values.chunks(PIECE / 4) {
             let (offset, bytes) = (self.values as u64, little_endian(values));
             // Hashed here while the bytes are in the cache; other threads compute the next values.
             self.hasher.update(&bytes);
             self.values += values.len();
+            let (message, size) = match changes.next().map(packed) {
+                Some(packed) => {
+                    let (len, size, values) = (values.len() as u32, packed.len(), bytes.clone());
+                    (ToWorker::ParametersChange { step, offset, len, values, packed }, size)
+                }
+                None => {
+                    let bytes = bytes.clone();
+                    let size = bytes.len();
+                    (ToWorker::ParametersPiece { step, offset, bytes }, size)
+                }
+            };
             for outbox in self.to.iter().filter_map(|member| outbox(*member)) {
-                outbox.say(ToWorker::ParametersPiece { step: self.step, offset, bytes: bytes.clone() });
-                said += bytes.len() as u64;
+                outbox.say(message.clone());
+                said += size as u64;
             }
             self.pieces.push((offset, bytes));
         }
@@ -52,6 +66,14 @@ impl Coming {
         let hash = *self.hasher.finalize().as_bytes();
         Broadcast { step: self.step, hash, pieces: self.pieces, begun: self.to }
     }
+}
+
+/// Rounded changes, which are numbers of fixed point.
+fn packed(changes: &[f32]) -> Bytes {
+    let (mut fixed, mut bytes) = (vec![0; changes.len()], Vec::new());
+    fixed::set_checked(&mut fixed, changes);
+    pack::pack(&fixed, &mut bytes);
+    bytes.into()
 }
 
 /// The complete parameters after a step.

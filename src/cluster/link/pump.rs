@@ -50,6 +50,7 @@ impl Bulky for ToWorker {
     fn bulk(&self) -> Option<&Bytes> {
         match self {
             ToWorker::Piece { bytes, .. } | ToWorker::ParametersPiece { bytes, .. } => Some(bytes),
+            ToWorker::ParametersChange { packed, .. } => Some(packed),
             _ => None,
         }
     }

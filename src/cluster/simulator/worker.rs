@@ -211,7 +211,9 @@ impl Worker {
             | ToWorker::Piece { .. }
             | ToWorker::Ping { .. }
             | ToWorker::Below { .. }
-            | ToWorker::Sit(_) => {}
+            | ToWorker::Sit(_)
+            // The driver here rounds nothing.
+            | ToWorker::ParametersChange { .. } => {}
         }
         std::mem::take(&mut self.out)
     }

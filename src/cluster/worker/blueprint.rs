@@ -40,6 +40,8 @@ pub struct Shape {
     pub tokens: usize,
     /// The numeric type that the run's user typed.
     pub dtype: Option<String>,
+    /// Bits to which gradients are rounded before they are added; 0: none are.
+    pub sum_bits: u32,
     /// The part that is built here; `None` for the whole model.
     pub portion: Option<Portion>,
 }
@@ -82,6 +84,7 @@ impl Shape {
             lora: manifest.lora.clone(),
             tokens: usize::try_from(manifest.tokens).unwrap_or(usize::MAX),
             dtype: manifest.dtype.clone(),
+            sum_bits: manifest.sum_bits,
             portion: None,
         }
     }

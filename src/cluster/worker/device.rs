@@ -19,6 +19,7 @@ use crate::model::layout::Layout;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
+use crate::train::Rounding;
 use crate::train::sum::{Refused, Scalars, check};
 use crate::train::trial::{Passed, Trials, at_rest, trials};
 use std::sync::atomic::AtomicBool;
@@ -151,6 +152,7 @@ pub(super) struct DeviceWorker {
     shared: Shared,
     /// Leases that are computed alone from now on, because one of several has a bad value.
     alone: usize,
+    rounding: Option<Rounding>,
 }
 
 impl DeviceWorker {
@@ -161,9 +163,10 @@ impl DeviceWorker {
         queue: Arc<DeviceQueue>,
         shared: Shared,
     ) -> Result<(Self, Vec<String>), String> {
-        let layout = shared.blueprint.layout();
-        let mut worker =
-            DeviceWorker { candidate, at: 0, model: None, layout, holds: None, queue, shared, alone: 0 };
+        let (layout, shape) = (shared.blueprint.layout(), &shared.blueprint.shape);
+        let rounding = Rounding::new(shape.sum_bits, shape.lora.seed, &layout);
+        let (at, model, holds, alone) = (0, None, None, 0);
+        let mut worker = DeviceWorker { candidate, at, model, layout, holds, queue, shared, alone, rounding };
         let lines = worker.next_backend(0)?;
         Ok((worker, lines))
     }
@@ -324,6 +327,7 @@ impl DeviceWorker {
         let (cap, before) = (fixed::cap(of as usize), self.model()?.traffic());
         let computed = self.model()?.gradient(batch, &mut gradient);
         let traffic = self.model()?.traffic().since(&before);
+        self.rounding.iter().for_each(|rounding| rounding.round(batch, 0, &mut gradient));
         inject.after(batch.step, &mut gradient, cap);
         let computed = computed
             .map_err(Failed::from)

@@ -171,6 +171,11 @@ impl DeviceThreads {
         portion.and_then(|_| self.queues.first()).map(|queue| (queue, self.hidden_values))
     }
 
+    /// Whether gradients are rounded to few bits.
+    pub fn rounds(&self) -> bool {
+        self.of.1.sum_bits > 0
+    }
+
     /// The number of leases that a device computes at the same time.
     pub fn together(&self, device: u16) -> u16 {
         self.queues.get(usize::from(device)).map_or(1, |queue| queue.together())

@@ -2,6 +2,7 @@
 //! every result as the proof of the parameters that it was computed with.
 
 use crate::cluster::message::Hash;
+use crate::numeric::{fixed, pack};
 
 /// The parameters after a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +64,27 @@ impl Arriving {
         Ok(())
     }
 
+    /// Adds the next `len` values as changes of those of the parameters before.
+    pub fn change(
+        &mut self,
+        step: u64,
+        (offset, len): (u64, u32),
+        packed: &[u8],
+        before: Option<&Parameters>,
+    ) -> Result<(), String> {
+        let Some(before) = before else {
+            return Err(format!("a change of parameters to those after step {step}, which do not follow"));
+        };
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let values = before.values.get(from..from.saturating_add(len as usize));
+        let values = values.ok_or_else(|| format!("a change of {len} parameters from {offset} on"))?;
+        let mut changes = vec![0; values.len()];
+        pack::set(packed, &mut changes, i64::MAX).map_err(|e| format!("a change of parameters: {e}"))?;
+        let next = values.iter().zip(&changes).map(|(value, change)| value + fixed::to_f64(*change) as f32);
+        let next: Vec<u8> = next.flat_map(f32::to_le_bytes).collect();
+        self.piece(step, offset, &next, before.values.len())
+    }
+
     /// Completes the parameters; an error if values are missing.
     pub fn take(&mut self, step: u64, len: usize) -> Result<Parameters, String> {
         match self.step == step && self.values.len() == len {
@@ -72,5 +94,53 @@ impl Arriving {
             }
             false => Err(format!("{} of {len} parameters came", self.values.len())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::coarse;
+    use crate::numeric::rng::Stream;
+
+    fn packed(changes: &[f32]) -> Vec<u8> {
+        let (mut fixed, mut bytes) = (vec![0; changes.len()], Vec::new());
+        fixed::set_checked(&mut fixed, changes);
+        pack::pack(&fixed, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn changes_give_the_bits_of_the_sender() {
+        let mut draws = Stream::new(&[3]);
+        let mut draw =
+            |len: usize, scale: f32| (0..len).map(|_| (draws.unit() - 0.5) * scale).collect::<Vec<f32>>();
+        let len = 333;
+        let before = Parameters::new(7, draw(len, 0.1));
+        let mut changes = draw(len, 1e-3);
+        coarse::nearest(&mut changes, 8);
+        let after: Vec<f32> =
+            before.values.iter().zip(&changes).map(|(value, change)| value + change).collect();
+        let mut arriving = Arriving::default();
+        for (from, to) in [(0, 200), (200, len)] {
+            let place = (from as u64, (to - from) as u32);
+            arriving.change(8, place, &packed(&changes[from..to]), Some(&before)).unwrap();
+        }
+        let got = arriving.take(8, len).unwrap();
+        assert_eq!((got.hash, &got.values), (hash(&after), &after));
+    }
+
+    #[test]
+    fn changes_that_do_not_follow_are_refused() {
+        let before = Parameters::new(7, vec![0.5; 9]);
+        let whole = packed(&[0.25; 9]);
+        let said =
+            |place, bytes: &[u8], before| Arriving::default().change(8, place, bytes, before).unwrap_err();
+        assert!(said((0, 9), &whole, None).contains("which do not follow"));
+        for place in [(0, 10), (9, 1), (u64::MAX, 1), (0, u32::MAX)] {
+            assert!(said(place, &whole, Some(&before)).contains("a change of"), "{place:?}");
+        }
+        assert!(said((0, 9), &whole[1..], Some(&before)).contains("a packed sum"));
+        assert!(said((1, 8), &packed(&[0.25; 8]), Some(&before)).contains("does not follow"));
     }
 }

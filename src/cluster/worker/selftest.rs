@@ -146,6 +146,7 @@ fn blueprint() -> Result<Blueprint, ModelError> {
         lora,
         tokens: 96,
         dtype: None,
+        sum_bits: 0,
         portion: None,
     };
     Ok(Blueprint { config, tensors, shape })

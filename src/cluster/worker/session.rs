@@ -8,7 +8,7 @@ use super::devices::DeviceThreads;
 use super::outbox::Outbox;
 use super::parameters::{Arriving, Parameters};
 use super::peers::Attached;
-use super::sum::{Finished, Running};
+use super::sum::{Finished, Form, Running};
 use super::{Outcome, Sight};
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
@@ -102,7 +102,7 @@ impl<'a, 'w> Session<'a, 'w> {
             arriving: Arriving::default(),
             parameters: None,
             waiting: BTreeMap::new(),
-            running: Running::new(),
+            running: Running::new(if threads.rounds() { Form::Fixed } else { Form::Single }),
             flush: None,
             up: vec![true; threads.devices.len()],
             late: vec![None; threads.devices.len()],
@@ -152,6 +152,10 @@ impl<'a, 'w> Session<'a, 'w> {
         match message {
             ToWorker::ParametersPiece { step, offset, bytes } => {
                 self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
+            }
+            ToWorker::ParametersChange { step, offset, len, packed, .. } => {
+                let from = self.parameters.as_deref().filter(|held| held.step + 1 == step);
+                self.arriving.change(step, (offset, len), &packed, from).map_err(lost)?;
             }
             ToWorker::Parameters { step, hash } => self.begin(step, hash)?,
             ToWorker::Lease(lease) => self.leased(*lease)?,

@@ -1,5 +1,6 @@
 //! The running sum of a process: gradients that were granted and not yet sent. Devices' gradients are added here
-//! before anything is sent. A single microbatch stays in f32, which halves the work on both sides.
+//! before anything is sent. A single microbatch stays in f32, which halves the work on both sides, unless its gradient was
+//! rounded: then it is smaller in fixed point.
 //!
 //! Gradients wait unchanged and are added several at a time, so that each cell of the sum is read and written once
 //! for all of them. Gradients still waiting when the sum is requested are added while it is packed, and packed cells
@@ -37,8 +38,18 @@ pub(super) enum Devices {
     Idle,
 }
 
+/// How a sum of one microbatch is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// In f32.
+    Single,
+    /// Packed, like any other sum.
+    Fixed,
+}
+
 #[derive(Debug)]
 pub(super) struct Running {
+    form: Form,
     /// Step and parameters of all gradients in the sum.
     step: u64,
     parameters: Hash,
@@ -57,8 +68,9 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub fn new() -> Self {
+    pub fn new(form: Form) -> Self {
         Running {
+            form,
             step: 0,
             parameters: [0; 32],
             leases: Vec::new(),
@@ -106,7 +118,10 @@ impl Running {
     pub fn single(&mut self, lease: LeaseId, finished: &Finished, say: &mut dyn FnMut(&ToCoordinator)) {
         let sum = self.next;
         self.next += 1;
-        let mut messages: Vec<ToCoordinator> = sum_chunk::of_gradient(sum, &finished.gradient).collect();
+        let mut messages: Vec<ToCoordinator> = match self.form {
+            Form::Single => sum_chunk::of_gradient(sum, &finished.gradient).collect(),
+            Form::Fixed => sum_chunk::of_rounded(sum, &finished.gradient).collect(),
+        };
         let Scalars { loss, weight, targets, rewards } = finished.scalars;
         let (step, parameters, traffic) = (self.step, self.parameters, finished.traffic);
         let leases = vec![lease];
@@ -156,7 +171,7 @@ impl Running {
     pub fn flush(&mut self, say: &mut dyn FnMut(&ToCoordinator)) -> Vec<Vec<f32>> {
         let sum = self.next;
         self.next += 1;
-        let (waiting, folded) = (&self.waiting, self.folded);
+        let (waiting, folded, form) = (&self.waiting, self.folded, self.form);
         let cells = if folded == 0 { &[][..] } else { self.sums.cells() };
         let len = waiting.first().map_or_else(|| cells.iter().map(Vec::len).sum(), Vec::len);
         let pack = |total: &mut Vec<i64>, index| {
@@ -164,7 +179,9 @@ impl Running {
             let mut parts = waiting.iter().map(|gradient| &gradient[span.clone()]);
             let total = &mut total[..span.len()];
             match (cells.get(index), parts.next()) {
-                (None, Some(lone)) if waiting.len() == 1 => return sum_chunk::single(sum, index, lone),
+                (None, Some(lone)) if waiting.len() == 1 && form == Form::Single => {
+                    return sum_chunk::single(sum, index, lone);
+                }
                 (Some(cell), None) => return sum_chunk::fixed(sum, index, cell),
                 (Some(cell), Some(first)) => {
                     total.copy_from_slice(cell);
@@ -302,14 +319,16 @@ mod tests {
     #[test]
     fn sum_of_any_number_of_microbatches_arrives() {
         for len in [1, 63, CELL, CELL + 1, 20 * CELL + 17] {
-            [Devices::Busy, Devices::Idle].into_iter().for_each(|devices| sums_of(len, devices));
+            for form in [Form::Single, Form::Fixed] {
+                [Devices::Busy, Devices::Idle].into_iter().for_each(|devices| sums_of(len, form, devices));
+            }
         }
     }
 
     /// Sums of fewer gradients than are added together, of as many, and of more; each after one that filled all
     /// cells.
-    fn sums_of(len: usize, devices: Devices) {
-        let mut running = Running::new();
+    fn sums_of(len: usize, form: Form, devices: Devices) {
+        let mut running = Running::new(form);
         running.begin(1, [7; 32]);
         let (mut first, counts) = (0, [1u32, 2, 3, 8, 4, 1, 6]);
         {
@@ -349,7 +368,7 @@ mod tests {
     /// last cost none before.
     #[test]
     fn gradients_are_added_in_groups_and_the_rest_when_packed() {
-        let mut running = Running::new();
+        let mut running = Running::new(Form::Single);
         running.begin(1, [7; 32]);
         let mut freed =
             |devices| (0..6).map(|i| running.add(i, finished(9, 40), devices).len()).collect::<Vec<_>>();

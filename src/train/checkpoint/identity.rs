@@ -29,6 +29,7 @@ impl Identity {
             .with("weight_decay", options.weight_decay)
             .with("max_grad_norm", options.max_grad_norm)
             .with_some("loraplus_lr_ratio", (options.ratio_of_b != 1.0).then_some(options.ratio_of_b))
+            .with_some("update_bits", (options.update_bits > 0).then_some(options.update_bits))
             .with("trained tensors", format!("{} values, {}", layout.len(), shapes.to_hex()))
             .with("fraction bits", crate::numeric::fixed::FRACTION_BITS)
             .with("numerics revision", crate::numeric::REVISION)

@@ -93,6 +93,9 @@ impl Checkpoint {
         optimizer.step = self.step;
         optimizer.exp_avg = values(&moments, "exp_avg", layout.len())?;
         optimizer.exp_avg_sq = values(&moments, "exp_avg_sq", layout.len())?;
+        if options.update_bits > 0 {
+            optimizer.residual = values(&moments, "residual", layout.len())?;
+        }
         let trainer = json(&self.path.join(TRAINER_STATE)).map_err(broken)?;
         let strings = |value: &Value| {
             value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()

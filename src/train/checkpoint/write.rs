@@ -6,6 +6,7 @@ use crate::format::atomic;
 use crate::format::safetensors::{self, Spec};
 use crate::numeric::dtype::Dtype;
 use crate::train::error::TrainError;
+use crate::train::optim::AdamW;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -116,12 +117,16 @@ pub(super) fn keep_newest(output: &Path, (limit, best): (usize, Option<u64>), ne
 }
 
 fn moments(path: &Path, state: &State) -> Result<(), FormatError> {
-    let optimizer = &state.optimizer;
-    let (first, second) =
-        (Dtype::F32.bytes_of(&optimizer.exp_avg), Dtype::F32.bytes_of(&optimizer.exp_avg_sq));
-    let spec =
-        |name: &str| Spec { name: name.into(), dtype: Dtype::F32, shape: vec![state.parameters.len()] };
-    safetensors::write(path, &[(spec("exp_avg"), &first), (spec("exp_avg_sq"), &second)])
+    let AdamW { exp_avg, exp_avg_sq, residual, .. } = &state.optimizer;
+    let all = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("residual", residual)];
+    let some = all.into_iter().filter(|(_, values)| values.len() == state.parameters.len());
+    let named = some.map(|(name, values)| {
+        let spec = Spec { name: name.into(), dtype: Dtype::F32, shape: vec![values.len()] };
+        (spec, Dtype::F32.bytes_of(values))
+    });
+    let named: Vec<_> = named.collect();
+    let tensors: Vec<_> = named.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
+    safetensors::write(path, &tensors)
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), FormatError> {

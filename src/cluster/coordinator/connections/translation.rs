@@ -100,6 +100,8 @@ impl Translation {
     pub fn down(&mut self, message: ToWorker) -> Vec<(usize, ToWorker)> {
         match &message {
             ToWorker::ParametersPiece { step, offset, bytes } => self.piece(*step, *offset, bytes),
+            // A seat has few of the values.
+            ToWorker::ParametersChange { step, offset, values, .. } => self.piece(*step, *offset, values),
             ToWorker::Parameters { step, hash } => self.parameters(*step, *hash),
             ToWorker::Lease(lease) => {
                 let announced = vec![None; self.seats()];

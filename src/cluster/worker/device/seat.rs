@@ -357,6 +357,9 @@ impl DeviceWorker {
     ) -> Report {
         let (lease, after, parameters) = (job.lease.lease, job.lease.after, job.parameters.hash);
         let (pad, cap) = (sitting.portion.pad(), fixed::cap(job.lease.of as usize));
+        let rounds = self.rounding.as_ref().zip(job.lease.work.batch());
+        let first = sitting.portion.values.start;
+        rounds.iter().for_each(|(rounding, batch)| rounding.round(batch, first, &mut gradient[pad..]));
         self.shared.inject.after(after + 1, &mut gradient[pad..], cap);
         // A throttled lease that is called back was computed nevertheless.
         let _ = self.throttle(sitting.ended.map_or(began, |ended| ended.max(began)));

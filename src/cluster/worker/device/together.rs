@@ -9,6 +9,7 @@ use crate::model::layout::Layout;
 use crate::model::stage::{LossSums, Microbatch, Traffic};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
+use crate::train::Rounding;
 use crate::train::sum::check;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -80,7 +81,7 @@ impl DeviceWorker {
             return Ok(());
         };
         self.take_parameters(&parameters)?;
-        let DeviceWorker { model, queue, shared, layout, .. } = self;
+        let DeviceWorker { model, queue, shared, layout, rounding, .. } = self;
         let Some(model) = model else { return Err(Failed::Device("no backend is left".into())) };
         let (mut first, mut broken) = (true, None);
         let next = &mut || {
@@ -109,7 +110,7 @@ impl DeviceWorker {
             let report = open.borrow().front().map(|job| {
                 // A throttled lease that is called back was computed nevertheless.
                 let _ = throttle(&shared.inject, queue, began.get());
-                report(shared, layout, job, (sums, values), began.get())
+                report((shared, layout, rounding.as_ref()), job, (sums, values), began.get())
             });
             let job = open.borrow_mut().pop_front();
             began.set(Instant::now());
@@ -125,8 +126,7 @@ impl DeviceWorker {
 
 /// The report on a computed microbatch, after its check.
 fn report(
-    shared: &Shared,
-    layout: &Layout,
+    (shared, layout, rounding): (&Shared, &Layout, Option<&Rounding>),
     job: &QueuedLease,
     (sums, values): (&LossSums, &[f32]),
     began: Instant,
@@ -134,6 +134,8 @@ fn report(
     let (lease, cap) = (job.lease.lease, fixed::cap(job.lease.of as usize));
     let mut gradient = shared.buffers.take(layout.len());
     gradient.copy_from_slice(values);
+    let rounds = rounding.zip(trained(job));
+    rounds.iter().for_each(|(rounding, batch)| rounding.round(batch, 0, &mut gradient));
     shared.inject.after(job.lease.after + 1, &mut gradient, cap);
     match check(sums, &gradient, cap) {
         Ok(scalars) => {

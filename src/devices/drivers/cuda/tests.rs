@@ -51,6 +51,7 @@ fn blueprint() -> Blueprint {
         lora,
         tokens: 64,
         dtype: None,
+        sum_bits: 0,
         portion: None,
     };
     Blueprint { tensors: Arc::new(InBlocks(config.clone())), config, shape }

@@ -1,0 +1,101 @@
+//! Rounded gradients and changes (`--sum-bits`, `--update-bits`): the adapter depends on the numbers of bits, and not on
+//! who computes.
+
+use crate::cli_fixture::{classes, stderr};
+use crate::fleet::{Fleet, RUN};
+use std::time::Duration;
+
+const COARSE: &str = "--sum-bits 6 --update-bits 8";
+
+/// The events of a kind in a run's metrics.
+fn events(fleet: &Fleet, out: &str, kind: &str) -> Vec<serde_json::Value> {
+    let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
+    let all = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    all.filter(|event| event["event"] == kind).collect()
+}
+
+/// A fleet with the rows of both tasks.
+fn fleet() -> Fleet {
+    let fleet = Fleet::new();
+    fleet.bench.file("classes.jsonl", &classes(96));
+    fleet
+}
+
+#[test]
+fn rounded_sums_have_the_same_bytes_wherever_they_are_made() {
+    let classifier =
+        "demo --data classes.jsonl --task classify --num-classes 2 --quantize nf4 --batch-size 24";
+    for run in [RUN, &format!("{classifier} --micro-batch-tokens 64 --rank 4")] {
+        let (here, exact) = (fleet(), format!("{run} --max-steps 4"));
+        let run = format!("{exact} {COARSE}");
+        let alone = here.alone(&run);
+        assert!(alone != here.alone(&format!("{exact} --overwrite")), "nothing was rounded");
+        for (out, gpus) in [("devices", "cpu,cpu,cpu"), ("line", "cpu+cpu")] {
+            here.bench.ok(&format!("{run} --gpus {gpus} --threads 2 -q -o {out}"));
+            assert!(here.adapter(out) == alone, "{gpus}");
+        }
+        for (more, names) in [
+            ("--expect-workers 1", &["a"][..]),
+            ("--expect-workers 3 --verify 50%", &["a", "b", "c"]),
+            ("--stages 1+3", &["a", "b"]),
+        ] {
+            let mut fleet = fleet();
+            fleet.coordinator(&format!("{run} {more}"));
+            names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
+            fleet.all_end(&[&["coordinator"], names].concat(), 0);
+            assert!(fleet.adapter("out") == alone, "{more}\n{}", fleet.all());
+        }
+    }
+}
+
+#[test]
+fn a_killed_worker_and_a_resume_change_no_rounded_byte() {
+    let run = format!("{RUN} --max-steps 8 --save-steps 3 {COARSE}");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 3"));
+    for name in ["a", "b", "c"] {
+        fleet.faulty(name, "--threads 1", "slow=8");
+    }
+    fleet.wait_for_step(2);
+    std::thread::sleep(Duration::from_millis(40));
+    fleet.kill("b");
+    fleet.wait_for_step(4);
+    fleet.kill("coordinator");
+    let resume = format!("{run} --role coordinator --bind {} -o out --resume -q", fleet.at());
+    for (bits, what) in [
+        ("--sum-bits 8 --update-bits 8", "sum_bits was 6, is 8"),
+        ("--sum-bits 0 --update-bits 8", "sum_bits was 6, is unset"),
+        ("--sum-bits 6 --update-bits 9", "update_bits was 8, is 9"),
+    ] {
+        let out = fleet.bench.run(&resume.replace(COARSE, bits));
+        assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+        assert!(stderr(&out).contains(what), "{}", stderr(&out));
+    }
+    fleet.coordinator(&format!("{run} --resume --expect-workers 2"));
+    fleet.all_end(&["coordinator", "a", "c"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// One worker gets the parameters and sends one sum in each step.
+#[test]
+fn rounded_values_are_sent_in_fewer_bytes() {
+    let sent = |more: &str| {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{RUN} --max-steps 4 {more}"));
+        fleet.worker("a", "--threads 1");
+        fleet.all_end(&["coordinator", "a"], 0);
+        let steps = events(&fleet, "out", "step");
+        let parameters = events(&fleet, "out", "run")[0]["parameters"].as_u64().unwrap();
+        // The first step has all parameters, and without changes so have the others.
+        ["bytes_in", "bytes_out"].map(|name| {
+            let bytes = steps[1..].iter().map(|step| step["shared"][name].as_u64().unwrap()).sum::<u64>();
+            bytes as f64 / ((steps.len() - 1) as u64 * parameters) as f64
+        })
+    };
+    let ([sum, parameters], rounded) = (sent(""), sent("--sum-bits 8 --update-bits 8"));
+    assert!(sum > 3.0 && parameters >= 4.0, "{sum} and {parameters} bytes for each value");
+    // Eight microbatches: eight bits, three for their sum, and the different units of their blocks.
+    assert!(rounded[0] < 0.45 * sum, "{} bytes for each value, of {sum}", rounded[0]);
+    assert!(rounded[1] < 1.3, "{} bytes for each value", rounded[1]);
+}
