@@ -459,6 +459,13 @@ mod tests {
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");
+        for name in ["sum-bits", "update-bits"] {
+            check(name, "8", 0, "");
+            check(name, "0", 0, "");
+            check(name, "1", 78, "expected 2 to 16");
+            check(name, "17", 78, "expected 2 to 16");
+            check(name, "few", 2, "not a whole number");
+        }
         check("eval-steps", "epoch", 0, "");
         check("eval-steps", "epoch/4", 0, "");
         check("save-steps", "25%", 0, "");
