@@ -419,6 +419,17 @@ mod tests {
     }
 
     #[test]
+    fn rounding_takes_2_to_16_bits() {
+        for name in ["sum-bits", "update-bits"] {
+            check(name, "8", 0, "");
+            check(name, "0", 0, "");
+            check(name, "1", 78, "expected 2 to 16");
+            check(name, "17", 78, "expected 2 to 16");
+            check(name, "few", 2, "not a whole number");
+        }
+    }
+
+    #[test]
     fn option_values_are_validated() {
         check("rank", "0", 78, "at least 1");
         check("rank", "abc", 2, "not a whole number");
@@ -459,13 +470,6 @@ mod tests {
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");
-        for name in ["sum-bits", "update-bits"] {
-            check(name, "8", 0, "");
-            check(name, "0", 0, "");
-            check(name, "1", 78, "expected 2 to 16");
-            check(name, "17", 78, "expected 2 to 16");
-            check(name, "few", 2, "not a whole number");
-        }
         check("eval-steps", "epoch", 0, "");
         check("eval-steps", "epoch/4", 0, "");
         check("save-steps", "25%", 0, "");

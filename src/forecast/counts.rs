@@ -1,6 +1,6 @@
 //! Counts of a run's work, from the plan that the run follows.
 
-use super::time::{Rounding, Workload};
+use super::time::{Bits, Workload};
 use crate::config::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
@@ -74,8 +74,8 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
         exact: true,
         ..Counts::default()
     };
-    let rounding = Rounding { sum: options.optim.sum_bits, update: options.optim.update_bits };
-    let mut load = Workload { rounding, ..Workload::default() };
+    let bits = Bits { sum: options.optim.sum_bits, update: options.optim.update_bits };
+    let mut load = Workload { bits, ..Workload::default() };
     for step in done + 1..=total {
         let planned = plan.step(step).microbatches;
         let tokens = |rows: &Vec<usize>| rows.iter().map(|&i| train.samples.tokens(i) as u32).sum::<u32>();

@@ -29,23 +29,23 @@ pub struct Workload {
     pub answers: u64,
     /// Number of trained values.
     pub trained: u64,
-    /// Rounding of what travels.
-    pub rounding: Rounding,
+    /// Bits of what travels.
+    pub bits: Bits,
 }
 
 /// Bits to which sums and changes of parameters are rounded; 0: they are exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rounding {
+pub struct Bits {
     /// `--sum-bits`
     pub sum: u32,
     /// `--update-bits`
     pub update: u32,
 }
 
-impl Rounding {
+impl Bits {
     /// Bytes per value and step: of a sum, and of the parameters.
     fn bytes(self) -> f64 {
-        let up = if self.sum == 0 { UP } else { UP.min(f64::from(self.sum) / 8.0 + SPREAD) };
+        let up = if self.sum == 0 { UP } else { f64::from(self.sum) / 8.0 + SPREAD };
         let down = if self.update == 0 { DOWN } else { f64::from(self.update) / 8.0 + WIDTHS };
         up + down
     }
@@ -88,8 +88,8 @@ const WAITS: f64 = 3.0;
 
 impl Participant {
     /// Seconds of a step's transfers of parameters and sum.
-    pub fn sync(&self, trained: u64, rounding: Rounding) -> f64 {
-        let bytes = rounding.bytes() * trained as f64;
+    pub fn sync(&self, trained: u64, bits: Bits) -> f64 {
+        let bytes = bits.bytes() * trained as f64;
         self.link.map_or(0.0, |link| bytes / link.bandwidth + WAITS * link.round_trip)
     }
 }
@@ -108,7 +108,7 @@ pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
     // Parameters and sums of all workers share the coordinator's own link, one after the other.
     let (mut sync, mut waits): (f64, f64) = (0.0, 0.0);
     for link in team.iter().filter_map(|w| w.link) {
-        sync += load.rounding.bytes() * load.trained as f64 / link.bandwidth;
+        sync += load.bits.bytes() * load.trained as f64 / link.bandwidth;
         waits = waits.max(WAITS * link.round_trip);
     }
     sync += waits;
@@ -233,10 +233,10 @@ mod tests {
         // 1000 values of 8.5 bytes at 1000 per second, and three round trips.
         assert!((f.sync - (8.5 + 1.5)).abs() < 1e-9, "{f:?}");
         assert!((f.steps - (3.0 + 0.5 + 10.0)).abs() < 1e-9, "{f:?}");
-        let rounding = Rounding { sum: 8, update: 8 };
-        let f = forecast(&team, &Workload { rounding, ..load(&[&[10, 10, 10, 10]]) });
+        let bits = Bits { sum: 8, update: 8 };
+        let f = forecast(&team, &Workload { bits, ..load(&[&[10, 10, 10, 10]]) });
         assert!((f.sync - (1.5 + 1.1 + 1.5)).abs() < 1e-9, "{f:?}");
-        assert_eq!(team[1].sync(1000, rounding), f.sync);
+        assert_eq!(team[1].sync(1000, bits), f.sync);
     }
 
     #[test]

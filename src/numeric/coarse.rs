@@ -1,7 +1,7 @@
 //! Rounds values to few bits, so that they take few bytes on a network: in blocks, each with a unit of its own.
 //!
-//! Gradients are rounded up or down at random, so that the expected value is the value itself (stochastic rounding, Gupta
-//! et al. 2015, arXiv:1502.02551). The result is a function of the values and of a key. It does not depend on earlier
+//! Gradients are rounded up or down at random, so that the expected value is the value itself, to 2^-24 of a unit
+//! (stochastic rounding, Gupta et al. 2015, arXiv:1502.02551). The result is a function of the values and of a key. It does not depend on earlier
 //! gradients, so every process rounds a gradient to the same bits, and exact sums of rounded gradients have the same
 //! bits in any order.
 //!
@@ -12,6 +12,11 @@ use super::rng::mix;
 
 /// Values with a common unit.
 pub const BLOCK: usize = 64;
+
+/// Whether values can be rounded to that many bits; 0 stands for no rounding.
+pub fn is_possible(bits: u32) -> bool {
+    bits == 0 || (2..=16).contains(&bits)
+}
 
 /// Rounds `values` at random; their draws are numbered from `from` on. With the largest magnitude of a block below 2^e its
 /// unit is 2^(e + 1 - bits): the values are integers of `bits` bits with their sign; rounded up, the largest may be
@@ -29,8 +34,8 @@ pub fn nearest(values: &mut [f32], bits: u32) {
     in_blocks(values, bits, i32::MIN, |_, value| value.round_ties_even());
 }
 
-/// Replaces each value of a block by `rounded` of its index and its number of units. Blocks whose unit is below 2^least
-/// stay, as those with a value that is not finite.
+/// Replaces each value of a block by `rounded` of its index and its number of units. A block is unchanged if its unit is
+/// below 2^least, or if a value is not finite.
 fn in_blocks(values: &mut [f32], bits: u32, least: i32, rounded: impl Fn(usize, f64) -> f64) {
     for (index, block) in values.chunks_mut(BLOCK).enumerate() {
         let largest = block.iter().fold(0, |largest, v| largest.max(v.abs().to_bits()));

@@ -134,7 +134,7 @@ impl<'a> Local<'a> {
         let own = batches.to_vec();
         let rounding = self.rounding.clone().map(|rounding| (rounding, own.clone()));
         let mut own = own.into_iter();
-        // The sums move to the thread that has the gradients, so that gradients are never copied.
+        // The sums move to the thread that has the gradients, which are copied only to be rounded.
         let mut taken = std::mem::take(sums);
         let computed = self.place.ask(self.stop, move |model| {
             // Resets the peak memory of earlier work.

@@ -85,7 +85,7 @@ pub struct AdamW {
     pub exp_avg: Vec<f32>,
     /// Second moments, in the flat layout.
     pub exp_avg_sq: Vec<f32>,
-    /// What rounding has left of the changes of parameters so far, in the flat layout; empty if they are not rounded.
+    /// What the last rounding of the parameters' changes has left, in the flat layout; empty if they are not rounded.
     pub residual: Vec<f32>,
 }
 
@@ -112,7 +112,7 @@ impl AdamW {
         &self.options
     }
 
-    /// Updates `parameters` in place; parameters, gradient and moments are in the flat layout.
+    /// Updates `parameters` in place, without rounding their changes; parameters, gradient and moments are in the flat layout.
     pub fn update(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f64) {
         assert_eq!(parameters.len(), self.exp_avg.len(), "parameters and moments share one layout");
         assert_eq!(parameters.len(), gradient.len(), "parameters and gradient share one layout");

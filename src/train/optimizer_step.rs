@@ -4,7 +4,7 @@
 //!
 //! The operations [`Sums::mean`], [`optim::norm`], [`optim::clip`] and [`optim::AdamW::update`] are done block by
 //! block, in the same order within a block and over the blocks, so the bits are the same as those of the separate
-//! operations.
+//! operations. With `--update-bits` changes are rounded as well, which needs whole blocks.
 
 use super::checkpoint::State;
 use super::optim::{self, AdamW, BLOCK, Scalars};

@@ -33,6 +33,7 @@ impl Rounding {
         let key = rng::hash(&[&[self.seed, DRAWS, batch.step][..], &batch.rows].concat());
         let (mut rest, mut at, mut parts) = (gradient, first, Vec::new());
         let from = self.tensors.partition_point(|tensor| tensor.start < first);
+        let begins = self.tensors.get(from).is_none_or(|tensor| tensor.start == first);
         for tensor in &self.tensors[from..] {
             if tensor.len() > rest.len() {
                 break;
@@ -42,6 +43,7 @@ impl Rounding {
             parts.extend(own.chunks_mut(CELL).enumerate().map(|(i, part)| (at + i * CELL, part)));
             (rest, at) = (others, at + tensor.len());
         }
+        assert!(begins && rest.is_empty(), "a part of a gradient holds whole tensors");
         parts.into_par_iter().for_each(|(at, part)| coarse::round(part, self.bits, key, at));
     }
 }
@@ -79,7 +81,9 @@ mod tests {
         for other in [batch(2, &[4, 9]), batch(1, &[4, 8]), batch(1, &[4])] {
             assert_ne!(rounded(&other, 0..layout.len()), whole);
         }
-        assert_ne!(Rounding { seed: 8, ..rounding.clone() }, rounding);
+        let (mut other, seed) = (gradient.clone(), Rounding { seed: 8, ..rounding.clone() });
+        seed.round(&batch(1, &[4, 9]), 0, &mut other);
+        assert_ne!(other, whole);
         assert_eq!(Rounding::new(0, 7, &layout), None);
     }
 }

@@ -94,7 +94,7 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
     std::thread::scope(|scope| {
         let (saving, layout) = (&run.saving, run.compute.layout());
         let place = (saving.output.as_path(), &saving.identity);
-        let journal = Journal::start(scope, place, layout, run.work.steps_per_epoch());
+        let journal = Journal::start(scope, place, (layout, &run.state), run.work.steps_per_epoch());
         journalled(run, journal, events)
     })
 }

@@ -6,7 +6,7 @@ use super::memory_words::{gives, kept, small, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
-use crate::forecast::time::{Participant, Rounding};
+use crate::forecast::time::{Bits, Participant};
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
@@ -136,7 +136,7 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         if let (Some(link), Some(said)) = (worker.link, e.link) {
             lines.push(format!(
                 "  sync   {:.2} s a step at {:.0} MB/s and {:.1} ms there and back, {said}",
-                worker.sync(o.shape.trained, o.rounding),
+                worker.sync(o.shape.trained, o.bits),
                 link.bandwidth / 1e6,
                 1e3 * link.round_trip
             ));
@@ -148,9 +148,9 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
 
 /// What the options that round what travels would save, where a step waits for the network.
 fn less_sync(worker: &Participant, o: &Outlook) -> Option<String> {
-    let (now, values) = (worker.sync(o.shape.trained, o.rounding), o.shape.trained);
-    let less = worker.sync(values, Rounding { sum: 8, update: 8 });
-    (o.rounding == Rounding::default() && now - less > NOTICED).then(|| {
+    let (now, values) = (worker.sync(o.shape.trained, o.bits), o.shape.trained);
+    let less = worker.sync(values, Bits { sum: 8, update: 8 });
+    (o.bits == Bits::default() && now - less > NOTICED).then(|| {
         format!("         {less:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter")
     })
 }
@@ -324,7 +324,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
         "share": place.map(|at| o.forecast.shares[at]), "idle": place.map(|at| o.forecast.idle[at]),
         "link": w.and_then(|w| w.link).map(|link| json!({
             "bytes_per_second": link.bandwidth, "round_trip_seconds": link.round_trip, "basis": e.link,
-            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained, o.rounding)),
+            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained, o.bits)),
         })),
         "leave_out": o.useless.iter().any(|(useless, _)| *useless == at),
     })

@@ -78,7 +78,7 @@ impl Postman {
 fn size(message: &ToWorker) -> u64 {
     match message {
         ToWorker::ParametersPiece { bytes, .. } | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
-        ToWorker::ParametersChange { packed, .. } => packed.len() as u64,
+        ToWorker::ParametersChange { values, packed, .. } => (values.len() + packed.len()) as u64,
         ToWorker::Lease(lease) => {
             let bytes = if lease.work.batch().is_some() { 8 } else { 4 };
             bytes * lease.work.ids().len() as u64

@@ -32,7 +32,7 @@ impl Coming {
     }
 
     /// Adds a stretch of values and sends it to the waiting members, found by `outbox`. Returns the number of bytes
-    /// sent.
+    /// sent; a line of workers is counted as one worker that gets changes.
     pub fn add<'o>(&mut self, stretch: Stretch, outbox: impl Fn(MemberId) -> Option<&'o Outbox>) -> u64 {
         let (mut said, step) = (0, self.step);
         let mut changes = stretch.changes.chunks(PIECE / 4);
@@ -41,7 +41,8 @@ impl Coming {
             // Hashed here while the bytes are in the cache; other threads compute the next values.
             self.hasher.update(&bytes);
             self.values += values.len();
-            let (message, size) = match changes.next().map(packed) {
+            let changes = changes.next().filter(|_| !self.to.is_empty());
+            let (message, size) = match changes.and_then(packed) {
                 Some(packed) => {
                     let (len, size, values) = (values.len() as u32, packed.len(), bytes.clone());
                     (ToWorker::ParametersChange { step, offset, len, values, packed }, size)
@@ -68,12 +69,13 @@ impl Coming {
     }
 }
 
-/// Rounded changes, which are numbers of fixed point.
-fn packed(changes: &[f32]) -> Bytes {
+/// Rounded changes, which are numbers of fixed point; `None` if one is outside its range.
+fn packed(changes: &[f32]) -> Option<Bytes> {
+    fixed::check(changes, i64::MAX).ok()?;
     let (mut fixed, mut bytes) = (vec![0; changes.len()], Vec::new());
     fixed::set_checked(&mut fixed, changes);
     pack::pack(&fixed, &mut bytes);
-    bytes.into()
+    Some(bytes.into())
 }
 
 /// The complete parameters after a step.

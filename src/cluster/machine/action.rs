@@ -12,7 +12,7 @@ use std::time::Duration;
 /// An instruction to the driver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Send the parameters: `ParametersPiece`s, then `Parameters`. Later messages to this member follow them.
+    /// Send the parameters: `ParametersPiece`s or `ParametersChange`s, then `Parameters`. Later messages to this member follow them.
     SendParameters {
         /// The receiver.
         member: MemberId,

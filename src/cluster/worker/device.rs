@@ -327,6 +327,7 @@ impl DeviceWorker {
         let (cap, before) = (fixed::cap(of as usize), self.model()?.traffic());
         let computed = self.model()?.gradient(batch, &mut gradient);
         let traffic = self.model()?.traffic().since(&before);
+        // Without a result this rounds what is dropped.
         self.rounding.iter().for_each(|rounding| rounding.round(batch, 0, &mut gradient));
         inject.after(batch.step, &mut gradient, cap);
         let computed = computed

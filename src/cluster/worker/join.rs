@@ -9,6 +9,7 @@ use super::session::{Holding, Session};
 use super::{Blueprint, ModelSource, Outcome, Portion, Shape, Unfit, Worker};
 use crate::cluster::message::{Capacity, Hello, Manifest, SeatPlan, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
+use crate::numeric::coarse;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::train::event::{Link, Share};
 use std::path::Path;
@@ -383,6 +384,12 @@ fn fits(blueprint: &Blueprint, manifest: &Manifest) -> Result<(), Outcome> {
         let theirs = manifest.fraction_bits;
         return refused(format!(
             "the coordinator adds with {theirs} binary places, this finetune with {FRACTION_BITS}: use one version"
+        ));
+    }
+    if !coarse::is_possible(manifest.sum_bits) {
+        return refused(format!(
+            "the coordinator rounds gradients to {} bits: use one version",
+            manifest.sum_bits
         ));
     }
     if let Err(e) = blueprint.shape.lora.check() {

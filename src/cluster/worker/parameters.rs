@@ -2,6 +2,7 @@
 //! every result as the proof of the parameters that it was computed with.
 
 use crate::cluster::message::Hash;
+use crate::cluster::sum_chunk::little_endian;
 use crate::numeric::{fixed, pack};
 
 /// The parameters after a step.
@@ -81,7 +82,7 @@ impl Arriving {
         let mut changes = vec![0; values.len()];
         pack::set(packed, &mut changes, i64::MAX).map_err(|e| format!("a change of parameters: {e}"))?;
         let next = values.iter().zip(&changes).map(|(value, change)| value + fixed::to_f64(*change) as f32);
-        let next: Vec<u8> = next.flat_map(f32::to_le_bytes).collect();
+        let next = little_endian(&next.collect::<Vec<f32>>());
         self.piece(step, offset, &next, before.values.len())
     }
 

@@ -8,6 +8,7 @@ use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic};
 use crate::model::layout::{Entry, Layout};
 use crate::numeric::dtype::Dtype;
+use crate::train::optim::AdamW;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// Largest parameters and moments together, in bytes: they are copied for the thread.
+/// Largest parameters, moments and residuals together, in bytes: they are copied for the thread.
 const LARGEST: usize = 64 << 20;
 /// Bytes per second of wall time, so that a disk of flash memory lives long: 170 GB a day.
 const RATE: f64 = 2e6;
@@ -49,10 +50,12 @@ impl<'scope> Journal<'scope> {
     pub fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         (output, identity): (&Path, &Identity),
-        layout: &Layout,
+        (layout, state): (&Layout, &State),
         steps_per_epoch: u64,
     ) -> Option<Self> {
-        if 3 * size_of::<f32>() * layout.len() > LARGEST {
+        let AdamW { exp_avg, exp_avg_sq, residual, .. } = &state.optimizer;
+        let copied = [&state.parameters, exp_avg, exp_avg_sq, residual].map(|values| values.len());
+        if size_of::<f32>() * copied.iter().sum::<usize>() > LARGEST {
             return None;
         }
         let (folder, next) = (output.join(JOURNAL), Arc::new(Mutex::new(Next::At(Instant::now()))));
