@@ -11,10 +11,12 @@ use crate::data::samples::Samples;
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::devices::{self, Need};
 use crate::model::config::Config;
+use crate::model::decoder::base_parameters;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;
 use crate::model::preference::Objective;
 use crate::model::stage::Model;
+use crate::numeric::tensor::Tensors;
 use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model;
@@ -97,7 +99,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let mut model = devices::open(&chosen, (&config, &base.files.tensors, &spec), weights, Need::SPEECH)?;
     let compared = match objective.filter(|_| config.labels.is_none()) {
         Some(objective) => {
-            let reference = reference(s, (&config, &spec), &flat)?;
+            let reference = reference(s, (&config, &*base.files.tensors, &spec))?;
             Some(Compared { objective, reference })
         }
         None => None,
@@ -122,10 +124,14 @@ struct Compared {
 }
 
 /// The parameters of the reference, in the layout of the adapter.
-fn reference(s: &Settings, (config, spec): (&Config, &LoraSpec), flat: &[f32]) -> Result<Vec<f32>, Refusal> {
+fn reference(
+    s: &Settings,
+    (config, tensors, spec): (&Config, &dyn Tensors, &LoraSpec),
+) -> Result<Vec<f32>, Refusal> {
+    let layout = layout::of(config, spec, 0..config.layers);
     match s.text("reference-adapter")?.map(PathBuf::from) {
-        Some(dir) => adapter::read_flat(&dir, &layout::of(config, spec, 0..config.layers)),
-        None => Ok(vec![0.0; flat.len()]),
+        Some(dir) => adapter::read_flat(&dir, &layout),
+        None => Ok(base_parameters(&layout, spec, tensors)?),
     }
 }
 

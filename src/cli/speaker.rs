@@ -7,6 +7,7 @@ use crate::data::Task;
 use crate::data::tokenizer::{Skip, Tokenizer};
 use crate::devices::{self, Need};
 use crate::model::config::Config;
+use crate::model::decoder::base_parameters;
 use crate::model::generate::generate;
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
@@ -189,17 +190,18 @@ impl Speaker {
         }
         agree(adapters, &loaded)?;
         let model = devices::open(&devices, (config, &base.files.tensors, &spec), None, Need::SPEECH)?;
-        let none = Voice { name: BASE.into(), flat: vec![0.0; model.layout().len()] };
+        let flat = base_parameters(model.layout(), &spec, &*base.files.tensors)?;
+        let none = Voice { name: BASE.into(), flat };
         let tuned = adapters.iter().zip(loaded);
         let tuned = tuned.map(|(named, l)| Voice { name: named.name.clone(), flat: l.flat });
         let voices: Vec<Voice> = std::iter::once(none).chain(tuned).collect();
-        // A model starts with zeros, which are the base.
+        // A model starts as the base.
         let mut speaker = Speaker { base, tokenizer, model, voices, now: 0 };
         speaker.speak_as(usize::from(!adapters.is_empty()))?;
         Ok(speaker)
     }
 
-    /// Gives the model the values of voice `which`. Without any adapter's product, zeros are the base.
+    /// Gives the model the values of voice `which`.
     pub fn speak_as(&mut self, which: usize) -> Result<(), Fault> {
         if which != self.now {
             self.model.set_parameters(&self.voices[which].flat)?;

@@ -96,6 +96,8 @@ pub struct LoraOptions {
     pub alpha: f32,
     /// The projections that get an adapter.
     pub choice: Choice,
+    /// Texts of tokens whose rows are trained.
+    pub tokens: Vec<String>,
     /// In [0, 1).
     pub dropout: f32,
     /// Whether the scale is alpha / sqrt(rank).
@@ -333,6 +335,7 @@ fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
         rank,
         alpha: filled(s, "alpha", alpha)? as f32,
         choice: modules(s)?,
+        tokens: s.list("train-tokens").to_vec(),
         dropout: filled(s, "dropout", dropout)? as f32,
         rslora: s.switch("rslora")?,
         init_adapter: s.text("init-adapter")?.map(PathBuf::from),

@@ -11,12 +11,13 @@ mod text;
 use super::block::{Below, Hold, Saved};
 use super::config::Config;
 use super::head::Head;
-use super::layout::{self, Entry, Layout, SCORE};
+use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE};
 use super::linear::{Adapter, Batch};
-use super::lora::{self, LoraSpec};
+use super::lora::{self, LoraError, LoraSpec, TRAIN_TOKENS};
 use super::placement::{self, Placement};
 use super::rotation::Rotations;
 use super::stage::{Cancel, Session, Span, Ticket, Want};
+use super::token_rows::{Embedded, EmbeddingRows, take_from_base};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
@@ -113,6 +114,8 @@ pub struct Decoder<B: Backend> {
     group: usize,
     /// Present in the first stage, and in the last one of a tied model.
     embedding: Option<B::Weight>,
+    /// Trained rows of the embedding, in the first stage.
+    rows: Option<EmbeddingRows<B>>,
     head: Option<Head<B>>,
     shelf: Shelf<B>,
     /// Number of blocks below the lowest adapter.
@@ -135,7 +138,9 @@ struct Tape<B: Backend> {
     step: u64,
     rows: Vec<u64>,
     t: usize,
-    /// Whether a previous stage needs the gradient of its output.
+    /// Ids of the tokens, where rows of the embedding are trained.
+    ids: Vec<u32>,
+    /// Whether the gradient of the stage's input is needed: by a previous stage, or by rows of the embedding.
     below: Below,
     /// Number of blocks at the bottom without a backward pass: no adapter and no stage below needs it.
     bare: usize,
@@ -143,17 +148,30 @@ struct Tape<B: Backend> {
     kept: Vec<(Hold, Saved<B::Memory>)>,
     /// Gradient of the last block's output, in the stage with the head.
     residual: Option<B::Memory>,
-    /// Gradient of a classifier's head.
-    score: Option<B::Memory>,
+    /// Gradient of the head's trained values.
+    own: Option<B::Memory>,
 }
 
-/// Initial values of a new adapter: [`lora::init`], except for a classifier's head that the base already has.
+/// The parameters with which a model computes what its base does: trained rows are those of the base, the rest is 0.
+pub fn base_parameters(
+    layout: &Layout,
+    lora: &LoraSpec,
+    tensors: &dyn Tensors,
+) -> Result<Vec<f32>, ModelError> {
+    let mut flat = vec![0.0; layout.len()];
+    take_from_base(&mut flat, layout, lora, &Weights::new(tensors)?)?;
+    Ok(flat)
+}
+
+/// Initial values of a new adapter: [`lora::init`], except for trained rows, and for a classifier's head that the base
+/// already has.
 pub fn initial_parameters(
     layout: &Layout,
     lora: &LoraSpec,
     tensors: &dyn Tensors,
 ) -> Result<Vec<f32>, ModelError> {
     let mut flat = lora::init(layout, lora);
+    take_from_base(&mut flat, layout, lora, &Weights::new(tensors)?)?;
     if let Some(entry) = layout.find(SCORE) {
         let shape = [entry.rows, entry.cols];
         if let Some(score) = Weights::new(tensors)?.optional("score.weight", &shape)? {
@@ -164,7 +182,7 @@ pub fn initial_parameters(
 }
 
 impl<B: Fused> Decoder<B> {
-    /// Reads and packs the weights of the stage's layers. Parameters start at zero: the base model without adapter.
+    /// Reads and packs the weights of the stage's layers. Parameters start as [`base_parameters`].
     pub fn load(
         mut backend: B,
         config: &Config,
@@ -173,6 +191,7 @@ impl<B: Fused> Decoder<B> {
         build: Build,
     ) -> Result<Self, ModelError> {
         lora.check()?;
+        lora.rows.check(config)?;
         backend.prepare(config.heads)?;
         let weights = Weights::new(tensors)?;
         let layers = build.layers;
@@ -186,20 +205,41 @@ impl<B: Fused> Decoder<B> {
         // A and B of each module follow each other.
         let placement = Placement::of(config, lora, layers.clone());
         let on_device = &placement.layout;
-        let mut entries = on_device.entries().iter().step_by(2).peekable();
+        let of_a = |entry: &&Entry| entry.name.ends_with(".lora_A.weight");
+        let mut entries = on_device.entries().iter().filter(of_a).peekable();
         let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer)));
         let layers: Vec<Layer> = layers.collect();
         let bare = layers.iter().take_while(|(_, adapters)| adapters.iter().all(Option::is_none)).count();
         let shelf = Shelf::load(&mut backend, (&weights, tensors), config, layers, build.streamed)?;
+        let embedded = on_device.ending(EMBEDDING_ROWS);
+        let rows = embedded.map(|entry| {
+            let rows = (&lora.rows.embedding[..], entry.offset);
+            EmbeddingRows::new(&mut backend, config.stream_scale(), rows)
+        });
         let head = match (last, on_device.find(SCORE)) {
             (false, _) => None,
-            (true, None) => Some(Head::vocabulary(&mut backend, &weights, config)?),
+            (true, None) => {
+                let own = on_device.find(HEAD_ROWS).map(|entry| (&lora.rows.head[..], entry.offset));
+                let trained = match config.tied {
+                    true if !first && !lora.rows.embedding.is_empty() => return Err(apart()),
+                    true => embedded.map(|entry| (&lora.rows.embedding[..], entry.offset)),
+                    false => own,
+                };
+                Some(Head::vocabulary(&mut backend, &weights, config, trained.unwrap_or_default())?)
+            }
             (true, Some(e)) => {
                 Some(Head::classes(&mut backend, &weights, config, e.offset, build.class_weights)?)
             }
         };
         let [mut params, grads] = [on_device.len(); 2].map(|len| backend.memory(len));
-        backend.fill(view_mut(&mut params, 1, on_device.len()), 0.0);
+        let on_device = on_device.len();
+        match backend.has_data() && !lora.rows.is_empty() {
+            true => {
+                let base = base_parameters(&layout, lora, tensors)?;
+                backend.upload(view_mut(&mut params, 1, on_device), &placement.place(&base));
+            }
+            false => backend.fill(view_mut(&mut params, 1, on_device), 0.0),
+        }
         let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
         let group = if shelf.streamed() > 0 { build.group.max(1) } else { 1 };
@@ -214,6 +254,7 @@ impl<B: Fused> Decoder<B> {
             keep,
             group,
             embedding,
+            rows,
             head,
             shelf,
             bare,
@@ -237,17 +278,24 @@ impl<B: Fused> Decoder<B> {
 
     fn release(&mut self, tape: Tape<B>) {
         tape.kept.into_iter().for_each(|(_, saved)| saved.recycle(&mut self.backend));
-        tape.residual.into_iter().chain(tape.score).for_each(|m| self.backend.recycle(m));
+        tape.residual.into_iter().chain(tape.own).for_each(|m| self.backend.recycle(m));
     }
 
     /// Returns the stage's input on the device [T, C].
-    fn enter(&mut self, tokens: &B::Tokens, t: usize, input: Option<&[f32]>) -> Result<B::Memory, Fault> {
-        let c = self.config.hidden;
+    fn enter(&mut self, tokens: &B::Tokens, ids: &[u32], input: Option<&[f32]>) -> Result<B::Memory, Fault> {
+        let (t, c) = (ids.len(), self.config.hidden);
         let mut x = self.backend.memory(t * c);
         match (input, &self.embedding) {
             (Some(values), _) if values.len() == t * c => self.backend.upload(view_mut(&mut x, t, c), values),
             (None, Some(table)) if self.span.first => {
-                self.backend.embed(view_mut(&mut x, t, c), table, tokens, self.config.stream_scale());
+                let out = view_mut(&mut x, t, c);
+                match &self.rows {
+                    Some(rows) => {
+                        let of = Embedded { table, tokens, ids, params: &self.params };
+                        rows.embed(&mut self.backend, out, of);
+                    }
+                    None => self.backend.embed(out, table, tokens, self.config.stream_scale()),
+                }
             }
             _ => {
                 self.backend.recycle(x);
@@ -296,6 +344,12 @@ impl<B: Fused> Decoder<B> {
             }
         }
     }
+}
+
+/// The error of a tied model whose embedding and head are in different stages.
+fn apart() -> ModelError {
+    let why = "the head of this model is its embedding: trained rows need both on one device, not in a line";
+    LoraError::Choice { option: TRAIN_TOKENS, why: why.into() }.into()
 }
 
 /// The key of this pass's masks; `None` where nothing is dropped.

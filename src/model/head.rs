@@ -2,6 +2,7 @@
 //! rows are gathered and computed, and the logits of all rows never exist at once.
 
 use super::stage::{LossSums, TokenScore};
+use super::token_rows::HeadRows;
 use super::weights::{ModelError, Weights};
 use crate::backend::{
     Backend, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write, view, view_mut,
@@ -26,8 +27,8 @@ pub struct Head<B: Backend> {
 }
 
 enum Top<B: Backend> {
-    /// Frozen logits over the vocabulary; `None` where the embedding is the head.
-    Vocabulary(Option<B::Weight>),
+    /// Logits over the vocabulary: the frozen matrix, `None` where the embedding is the head, and rows that are trained.
+    Vocabulary(Option<B::Weight>, Option<HeadRows<B>>),
     /// Trained logits over classes: offset of `score.weight` in the flat vector, and class weights.
     Classes(usize, Option<(Vec<f32>, B::Memory)>),
 }
@@ -49,8 +50,8 @@ pub type Weigh<'a> = &'a dyn Fn(&[f32]) -> (Vec<f32>, LossSums);
 pub struct HeadGrad<'a, M> {
     /// Gradient of the hidden states [T, C] (=).
     pub hidden: &'a mut M,
-    /// Gradient of a classifier's head [labels, C] (=).
-    pub score: Option<&'a mut M>,
+    /// Gradient of the head's trained values [labels or trained rows, C] (=).
+    pub own: Option<&'a mut M>,
 }
 
 /// Rows `[n]` of the hidden states and their targets.
@@ -62,15 +63,20 @@ pub struct Asked<'a> {
 }
 
 impl<B: Fused> Head<B> {
-    /// A head over the vocabulary, tied or not.
+    /// A head over the vocabulary, tied or not. `rows` are tokens whose rows are trained, and the offset of these rows in
+    /// the flat vector.
     pub fn vocabulary(
         backend: &mut B,
         weights: &Weights,
         config: &super::config::Config,
+        rows: (&[u32], usize),
     ) -> Result<Self, ModelError> {
         let (v, c) = (config.vocab, config.hidden);
         let own = if config.tied { None } else { Some(weights.matrix(backend, "lm_head.weight", (v, c))?) };
-        Self::new(backend, weights, config, (v, Top::Vocabulary(own)))
+        let name = if config.tied { weights.name("embed_tokens.weight") } else { "lm_head.weight".into() };
+        let trained = !rows.0.is_empty();
+        let trained = trained.then(|| HeadRows::new(backend, weights, config, &name, rows)).transpose()?;
+        Self::new(backend, weights, config, (v, Top::Vocabulary(own, trained)))
     }
 
     /// A head over classes: `score.weight` is at `offset` of the flat vector.
@@ -106,18 +112,29 @@ impl<B: Fused> Head<B> {
         Ok(Head { gain, eps: config.stream_eps(), hidden: config.hidden, outputs, top })
     }
 
+    /// Offset and number of the head's trained values.
+    pub fn trained(&self) -> Option<(usize, usize)> {
+        match &self.top {
+            Top::Vocabulary(_, rows) => rows.as_ref().map(|rows| (rows.offset, rows.len())),
+            Top::Classes(offset, _) => Some((*offset, self.outputs * self.hidden)),
+        }
+    }
+
     /// Returns the logits [n, outputs] of `rows`; a fault where one is not finite, because a choice among such logits
     /// is meaningless.
     pub fn logits(&self, backend: &mut B, below: Below<B>, rows: &[u32]) -> Result<Vec<f32>, Fault> {
         let n = rows.len();
         let top = self.normed_rows(backend, &below, rows);
         let mut logits = backend.memory(n * self.outputs);
-        let out = view_mut(&mut logits, n, self.outputs);
+        let mut out = view_mut(&mut logits, n, self.outputs);
         let x = view(&top.normed, n, self.hidden);
         match &self.top {
-            Top::Vocabulary(own) => {
+            Top::Vocabulary(own, rows) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
-                    backend.linear(out, Write::Set, x, head);
+                    backend.linear(out.again(), Write::Set, x, head);
+                }
+                if let Some(rows) = rows {
+                    rows.add_to(backend, out, x, below.params);
                 }
             }
             Top::Classes(offset, _) => backend.matmul(out, Write::Set, self.score(below.params, *offset, x)),
@@ -195,8 +212,10 @@ impl<B: Fused> Head<B> {
         asked: Asked,
         grad: Option<HeadGrad<B::Memory>>,
     ) -> Pending<B::Memory> {
-        let (score, hidden) = grad.map_or((None, None), |g| (g.score, Some(g.hidden)));
-        let (top, dnormed, pending) = self.losses(backend, &below, &asked, (hidden.is_some(), score));
+        let (mut own, hidden) = grad.map_or((None, None), |g| (g.own, Some(g.hidden)));
+        let (top, dnormed, pending) =
+            self.losses(backend, &below, &asked, (hidden.is_some(), own.as_deref_mut()));
+        self.leave_rows(backend, &top, own);
         if let (Some(dnormed), Some(hidden)) = (dnormed, hidden) {
             self.spread(backend, &top, dnormed, view_mut(hidden, below.hidden.rows, self.hidden));
         }
@@ -204,21 +223,24 @@ impl<B: Fused> Head<B> {
         pending
     }
 
-    /// Computes losses and, where a destination is given, the gradient of the hidden states. The weights of the losses
-    /// are known once all losses are: `weigh` returns the weight of each, and the sums.
+    /// Computes losses and, where a destination is given, their gradients. The weights of the losses are known once all
+    /// losses are: `weigh` returns the weight of each, and the sums.
     pub fn weighted_loss(
         &self,
         backend: &mut B,
         below: Below<B>,
         asked: Asked,
-        (hidden, weigh): (Option<&mut B::Memory>, Weigh),
+        (grad, weigh): (Option<HeadGrad<B::Memory>>, Weigh),
     ) -> Result<LossSums, Fault> {
         let n = asked.rows.len();
+        let (own, hidden) = grad.map_or((None, None), |g| (g.own, Some(g.hidden)));
         let (mut top, dnormed, pending) = self.losses(backend, &below, &asked, (hidden.is_some(), None));
         let mut losses = vec![0.0; n];
         let read = backend.read(view(&pending.losses, n, 1), &mut losses);
         pending.recycle(backend);
         let (weights, sums) = weigh(&losses);
+        self.weigh_slopes(backend, &mut top, &weights);
+        self.leave_rows(backend, &top, own);
         if let (Some(dnormed), Some(hidden)) = (dnormed, hidden) {
             let weighted = self.weighted(backend, &mut top, dnormed, &weights);
             self.spread(backend, &top, weighted, view_mut(hidden, below.hidden.rows, self.hidden));
@@ -251,16 +273,35 @@ impl<B: Fused> Head<B> {
         let mut values = vec![0.0; n * outputs];
         let read = backend.read(view(&logits, n, outputs), &mut values);
         let (slopes, sums) = weigh(&values);
-        if let Some(HeadGrad { hidden, score }) = grad {
+        if let Some(HeadGrad { hidden, own }) = grad {
             backend.upload(view_mut(&mut logits, n, outputs), &slopes);
             let mut dnormed = backend.memory(n * c);
-            let gradients = (Some(view_mut(&mut dnormed, n, c)), score);
+            let gradients = (Some(view_mut(&mut dnormed, n, c)), own);
             self.class_gradients(backend, gradients, factors, view(&logits, n, outputs));
             self.spread(backend, &top, dnormed, view_mut(hidden, below.hidden.rows, c));
         }
         backend.recycle(logits);
         top.recycle(backend);
         read.map(|()| sums)
+    }
+
+    /// Multiplies the derivatives in the logits of trained rows by the weights of the losses.
+    fn weigh_slopes(&self, backend: &mut B, top: &mut NormedRows<B>, weights: &[f32]) {
+        let (Top::Vocabulary(_, Some(rows)), Some(slopes)) = (&self.top, top.slopes.take()) else { return };
+        let (n, m) = (weights.len(), rows.len() / self.hidden);
+        let [mut by, mut out] = [n, n * m].map(|len| backend.memory(len));
+        backend.upload(view_mut(&mut by, n, 1), weights);
+        backend.scale_rows(view_mut(&mut out, n, m), view(&slopes, n, m), view(&by, n, 1));
+        [slopes, by].into_iter().for_each(|memory| backend.recycle(memory));
+        top.slopes = Some(out);
+    }
+
+    /// The gradient of trained rows (=), where they have a destination.
+    fn leave_rows(&self, backend: &mut B, top: &NormedRows<B>, out: Option<&mut B::Memory>) {
+        if let (Top::Vocabulary(_, Some(rows)), Some(slopes), Some(out)) = (&self.top, &top.slopes, out) {
+            let (n, m) = (top.ids.shape().0, rows.len() / self.hidden);
+            rows.gradient(backend, out, view(slopes, n, m), view(&top.normed, n, self.hidden));
+        }
     }
 
     /// Multiplies each row of `x` by its weight. The gradient of a norm with gain 1 whose input is 0 does exactly that
@@ -287,17 +328,20 @@ impl<B: Fused> Head<B> {
         (grad, score): (bool, Option<&mut B::Memory>),
     ) -> (NormedRows<B>, Option<B::Memory>, Pending<B::Memory>) {
         let (n, c) = (asked.rows.len(), self.hidden);
-        let top = self.normed_rows(backend, below, asked.rows);
+        let mut top = self.normed_rows(backend, below, asked.rows);
         let mut losses = backend.memory(n);
         let mut dnormed = grad.then(|| backend.memory(n * c));
         let out = (view_mut(&mut losses, n, 1), dnormed.as_mut().map(|m| view_mut(m, n, c)));
         let x = view(&top.normed, n, c);
         let logits = match &self.top {
-            Top::Vocabulary(own) => {
+            Top::Vocabulary(own, rows) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
                     let chunk = chunk(self.outputs);
                     let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
-                    backend.lm_head_loss(out.0, out.1, args);
+                    match rows {
+                        Some(rows) => top.slopes = rows.loss(backend, out, args, below.params),
+                        None => backend.lm_head_loss(out.0, out.1, args),
+                    }
                 }
                 None
             }
@@ -387,6 +431,7 @@ impl<B: Fused> Head<B> {
             rows: backend.memory(n * c),
             normed: backend.memory(n * c),
             inv_rms: backend.memory(n),
+            slopes: None,
         };
         backend.gather_rows(view_mut(&mut top.rows, n, c), below.hidden, &top.ids);
         let (out, inv_rms) = (view_mut(&mut top.normed, n, c), view_mut(&mut top.inv_rms, n, 1));
@@ -449,11 +494,14 @@ struct NormedRows<B: Backend> {
     rows: B::Memory,
     normed: B::Memory,
     inv_rms: B::Memory,
+    /// Derivatives of the losses in the logits of trained rows [n, m].
+    slopes: Option<B::Memory>,
 }
 
 impl<B: Backend> NormedRows<B> {
     fn recycle(self, backend: &mut B) {
-        [self.rows, self.normed, self.inv_rms].into_iter().for_each(|m| backend.recycle(m));
+        let all = [self.rows, self.normed, self.inv_rms].into_iter().chain(self.slopes);
+        all.for_each(|m| backend.recycle(m));
     }
 }
 

@@ -1,5 +1,6 @@
 //! The only map from tensor names to ranges of the flat parameter vector; gradient, optimizer, network, checkpoint and
-//! export all use it. Order: A and B of each module in model order, then a classifier's head.
+//! export all use it. Order: trained rows of the embedding, A and B of each module in model order, then trained rows of
+//! the head, or a classifier's head.
 
 use super::config::Config;
 use super::lora::LoraSpec;
@@ -8,6 +9,10 @@ use std::ops::Range;
 
 /// The name of a classifier's head; all of its values are trained.
 pub const SCORE: &str = "base_model.model.score.weight";
+/// The end of the name of trained rows of the embedding.
+pub const EMBEDDING_ROWS: &str = "embed_tokens.token_adapter.trainable_tokens_delta";
+/// The name of trained rows of a head that is not the embedding.
+pub const HEAD_ROWS: &str = "base_model.model.lm_head.token_adapter.trainable_tokens_delta";
 
 /// One tensor of the flat vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,9 +21,9 @@ pub struct Entry {
     pub name: String,
     /// Offset of the first element.
     pub offset: usize,
-    /// R for A, outputs for B, labels for the head.
+    /// R for A, outputs for B, labels for a classifier's head, tokens for trained rows.
     pub rows: usize,
-    /// Inputs for A, R for B, hidden size for the head.
+    /// Inputs for A, R for B, else the hidden size.
     pub cols: usize,
 }
 
@@ -91,16 +96,25 @@ impl Layout {
         of_b.map(Entry::range).collect()
     }
 
+    /// The tensor whose name ends so.
+    pub fn ending(&self, end: &str) -> Option<&Entry> {
+        self.entries.iter().find(|e| e.name.ends_with(end))
+    }
+
     /// The tensor with that name.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)
     }
 }
 
-/// The layout of the trained parameters of layers `layers`: A and B of each target in model order, then (in the last
-/// stage of a classifier) the head.
+/// The layout of the trained parameters of layers `layers`: in the first stage rows of the embedding, A and B of each
+/// target in model order, then in the last stage rows of the head, or a classifier's head.
 pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     let mut layout = Layout::default();
+    if layers.start == 0 && !lora.rows.embedding.is_empty() {
+        let name = format!("base_model.model.model.{}{EMBEDDING_ROWS}", config.path());
+        layout.push(name, lora.rows.embedding.len(), config.hidden);
+    }
     for layer in layers.clone() {
         for matrix in adapted(config, layer) {
             if let Some(numbers) = lora.adapter(layer, matrix.module()) {
@@ -109,8 +123,15 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
             }
         }
     }
-    if let Some(labels) = config.labels.as_ref().filter(|_| layers.end == config.layers) {
-        layout.push(SCORE, labels.len(), config.hidden);
+    match &config.labels {
+        _ if layers.end < config.layers => {}
+        Some(labels) => {
+            layout.push(SCORE, labels.len(), config.hidden);
+        }
+        None if lora.rows.head.is_empty() => {}
+        None => {
+            layout.push(HEAD_ROWS, lora.rows.head.len(), config.hidden);
+        }
     }
     layout
 }

@@ -2,6 +2,7 @@
 //! depends only on the seed and the tensor's name, so that a stage of some layers draws the same values as the whole
 //! model.
 
+use super::config::Config;
 use super::layout::{Layout, SCORE};
 use crate::families::wrapped::PATH;
 use crate::numeric::rng::Stream;
@@ -25,9 +26,62 @@ pub struct LoraSpec {
     pub targets: Vec<String>,
     /// Projections of `targets` that differ from the rest, by layer and then in the order of `targets`.
     pub exceptions: Vec<Exception>,
+    /// Rows of embedding and head that are trained whole.
+    pub rows: TrainedRows,
     /// Keys dropout masks and the initial A.
     pub seed: u64,
 }
+
+/// Tokens whose rows are trained whole (PEFT's `trainable_token_indices`), each list without repeats and in the order of
+/// the adapter's file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct TrainedRows {
+    /// Rows of the embedding, and of the head where it is the embedding.
+    pub embedding: Vec<u32>,
+    /// Rows of a head that is not the embedding.
+    pub head: Vec<u32>,
+}
+
+impl TrainedRows {
+    /// Whether no row is trained.
+    pub fn is_empty(&self) -> bool {
+        self.embedding.is_empty() && self.head.is_empty()
+    }
+
+    /// Tokens of the embedding, then those of the head: `embed_tokens 5 7, lm_head 5 7`
+    pub fn in_short(&self) -> Option<String> {
+        let part = |(name, tokens): (&str, &Vec<u32>)| {
+            let ids: Vec<String> = tokens.iter().map(u32::to_string).collect();
+            (!ids.is_empty()).then(|| format!("{name} {}", ids.join(" ")))
+        };
+        let parts = [("embed_tokens", &self.embedding), ("lm_head", &self.head)];
+        let parts: Vec<String> = parts.into_iter().filter_map(part).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
+    /// Refuses tokens that the model does not have, or not apart from others.
+    pub fn check(&self, config: &Config) -> Result<(), LoraError> {
+        let no = |why: String| Err(LoraError::Choice { option: TRAIN_TOKENS, why });
+        for tokens in [&self.embedding, &self.head] {
+            let mut sorted = tokens.clone();
+            sorted.sort_unstable();
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                return no(format!("the row of token {} is trained twice", pair[0]));
+            }
+            if let Some(beyond) = sorted.last().filter(|token| **token as usize >= config.vocab) {
+                return no(format!("token {beyond} has no row: the embedding has {} rows", config.vocab));
+            }
+        }
+        match self.head.is_empty() {
+            false if config.labels.is_some() => no("a classifier has no head over tokens".into()),
+            false if config.tied => no("the head of this model is its embedding".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The option that names trained rows.
+pub const TRAIN_TOKENS: &str = "train-tokens";
 
 /// A projection with another adapter than the rest, or without one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -96,7 +150,9 @@ pub enum LoraError {
         needs: &'static str,
     },
     /// The adapter lacks a tensor that this configuration trains.
-    #[error("the adapter has no tensor {name}: it has other target modules or layers than those asked for")]
+    #[error(
+        "the adapter has no tensor {name}: it has other target modules, layers or tokens than those asked for"
+    )]
     Missing {
         /// PEFT name.
         name: String,
@@ -139,8 +195,8 @@ impl std::fmt::Display for LoraSpec {
 impl LoraSpec {
     /// No adapter: the base model alone.
     pub fn none() -> Self {
-        let (targets, exceptions) = (Vec::new(), Vec::new());
-        LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets, exceptions, seed: 0 }
+        let (targets, exceptions, rows) = (Vec::new(), Vec::new(), TrainedRows::default());
+        LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets, exceptions, rows, seed: 0 }
     }
 
     /// Whether this module has an adapter in any layer.
@@ -195,7 +251,8 @@ impl LoraSpec {
         self.others().next().is_none()
     }
 
-    /// Numbers and modules: `rank 16, alpha 32 (scale 2) on q_proj v_proj; 2 with other numbers, 3 without an adapter`
+    /// Numbers and modules: `rank 16, alpha 32 (scale 2) on q_proj v_proj; 2 with other numbers, 3 without an adapter,
+    /// rows of tokens embed_tokens 5`
     pub fn with_modules(&self) -> String {
         let frozen = self.exceptions.iter().filter(|e| e.adapter.is_none()).count();
         let others = match self.exceptions.len() - frozen {
@@ -203,7 +260,8 @@ impl LoraSpec {
             others => vec![format!("{others} with other numbers")],
         };
         let frozen = (frozen > 0).then(|| format!("{frozen} without an adapter"));
-        let rest = others.into_iter().chain(frozen).collect::<Vec<_>>().join(", ");
+        let rows = self.rows.in_short().map(|tokens| format!("rows of tokens {tokens}"));
+        let rest = others.into_iter().chain(frozen).chain(rows).collect::<Vec<_>>().join(", ");
         let rest = if rest.is_empty() { rest } else { format!("; {rest}") };
         format!("{self} on {}{rest}", self.targets.join(" "))
     }
@@ -257,7 +315,7 @@ impl LoraSpec {
 }
 
 /// Initial values: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A (a head in the base
-/// overrides it, see `Decoder::initial_parameters`).
+/// overrides it, as the base's rows do trained rows, see [`super::decoder::initial_parameters`]).
 pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
     let mut flat = vec![0.0; layout.len()];
     for entry in layout.entries() {

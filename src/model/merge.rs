@@ -2,7 +2,7 @@
 //! merged model is a source of tensors like the base, so the same readers and writers work for both.
 
 use super::config::Config;
-use super::layout::{self, Entry, Layout, SCORE, peft_path};
+use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE, peft_path};
 use super::lora::LoraSpec;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -49,9 +49,34 @@ impl Merged<'_> {
         Some((find("lora_A")?, find("lora_B")?, scale))
     }
 
+    /// Trained rows of the matrix with this name, with or without the prefix `model.`, and their tokens.
+    fn rows(&self, name: &str) -> Option<(&Entry, &[u32])> {
+        let (rows, embedding) = (&self.lora.rows, name.strip_prefix("model.").unwrap_or(name));
+        match embedding {
+            // Files of a tied model may have both.
+            "lm_head.weight" if !self.config.tied => Some((self.layout.find(HEAD_ROWS)?, &rows.head)),
+            "embed_tokens.weight" | "lm_head.weight" => {
+                Some((self.layout.ending(EMBEDDING_ROWS)?, &rows.embedding))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the adapter changes the tensor of that name.
     pub fn touches(&self, name: &str) -> bool {
-        self.adapter(name).is_some()
+        self.adapter(name).is_some() || self.rows(name).is_some()
+    }
+
+    fn replace(&self, tensor: Tensor, (entry, tokens): (&Entry, &[u32])) -> Result<Tensor<'static>, String> {
+        let dtype = self.dtype.unwrap_or(tensor.dtype);
+        let mut values = tensor.dtype.widen(&tensor.bytes);
+        for (token, own) in tokens.iter().zip(self.values(entry).chunks_exact(entry.cols)) {
+            let row = *token as usize * entry.cols..(*token as usize + 1) * entry.cols;
+            let row = values.get_mut(row).filter(|_| tensor.shape[1..] == [entry.cols]);
+            row.ok_or_else(|| format!("{:?} has no row {token} of {}", tensor.shape, entry.cols))?
+                .copy_from_slice(own);
+        }
+        Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
     }
 
     fn encode<'t>(&self, tensor: Tensor<'t>) -> Tensor<'t> {
@@ -117,10 +142,12 @@ impl Tensors for Merged<'_> {
             return Ok(None);
         }
         let Some(tensor) = self.base.tensor(name)? else { return Ok(None) };
-        match self.adapter(name) {
-            Some(adapter) => self.merge(tensor, adapter).map(Some).map_err(|e| format!("{name}: {e}")),
-            None => Ok(Some(self.encode(tensor))),
-        }
+        let merged = match (self.adapter(name), self.rows(name)) {
+            (Some(adapter), _) => self.merge(tensor, adapter),
+            (_, Some(rows)) => self.replace(tensor, rows),
+            _ => Ok(self.encode(tensor)),
+        };
+        merged.map(Some).map_err(|e| format!("{name}: {e}"))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {

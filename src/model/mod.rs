@@ -23,5 +23,6 @@ pub mod rows;
 pub mod split;
 pub mod stage;
 pub mod targets;
+pub mod token_rows;
 pub mod weights;
 pub mod wire;

@@ -3,7 +3,7 @@
 //! the order in which a block computes them. Where no projection is fused or reordered both are the same.
 
 use super::config::Config;
-use super::layout::{self, Layout, SCORE};
+use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE};
 use super::lora::{LoraSpec, MODULES, Numbers};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -32,6 +32,15 @@ impl Placement {
     pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Self {
         let flat = layout::of(config, lora, layers.clone());
         let (mut layout, mut stretches, mut next) = (Layout::default(), Vec::new(), 0);
+        let whole = |layout: &mut Layout, entry: &Entry| {
+            let device = layout.len();
+            layout.push(entry.name.clone(), entry.rows, entry.cols);
+            Stretch { flat: entry.offset, device, len: entry.rows * entry.cols }
+        };
+        if let Some(rows) = flat.ending(EMBEDDING_ROWS) {
+            stretches.push(whole(&mut layout, rows));
+            next = layout.len();
+        }
         for layer in layers {
             for matrix in layout::adapted(config, layer) {
                 let Some(Numbers { rank, .. }) = lora.adapter(layer, matrix.module()) else { continue };
@@ -54,10 +63,8 @@ impl Placement {
                 }
             }
         }
-        if let Some(score) = flat.find(SCORE) {
-            let device = layout.len();
-            layout.push(SCORE, score.rows, score.cols);
-            stretches.push(Stretch { flat: score.offset, device, len: score.rows * score.cols });
+        if let Some(head) = flat.find(SCORE).or(flat.find(HEAD_ROWS)) {
+            stretches.push(whole(&mut layout, head));
         }
         let differs = flat.len() != layout.len() || stretches.iter().any(|s| s.flat != s.device);
         Placement { layout, stretches: differs.then_some(stretches) }

@@ -257,6 +257,37 @@ impl<'a> Weights<'a> {
         }
     }
 
+    /// Some rows of a matrix with `cols` columns, in f32.
+    pub fn some_rows(&self, name: &str, cols: usize, rows: &[u32]) -> Result<Vec<f32>, ModelError> {
+        let least = rows.iter().max().map_or(0, |last| *last as usize + 1);
+        let fits = |found: &[usize]| match found {
+            [count, width] if *count >= least && *width == cols => Ok(()),
+            found => {
+                let (expected, found) = (vec![least, cols], found.to_vec());
+                Err(self.fault(name, ModelError::Shape { name: name.to_owned(), expected, found }))
+            }
+        };
+        let mut values = vec![0.0; rows.len() * cols];
+        let each = values.chunks_exact_mut(cols.max(1)).zip(rows.iter().map(|row| *row as usize));
+        if let Some(blocks) = self.said(name, self.tensors.blocks(name))? {
+            fits(&[blocks.rows, blocks.cols])?;
+            each.for_each(|(out, row)| blocks.block.widen(out, blocks.row(row)));
+        } else {
+            let missing = || self.fault(name, ModelError::Missing { name: name.to_owned() });
+            let tensor = self.said(name, self.tensors.tensor(name))?.ok_or_else(missing)?;
+            fits(&tensor.shape)?;
+            let size = cols * tensor.dtype.size();
+            let bytes = |row: usize| tensor.bytes.get(row * size..(row + 1) * size).ok_or_else(missing);
+            for (out, row) in each {
+                out.copy_from_slice(&tensor.dtype.widen(bytes(row)?));
+            }
+        }
+        match values.iter().position(|x| !x.is_finite()) {
+            Some(index) => Err(self.fault(name, ModelError::NonFinite { name: name.to_owned(), index })),
+            None => Ok(values),
+        }
+    }
+
     /// Loads a frozen matrix [rows, cols], packed by the backend.
     pub fn matrix<B: Backend>(
         &self,

@@ -5,12 +5,12 @@ use super::base_model::{self, BaseModel};
 use super::folder::{RUN_FILE, run_of};
 use super::run_file;
 use crate::config::refusal::{Kind, Refusal, in_file};
-use crate::format::peft::{self, Adapter, AdapterConfig, Extras, Magnitude, TaskType, TensorRef};
+use crate::format::peft::{self, Adapter, AdapterConfig, EMBEDDING, Extras, Magnitude, TaskType, TensorRef};
 use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
-use crate::model::lora::{self, LoraError, LoraSpec, Named};
+use crate::model::lora::{self, LoraError, LoraSpec, Named, TRAIN_TOKENS, TrainedRows};
 use crate::model::targets::Choice;
 use crate::support::stderr::say;
 use crate::train::checkpoint;
@@ -109,8 +109,35 @@ pub fn spec_of(from: &AdapterConfig, config: &Config) -> Result<LoraSpec, LoraEr
         ..Choice::default()
     };
     let (rank, alpha, rslora) = (from.r, from.lora_alpha as f32, from.use_rslora);
-    choice.resolve(config, LoraSpec { rank, alpha, rslora, ..LoraSpec::none() })
+    let rows = rows_of(from, config)?;
+    choice.resolve(config, LoraSpec { rank, alpha, rslora, rows, ..LoraSpec::none() })
 }
+
+/// The rows of tokens that an adapter on this model has.
+fn rows_of(from: &AdapterConfig, config: &Config) -> Result<TrainedRows, LoraError> {
+    let no = |why: String| LoraError::Choice { option: TRAIN_TOKENS, why };
+    let mut rows = TrainedRows::default();
+    for (name, tokens) in &from.token_rows {
+        match name.rsplit('.').next() {
+            Some(EMBEDDING) => rows.embedding.clone_from(tokens),
+            Some(HEAD) => rows.head.clone_from(tokens),
+            _ => {
+                return Err(no(format!(
+                    "trained rows of {name} are not supported, only of {EMBEDDING} and {HEAD}"
+                )));
+            }
+        }
+    }
+    // PEFT trains them once where both are the same matrix.
+    if config.tied && rows.head == rows.embedding {
+        rows.head.clear();
+    }
+    rows.check(config)?;
+    Ok(rows)
+}
+
+/// PEFT's modules with rows of tokens, besides [`EMBEDDING`].
+const HEAD: &str = "lm_head";
 
 /// Returns the adapter in `dir`; without `dir` the base alone, whose only values are those of a classifier's head.
 pub fn load_or_base(dir: Option<&Path>, base: &BaseModel) -> Result<Loaded, Refusal> {
@@ -195,6 +222,11 @@ impl Writer {
             layers,
             rank_pattern: ranks,
             alpha_pattern: alphas.into_iter().map(|(name, alpha)| (name, f64::from(alpha))).collect(),
+            token_rows: [(EMBEDDING, &spec.rows.embedding), (HEAD, &spec.rows.head)]
+                .into_iter()
+                .filter(|(_, tokens)| !tokens.is_empty())
+                .map(|(name, tokens)| (name.to_owned(), tokens.clone()))
+                .collect(),
             path: config.path(),
             use_rslora: spec.rslora,
             use_dora: false,

@@ -121,6 +121,7 @@ impl Job {
             .with("rank", p.spec.rank)
             .with("target_modules", p.spec.targets.join(" "))
             .with_some("adapters", p.spec.exceptions_in_short())
+            .with_some("train_tokens", p.spec.rows.in_short())
             .with("alpha", p.spec.alpha)
             .with("rslora", p.spec.rslora)
             .with("dropout", p.spec.dropout)

@@ -16,5 +16,6 @@ pub mod run_file;
 pub mod signals;
 pub mod single;
 pub mod stages;
+mod trained_rows;
 pub mod watch;
 pub mod worker;

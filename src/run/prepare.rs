@@ -6,6 +6,7 @@ use super::base_model::{self, BaseModel};
 use super::folder;
 use super::row_sets::{Evals, Set, sets};
 use super::row_warnings;
+use super::trained_rows;
 use crate::config::groups::{Options, Split, within};
 use crate::config::refusal::{Refusal, in_file};
 use crate::config::{Origin, Settings};
@@ -16,7 +17,7 @@ use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
 use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
-use crate::model::lora::{LoraError, LoraSpec};
+use crate::model::lora::{LoraError, LoraSpec, TRAIN_TOKENS};
 use crate::model::quantised::Recipe;
 use crate::model::targets::Choice;
 use crate::model::weights::ModelError;
@@ -118,7 +119,7 @@ fn read(
     let model = &options.model;
     let tokenizer = base.tokenizer_with(model.chat_template.as_deref(), &model.template_args)?;
     check_base(settings, options, &base.config)?;
-    let spec = spec(settings, options, &base.config)?;
+    let spec = spec(settings, options, (&base.config, &tokenizer))?;
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_sets, eval_sets) = sets(options)?;
     let read = read_options(options, &base.config, max_seq_len);
@@ -359,11 +360,16 @@ fn check_classes(train: &Corpus) -> Result<(), Refusal> {
 }
 
 /// The adapter's configuration. Values from --init-adapter apply unless the user gave others.
-fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<LoraSpec, Refusal> {
+fn spec(
+    settings: &mut Settings,
+    options: &Options,
+    (config, tokenizer): (&Config, &Tokenizer),
+) -> Result<LoraSpec, Refusal> {
     let lora = &options.lora;
     let (rank, alpha, rslora, dropout, seed) =
         (lora.rank, lora.alpha, lora.rslora, lora.dropout, options.optim.seed);
-    let common = LoraSpec { rank, alpha, rslora, dropout, seed, ..LoraSpec::none() };
+    let rows = trained_rows::of(settings, options, (config, tokenizer))?;
+    let common = LoraSpec { rank, alpha, rslora, dropout, seed, rows, ..LoraSpec::none() };
     let mut asked = (common, lora.choice.clone());
     let own = match &lora.init_adapter {
         Some(dir) => {
@@ -391,6 +397,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
     }
     given.without_effect(&spec, config).map_err(refuse)?;
     spec.check()?;
+    trained_rows::has_both(settings, options, (config, &spec.rows))?;
     for (dir, differs) in own.iter().filter(|_| !options.output.quiet).flat_map(|(dir, own)| {
         scale_notes(own, &spec, config.layers).into_iter().map(move |note| (dir, note))
     }) {
@@ -431,6 +438,9 @@ fn take_over(
     }
     if take("alpha-pattern", typed(&of_file.alphas)) {
         choice.alphas = of_file.alphas;
+    }
+    if !settings.is_given(TRAIN_TOKENS) {
+        common.rows = own.rows.clone();
     }
     // These decide together.
     let modules = ["target-modules", "target-layers", "exclude-modules"];

@@ -7,7 +7,7 @@
 use finetune::format::{self, peft, safetensors};
 use finetune::model::config::Config;
 use finetune::model::layout::{self, Layout};
-use finetune::model::lora::{self, LoraSpec, Named};
+use finetune::model::lora::{self, LoraSpec, Named, TrainedRows};
 use finetune::model::stage::{IGNORE, Microbatch, Targets};
 use finetune::model::targets::Choice;
 use finetune::numeric::tensor::Tensors;
@@ -47,7 +47,11 @@ impl Case {
             ..Choice::default()
         };
         let (rank, alpha, rslora) = (adapter.r, adapter.lora_alpha as f32, adapter.use_rslora);
-        let lora = choice.resolve(&config, LoraSpec { rank, alpha, rslora, ..LoraSpec::none() }).unwrap();
+        let tokens = |module: &str| adapter.token_rows.iter().find(|(name, _)| name == module);
+        let tokens = |module| tokens(module).map(|(_, tokens)| tokens.clone()).unwrap_or_default();
+        let rows = TrainedRows { embedding: tokens("embed_tokens"), head: tokens("lm_head") };
+        let lora = LoraSpec { rank, alpha, rslora, rows, ..LoraSpec::none() };
+        let lora = choice.resolve(&config, lora).unwrap();
         let layout = layout::of(&config, &lora, 0..config.layers);
         let rows = rows(dir, &config, &expected);
         Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }

@@ -29,6 +29,12 @@ pub fn notes(to: To, outtype: Outtype, source: &Exported) -> Result<Vec<String>,
         let way = "use --to merged or --to merged-gguf";
         return Err(Refusal::configuration(format!("the adapter uses DoRA, which is merged only: {way}")));
     }
+    if gguf && apart && !spec.rows.is_empty() {
+        let way = "use --to merged-gguf";
+        return Err(Refusal::configuration(format!(
+            "the adapter has trained rows of tokens, which llama.cpp reads in a merged model only: {way}"
+        )));
+    }
     if gguf && apart && spec.scale() == 0.0 {
         let way = "use --to merged-gguf";
         return Err(Refusal::configuration(format!(
@@ -73,6 +79,10 @@ fn for_peft(loaded: &Loaded) -> Vec<String> {
     if spec.rslora && !classifier {
         let way = "use --to gguf-lora, which folds the scale into alpha";
         notes.push(format!("llama.cpp's converter ignores use_rslora and would scale by less: {way}"));
+    }
+    if !spec.rows.is_empty() {
+        let way = "load it with PEFT, or use --to merged";
+        notes.push(format!("vLLM and llama.cpp's converter refuse trained rows of tokens: {way}"));
     }
     let rank = spec.largest_rank();
     match max_lora_rank(rank) {

@@ -36,6 +36,9 @@ pub fn card(config: &AdapterConfig, base_kind: &str, extras: &Extras, training: 
     text += &item("layers", &config.layers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "));
     text += &item("other ranks (rank_pattern)", &pairs(&config.rank_pattern));
     text += &item("other alphas (alpha_pattern)", &pairs(&config.alpha_pattern));
+    for (name, tokens) in &config.token_rows {
+        let _ = writeln!(text, "- trained rows of {name} (trainable_token_indices): {}", tokens.len());
+    }
     match &extras.labels {
         Some(outputs) if extras.numbers => {
             let _ = writeln!(text, "- outputs: {}, each a number", outputs.len());
@@ -121,6 +124,9 @@ fn vllm(config: &AdapterConfig, base: &str) -> String {
     match (config.task, max_lora_rank(config.r)) {
         (TaskType::SeqCls, _) => {
             format!("{head}vLLM takes no adapter with a head of its own: merge it into the base first.\n")
+        }
+        _ if !config.token_rows.is_empty() => {
+            format!("{head}vLLM reads no trained rows of tokens: merge the adapter into the base first.\n")
         }
         _ if !(config.rank_pattern.is_empty() && config.alpha_pattern.is_empty()) => {
             format!("{head}vLLM reads one rank and one alpha: merge the adapter into the base first.\n")

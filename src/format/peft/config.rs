@@ -38,6 +38,8 @@ pub struct AdapterConfig {
     pub rank_pattern: Vec<(String, usize)>,
     /// `alpha_pattern`: finite as f32 and above 0.
     pub alpha_pattern: Vec<(String, f64)>,
+    /// `trainable_token_indices`: names of modules, and tokens whose rows are trained, in the order of the rows.
+    pub token_rows: Vec<(String, Vec<u32>)>,
     /// Place of the text model below `model.` (`language_model.`), where other parts of the base have modules of the
     /// same names. A pattern then names the modules.
     pub path: &'static str,
@@ -83,6 +85,15 @@ impl AdapterConfig {
             "use_dora": self.use_dora,
             "use_rslora": self.use_rslora,
         });
+        match &self.token_rows[..] {
+            [] => {}
+            // As a list, PEFT takes them for the embedding.
+            [(name, tokens)] if name == EMBEDDING => all["trainable_token_indices"] = json!(tokens),
+            several => {
+                let each = several.iter().map(|(name, tokens)| (name.clone(), json!(tokens)));
+                all["trainable_token_indices"] = Value::Object(each.collect());
+            }
+        }
         if !self.layers.is_empty() {
             all["layers_to_transform"] = json!(self.layers);
         }
@@ -118,6 +129,8 @@ impl AdapterConfig {
             }
         };
         let target_modules = targets(path, v)?;
+        let token_rows =
+            token_rows(&v["trainable_token_indices"]).ok_or_else(|| bad("trainable_token_indices"))?;
         let text = |key: &str| v[key].as_str().filter(|s| !s.is_empty()).map(str::to_owned);
         Ok(AdapterConfig {
             task,
@@ -130,6 +143,7 @@ impl AdapterConfig {
             layers: Vec::new(),
             rank_pattern,
             alpha_pattern,
+            token_rows,
             path: "",
             use_rslora: v["use_rslora"] == true,
             use_dora: v["use_dora"] == true,
@@ -148,14 +162,13 @@ fn is_set(v: &Value) -> bool {
 }
 
 /// PEFT options that change the computation and are not supported.
-const NOT_BUILT: [&str; 10] = [
+const NOT_BUILT: [&str; 9] = [
     "use_qalora",
     "use_bdlora",
     "lora_bias",
     "fan_in_fan_out",
     "layer_replication",
     "target_parameters",
-    "trainable_token_indices",
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
@@ -204,6 +217,24 @@ fn begins_on_the_base(path: &Path, init: &Value) -> Result<(), FormatError> {
 fn number(alpha: f64) -> Value {
     let whole = alpha.fract() == 0.0 && alpha.abs() < 1e15;
     if whole { json!(alpha as i64) } else { json!(alpha) }
+}
+
+/// The module whose rows `trainable_token_indices` means, where it is a list.
+pub const EMBEDDING: &str = "embed_tokens";
+
+/// Modules and tokens of `trainable_token_indices`.
+fn token_rows(v: &Value) -> Option<Vec<(String, Vec<u32>)>> {
+    let tokens = |v: &Value| -> Option<Vec<u32>> {
+        v.as_array()?.iter().map(|id| id.as_u64().and_then(|id| id.try_into().ok())).collect()
+    };
+    let all = match v {
+        Value::Null => Vec::new(),
+        Value::Object(of) => {
+            of.iter().map(|(name, v)| Some((name.clone(), tokens(v)?))).collect::<Option<_>>()?
+        }
+        list => vec![(EMBEDDING.to_owned(), tokens(list)?)],
+    };
+    Some(all.into_iter().filter(|(_, tokens): &(_, Vec<u32>)| !tokens.is_empty()).collect())
 }
 
 fn rank(v: &Value) -> Option<usize> {

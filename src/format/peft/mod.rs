@@ -6,7 +6,7 @@ mod card;
 mod config;
 
 pub use card::{card, max_lora_rank};
-pub use config::{AdapterConfig, TaskType};
+pub use config::{AdapterConfig, EMBEDDING, TaskType};
 
 use super::atomic;
 use super::directory;
@@ -48,9 +48,9 @@ pub struct Adapter {
 pub struct AdapterTensor {
     /// Name: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, `base_model.model.score.weight`.
     pub name: String,
-    /// R for A, number of outputs for B, number of labels for the head.
+    /// R for A, number of outputs for B, number of labels for the head, number of tokens for trained rows.
     pub rows: usize,
-    /// Number of inputs for A, R for B, hidden size for the head.
+    /// Number of inputs for A, R for B, else the hidden size.
     pub cols: usize,
     /// The [rows, cols] values, all finite.
     pub values: Vec<f32>,
@@ -228,9 +228,10 @@ fn matrix(
     let fits = match name.rsplit('.').nth(1) {
         Some("lora_A") => known(rows),
         Some("lora_B") => known(cols),
-        Some("score" | "classifier") => true,
+        Some("score" | "classifier" | "token_adapter") => true,
         _ => {
-            let what = format!("tensor '{stored}' is no LoRA matrix and no classifier head");
+            let what =
+                format!("tensor '{stored}' is no LoRA matrix, no classifier head and no row of a token");
             let way = "train an adapter of lora_A and lora_B only";
             return Err(FormatError::unsupported(path, what, way));
         }

@@ -2,10 +2,10 @@
 //! device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
 use super::{Decoder, Tape, dropout};
-use crate::backend::{Backend, Fault, Fused, TokenRows, Traffic, ViewMut, view, view_mut};
+use crate::backend::{Backend, Fault, Fused, TokenRows, Traffic, ViewMut, Write, view, view_mut};
 use crate::model::block::{Below, Streams};
-use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
-use crate::model::layout::{Layout, SCORE};
+use crate::model::head::{Asked, Below as Beneath, Head, HeadGrad, Pending};
+use crate::model::layout::Layout;
 use crate::model::linear::Batch;
 use crate::model::outputs::squared_errors;
 use crate::model::stage::{
@@ -64,11 +64,12 @@ impl<B: Fused> Decoder<B> {
         self.rotations.reach(&mut self.backend, longest as usize);
         let t = batch.ids.len();
         let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
-        let x = self.enter(&tokens, t, input)?;
+        let x = self.enter(&tokens, &batch.ids, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
-        let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
-        let bare = if below == Below::Nothing { self.bare } else { 0 };
-        Ok((Tape { tokens, step, rows, t, below, bare, kept, residual: None, score: None }, x))
+        let ids = if self.rows.is_some() { batch.ids.clone() } else { Vec::new() };
+        let wanted = input.is_some() || self.rows.is_some();
+        let (below, bare) = if wanted { (Below::Wanted, 0) } else { (Below::Nothing, self.bare) };
+        Ok((Tape { tokens, step, rows, t, ids, below, bare, kept, residual: None, own: None }, x))
     }
 
     /// Runs the head on the last hidden states; with [`Want::Gradient`] their gradient is put on the tape.
@@ -99,44 +100,40 @@ impl<B: Fused> Decoder<B> {
                 .scores(&mut self.backend, below, asked, top)
                 .map(|all| Top::Output(Output::Scores(all)));
         }
-        let trained = self.config.labels.as_ref().map(|labels| labels.len() * c);
+        let trained = head.trained().map(|(_, count)| count);
         if want.ticket().is_some() {
             tape.residual = Some(self.backend.memory(t * c));
-            tape.score = trained.map(|n| self.backend.memory(n));
+            tape.own = trained.map(|n| self.backend.memory(n));
         }
         if rows.is_empty() {
             tape.residual.iter_mut().for_each(|m| self.backend.fill(view_mut(m, t, c), 0.0));
-            let score = tape.score.iter_mut().zip(trained);
-            score.for_each(|(m, n)| self.backend.fill(view_mut(m, 1, n), 0.0));
+            let own = tape.own.iter_mut().zip(trained);
+            own.for_each(|(m, n)| self.backend.fill(view_mut(m, 1, n), 0.0));
             let (loss, weight) = (0.0, 0.0);
             let sums = LossSums { loss, weight, ..LossSums::default() };
             return Ok(Top::Output(Output::Loss(sums)));
         }
         let asked = Asked { rows: &rows, targets: &targets };
         if let Some(weigh) = of_outputs(&batch.targets) {
-            let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
+            let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, own: tape.own.as_mut() });
             let sums = head.output_loss(&mut self.backend, below, &rows, (grad, &*weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
         if let Some(weigh) = of_losses(batch, &rows) {
-            let hidden = tape.residual.as_mut();
-            let sums = head.weighted_loss(&mut self.backend, below, asked, (hidden, &*weigh))?;
+            let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, own: tape.own.as_mut() });
+            let sums = head.weighted_loss(&mut self.backend, below, asked, (grad, &*weigh))?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
-        if want == Want::Predictions && trained.is_none() {
+        if want == Want::Predictions && self.config.labels.is_none() {
             let sums = head.predicted(&mut self.backend, below, asked)?;
             return Ok(Top::Output(Output::Loss(sums)));
         }
-        let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, score: tape.score.as_mut() });
+        let grad = tape.residual.as_mut().map(|hidden| HeadGrad { hidden, own: tape.own.as_mut() });
         Ok(Top::Losses(head.loss(&mut self.backend, below, asked, grad)))
     }
 
     /// Runs the backward pass and returns the gradient of the stage's input; the flat gradient is complete.
-    pub(super) fn descend(
-        &mut self,
-        ticket: Ticket,
-        grad: Option<&[f32]>,
-    ) -> Result<(B::Memory, Below), Fault> {
+    pub(super) fn descend(&mut self, ticket: Ticket, grad: Option<&[f32]>) -> Result<B::Memory, Fault> {
         let Some(mut tape) = self.tapes.remove(&ticket) else {
             return Err(self.fault("backward without a forward pass that asked for it"));
         };
@@ -156,7 +153,7 @@ impl<B: Fused> Decoder<B> {
         };
         self.leave_head(&mut tape);
         match self.sink(&mut residual, &mut tape, 0) {
-            Ok(()) => Ok((residual, tape.below)),
+            Ok(()) => Ok(residual),
             Err(fault) => {
                 self.backend.recycle(residual);
                 self.release(tape);
@@ -165,19 +162,22 @@ impl<B: Fused> Decoder<B> {
         }
     }
 
-    /// Puts the gradient of a classifier's head in its place of the flat gradient.
+    /// Puts the gradient of the head's trained values in its place of the flat gradient.
     pub(super) fn leave_head(&mut self, tape: &mut Tape<B>) {
-        if let (Some(score), Some(entry)) = (tape.score.take(), self.placement.layout.find(SCORE)) {
-            let (offset, rows, cols) = (entry.offset, entry.rows, entry.cols);
-            let out = ViewMut { memory: &mut self.grads, offset, rows, cols };
-            self.backend.copy(out, view(&score, rows, cols));
-            self.backend.recycle(score);
+        if let (Some(own), Some((offset, len))) =
+            (tape.own.take(), self.head.as_ref().and_then(Head::trained))
+        {
+            let cols = self.config.hidden;
+            let out = ViewMut { memory: &mut self.grads, offset, rows: len / cols, cols };
+            self.backend.copy(out, view(&own, len / cols, cols));
+            self.backend.recycle(own);
         }
         // The head is complete.
         self.backend.border();
     }
 
-    /// Runs the backward pass of blocks, from the top of the tape until `lowest` blocks are left.
+    /// Runs the backward pass of blocks, from the top of the tape until `lowest` blocks are left, and that of trained rows
+    /// of the embedding once none is left.
     pub(super) fn sink(
         &mut self,
         residual: &mut B::Memory,
@@ -197,6 +197,13 @@ impl<B: Fused> Decoder<B> {
             block.backward(&mut self.backend, streams, saved, below, &batch)?;
             self.backend.border();
         }
+        if let Some(rows) = self.rows.as_ref().filter(|_| lowest == 0) {
+            // A head that is the embedding has left its part there.
+            let shared = self.head.as_ref().and_then(Head::trained).filter(|(at, _)| *at == rows.offset);
+            let write = if shared.is_some() { Write::Add } else { Write::Set };
+            let dx = view(&*residual, tape.t, self.config.hidden);
+            rows.gradient(&mut self.backend, (&mut self.grads, write), dx, &tape.ids);
+        }
         Ok(())
     }
 
@@ -204,7 +211,7 @@ impl<B: Fused> Decoder<B> {
     fn both_passes(&mut self, batch: &Microbatch) -> Result<Top<B::Memory>, Fault> {
         let top = self.ascend(batch, None, Want::Gradient(WHOLE))?;
         match self.descend(WHOLE, None) {
-            Ok((residual, _)) => {
+            Ok(residual) => {
                 self.backend.recycle(residual);
                 Ok(top)
             }
@@ -362,8 +369,8 @@ impl<B: Fused> Stage for Decoder<B> {
         gradient: &mut [f32],
     ) -> Result<Option<Vec<f32>>, Fault> {
         let t = self.tapes.get(&ticket).map_or(0, |tape| tape.t);
-        let (residual, below) = self.descend(ticket, grad)?;
-        let mut input = (below == Below::Wanted).then(|| vec![0.0; t * self.config.hidden]);
+        let residual = self.descend(ticket, grad)?;
+        let mut input = (!self.span.first).then(|| vec![0.0; t * self.config.hidden]);
         let plain = self.placement.is_plain();
         let mut device = vec![0.0; if plain { 0 } else { self.placement.layout.len() }];
         let values = if plain { &mut *gradient } else { &mut device[..] };

@@ -79,7 +79,7 @@ impl<B: Fused> Decoder<B> {
             self.backend.tokens(TokenRows { ids, bounds: &bounds, past: text.len as u32 })
         });
         let own: Vec<B::Tokens> = own.collect();
-        let mut x = self.enter(&tokens, t, input)?;
+        let mut x = self.enter(&tokens, &all, input)?;
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: t, tokens: &tokens, params, rotations, dropout: None };
         for i in 0..self.shelf.len() {

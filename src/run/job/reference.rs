@@ -7,6 +7,7 @@ use crate::config::groups::{ComputeDtype, Options};
 use crate::config::refusal::{Refusal, in_file};
 use crate::data::Corpus;
 use crate::format::{FormatError, atomic};
+use crate::model::decoder::base_parameters;
 use crate::model::lora::LoraSpec;
 use crate::model::preference::Objective;
 use crate::model::quantised::Recipe;
@@ -35,7 +36,8 @@ impl Reference {
         options: &Options,
     ) -> Result<Option<Self>, Refusal> {
         let Some(objective) = options.data.objective else { return Ok(None) };
-        let mut parameters = objective.loss.has_reference().then(|| vec![0.0; writer.layout.len()]);
+        let base = || base_parameters(&writer.layout, &p.spec, &*p.base.files.tensors);
+        let mut parameters = objective.loss.has_reference().then(base).transpose()?;
         if let (Some(values), Some(dir)) = (&mut parameters, &options.data.reference) {
             let of = adapter::spec_of(&adapter::read(dir)?.config, &p.config);
             let of = of.map_err(|e| in_file(dir, e.into()))?;

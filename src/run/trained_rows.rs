@@ -1,0 +1,49 @@
+//! The tokens of --train-tokens: their ids, and where their rows are trained.
+
+use crate::config::Settings;
+use crate::config::groups::{Gpus, Options, Wanted};
+use crate::config::refusal::Refusal;
+use crate::data::tokenizer::Tokenizer;
+use crate::model::config::Config;
+use crate::model::lora::{TRAIN_TOKENS, TrainedRows};
+
+/// The rows of the embedding, and of a head over tokens that is not the embedding.
+pub fn of(
+    settings: &Settings,
+    options: &Options,
+    (config, tokenizer): (&Config, &Tokenizer),
+) -> Result<TrainedRows, Refusal> {
+    let id = |text: &String| {
+        tokenizer.token_to_id(text).ok_or_else(|| {
+            let why = format!(
+                "the tokenizer has no token {text:?}; only tokens that it has, such as added and reserved ones, can be \
+                 trained: the vocabulary is not enlarged"
+            );
+            settings.refuse(TRAIN_TOKENS, why)
+        })
+    };
+    let embedding: Vec<u32> = options.lora.tokens.iter().map(id).collect::<Result<_, _>>()?;
+    let own_head = !config.tied && config.labels.is_none() && !options.data.task.has_head();
+    let rows = TrainedRows { head: if own_head { embedding.clone() } else { Vec::new() }, embedding };
+    rows.check(config).map_err(|e| settings.refuse(TRAIN_TOKENS, e))?;
+    Ok(rows)
+}
+
+/// Refuses a division of the layers that has a tied embedding in one place and the head in another.
+pub fn has_both(
+    settings: &Settings,
+    options: &Options,
+    (config, rows): (&Config, &TrainedRows),
+) -> Result<(), Refusal> {
+    let in_line = |gpus: &Gpus| match gpus {
+        Gpus::Named(all) => all.iter().any(|device| matches!(device, Wanted::Line(_))),
+        _ => false,
+    };
+    let option = if options.cluster.stages.is_some() { "stages" } else { "gpus" };
+    let divided = option == "stages" || in_line(&options.devices.gpus);
+    if !divided || rows.is_empty() || !config.tied || options.data.task.has_head() {
+        return Ok(());
+    }
+    let why = "does not go with --train-tokens on this model: its head is its embedding, and the rows would be in two places";
+    Err(settings.refuse(option, why))
+}
