@@ -12,6 +12,8 @@ mod learn;
 mod rows_of_a_run;
 #[path = "cli_runs/spellings.rs"]
 mod spellings;
+#[path = "cli_runs/tokens.rs"]
+mod tokens;
 #[path = "cli_runs/weighted_rows.rs"]
 mod weighted_rows;
 

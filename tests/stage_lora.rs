@@ -95,6 +95,15 @@ fn initial_values_follow_peft_for_any_split() {
             if entry.name == SCORE {
                 let base = case.tensors.tensor("score.weight").unwrap().unwrap();
                 assert_eq!(own, base.dtype.widen(&base.bytes));
+            } else if let Some(path) = entry.name.strip_suffix(".token_adapter.trainable_tokens_delta") {
+                let path = path.strip_prefix("base_model.model.").unwrap();
+                let base = case.tensors.tensor(&format!("{path}.weight")).unwrap().unwrap();
+                let base = base.dtype.widen(&base.bytes);
+                let rows = &case.lora.rows;
+                let tokens = if path == "lm_head" { &rows.head } else { &rows.embedding };
+                for (token, own) in tokens.iter().zip(own.chunks(entry.cols)) {
+                    assert_eq!(own, &base[*token as usize * entry.cols..][..entry.cols]);
+                }
             } else if entry.name.ends_with("lora_B.weight") {
                 assert!(own.iter().all(|&b| b == 0.0));
             } else {

@@ -51,8 +51,9 @@ impl ModelShape {
             None => format!("feed forward {}", config.feed_forward),
         };
         let others = lora.exceptions_in_short().map(|others| format!(" ({others})")).unwrap_or_default();
+        let rows = lora.rows.in_short().map(|rows| format!(" and rows of {rows}")).unwrap_or_default();
         let key = format!(
-            "{} of {} layers, hidden {}, {inner}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}{others}",
+            "{} of {} layers, hidden {}, {inner}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}{others}{rows}",
             config.architecture(),
             config.layers,
             config.hidden,

@@ -10,6 +10,7 @@ mod text;
 
 use super::block::{Below, Hold, Saved};
 use super::config::Config;
+use super::embedding_change::{Embedded, EmbeddingRows, take_from_base};
 use super::head::Head;
 use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE};
 use super::linear::{Adapter, Batch};
@@ -17,7 +18,6 @@ use super::lora::{self, LoraError, LoraSpec, TRAIN_TOKENS};
 use super::placement::{self, Placement};
 use super::rotation::Rotations;
 use super::stage::{Cancel, Session, Span, Ticket, Want};
-use super::token_rows::{Embedded, EmbeddingRows, take_from_base};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
@@ -118,7 +118,7 @@ pub struct Decoder<B: Backend> {
     rows: Option<EmbeddingRows<B>>,
     head: Option<Head<B>>,
     shelf: Shelf<B>,
-    /// Number of blocks below the lowest adapter.
+    /// Number of blocks below the lowest trained value.
     bare: usize,
     params: B::Memory,
     grads: B::Memory,
@@ -140,7 +140,7 @@ struct Tape<B: Backend> {
     t: usize,
     /// Ids of the tokens, where rows of the embedding are trained.
     ids: Vec<u32>,
-    /// Whether the gradient of the stage's input is needed: by a previous stage, or by rows of the embedding.
+    /// Whether a previous stage needs the gradient of its output.
     below: Below,
     /// Number of blocks at the bottom without a backward pass: no adapter and no stage below needs it.
     bare: usize,
@@ -202,43 +202,18 @@ impl<B: Fused> Decoder<B> {
         let (name, shape) = (weights.name("embed_tokens.weight"), (config.vocab, config.hidden));
         let tied = last && config.tied && config.labels.is_none();
         let embedding = (first || tied).then(|| weights.matrix(&mut backend, &name, shape)).transpose()?;
-        // A and B of each module follow each other.
         let placement = Placement::of(config, lora, layers.clone());
         let on_device = &placement.layout;
-        let of_a = |entry: &&Entry| entry.name.ends_with(".lora_A.weight");
-        let mut entries = on_device.entries().iter().filter(of_a).peekable();
-        let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer)));
-        let layers: Vec<Layer> = layers.collect();
-        let bare = layers.iter().take_while(|(_, adapters)| adapters.iter().all(Option::is_none)).count();
+        let (layers, bare) = adapted_layers((config, lora), on_device, layers);
         let shelf = Shelf::load(&mut backend, (&weights, tensors), config, layers, build.streamed)?;
-        let embedded = on_device.ending(EMBEDDING_ROWS);
-        let rows = embedded.map(|entry| {
-            let rows = (&lora.rows.embedding[..], entry.offset);
-            EmbeddingRows::new(&mut backend, config.stream_scale(), rows)
-        });
-        let head = match (last, on_device.find(SCORE)) {
-            (false, _) => None,
-            (true, None) => {
-                let own = on_device.find(HEAD_ROWS).map(|entry| (&lora.rows.head[..], entry.offset));
-                let trained = match config.tied {
-                    true if !first && !lora.rows.embedding.is_empty() => return Err(apart()),
-                    true => embedded.map(|entry| (&lora.rows.embedding[..], entry.offset)),
-                    false => own,
-                };
-                Some(Head::vocabulary(&mut backend, &weights, config, trained.unwrap_or_default())?)
-            }
-            (true, Some(e)) => {
-                Some(Head::classes(&mut backend, &weights, config, e.offset, build.class_weights)?)
-            }
-        };
+        let rows = EmbeddingRows::of(&mut backend, config, lora, on_device);
+        let of_head = (config, lora, on_device, build.class_weights);
+        let head = last.then(|| head(&mut backend, &weights, of_head)).transpose()?;
         let [mut params, grads] = [on_device.len(); 2].map(|len| backend.memory(len));
-        let on_device = on_device.len();
+        let out = view_mut(&mut params, 1, on_device.len());
         match backend.has_data() && !lora.rows.is_empty() {
-            true => {
-                let base = base_parameters(&layout, lora, tensors)?;
-                backend.upload(view_mut(&mut params, 1, on_device), &placement.place(&base));
-            }
-            false => backend.fill(view_mut(&mut params, 1, on_device), 0.0),
+            true => backend.upload(out, &placement.place(&base_parameters(&layout, lora, tensors)?)),
+            false => backend.fill(out, 0.0),
         }
         let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
@@ -346,15 +321,47 @@ impl<B: Fused> Decoder<B> {
     }
 }
 
-/// The error of a tied model whose embedding and head are in different stages.
-fn apart() -> ModelError {
-    let why = "the head of this model is its embedding: trained rows need both on one device, not in a line";
-    LoraError::Choice { option: TRAIN_TOKENS, why: why.into() }.into()
+/// The head of a last stage with this layout on the device.
+fn head<B: Fused>(
+    backend: &mut B,
+    weights: &Weights,
+    (config, lora, on_device, class_weights): (&Config, &LoraSpec, &Layout, Option<Vec<f32>>),
+) -> Result<Head<B>, ModelError> {
+    if let Some(score) = on_device.find(SCORE) {
+        return Head::classes(backend, weights, config, score.offset, class_weights);
+    }
+    let (tokens, rows) = match config.tied {
+        true => (&lora.rows.embedding, on_device.ending(EMBEDDING_ROWS)),
+        false => (&lora.rows.head, on_device.find(HEAD_ROWS)),
+    };
+    if rows.is_none() && !tokens.is_empty() {
+        let why =
+            "the head of this model is its embedding: trained rows need both on one device, not in a line";
+        return Err(LoraError::Choice { option: TRAIN_TOKENS, why: why.into() }.into());
+    }
+    Head::vocabulary(backend, weights, config, (tokens, rows.map_or(0, |rows| rows.offset)))
 }
 
 /// The key of this pass's masks; `None` where nothing is dropped.
 fn dropout<'a>(lora: &LoraSpec, (step, rows): (u64, &'a [u64])) -> Option<DropoutKey<'a>> {
     (lora.dropout > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: lora.dropout })
+}
+
+/// The layers with their adapters, and the number of layers below the lowest trained value.
+fn adapted_layers(
+    (config, lora): (&Config, &LoraSpec),
+    on_device: &Layout,
+    layers: Range<usize>,
+) -> (Vec<Layer>, usize) {
+    let of_a = |entry: &&Entry| entry.name.ends_with(".lora_A.weight");
+    let mut entries = on_device.entries().iter().filter(of_a).peekable();
+    let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer)));
+    let layers: Vec<Layer> = layers.collect();
+    let bare = match on_device.ending(EMBEDDING_ROWS) {
+        Some(_) => 0,
+        None => layers.iter().take_while(|(_, adapters)| adapters.iter().all(Option::is_none)).count(),
+    };
+    (layers, bare)
 }
 
 /// Takes a layer's adapters from `entries`, which gives every A in the order of the device. Projections of one matrix

@@ -1,8 +1,9 @@
 //! The top of a model: the last norm, then either the vocabulary or a classifier's trained head. Only the requested
 //! rows are gathered and computed, and the logits of all rows never exist at once.
 
+use super::head_change::{Gradients, HeadChange};
 use super::stage::{LossSums, TokenScore};
-use super::token_rows::HeadRows;
+
 use super::weights::{ModelError, Weights};
 use crate::backend::{
     Backend, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write, view, view_mut,
@@ -27,8 +28,8 @@ pub struct Head<B: Backend> {
 }
 
 enum Top<B: Backend> {
-    /// Logits over the vocabulary: the frozen matrix, `None` where the embedding is the head, and rows that are trained.
-    Vocabulary(Option<B::Weight>, Option<HeadRows<B>>),
+    /// Logits over the vocabulary: the frozen matrix, `None` where the embedding is the head, and its change.
+    Vocabulary(Option<B::Weight>, Option<HeadChange<B>>),
     /// Trained logits over classes: offset of `score.weight` in the flat vector, and class weights.
     Classes(usize, Option<(Vec<f32>, B::Memory)>),
 }
@@ -75,7 +76,8 @@ impl<B: Fused> Head<B> {
         let own = if config.tied { None } else { Some(weights.matrix(backend, "lm_head.weight", (v, c))?) };
         let name = if config.tied { weights.name("embed_tokens.weight") } else { "lm_head.weight".into() };
         let trained = !rows.0.is_empty();
-        let trained = trained.then(|| HeadRows::new(backend, weights, config, &name, rows)).transpose()?;
+        let trained =
+            trained.then(|| HeadChange::of_rows(backend, weights, config, &name, rows)).transpose()?;
         Self::new(backend, weights, config, (v, Top::Vocabulary(own, trained)))
     }
 
@@ -115,7 +117,7 @@ impl<B: Fused> Head<B> {
     /// Offset and number of the head's trained values.
     pub fn trained(&self) -> Option<(usize, usize)> {
         match &self.top {
-            Top::Vocabulary(_, rows) => rows.as_ref().map(|rows| (rows.offset, rows.len())),
+            Top::Vocabulary(_, change) => change.as_ref().map(|change| (change.offset, change.len())),
             Top::Classes(offset, _) => Some((*offset, self.outputs * self.hidden)),
         }
     }
@@ -129,12 +131,12 @@ impl<B: Fused> Head<B> {
         let mut out = view_mut(&mut logits, n, self.outputs);
         let x = view(&top.normed, n, self.hidden);
         match &self.top {
-            Top::Vocabulary(own, rows) => {
+            Top::Vocabulary(own, change) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
                     backend.linear(out.again(), Write::Set, x, head);
                 }
-                if let Some(rows) = rows {
-                    rows.add_to(backend, out, x, below.params);
+                if let Some(change) = change {
+                    change.add_to(backend, out, x, below.params);
                 }
             }
             Top::Classes(offset, _) => backend.matmul(out, Write::Set, self.score(below.params, *offset, x)),
@@ -212,10 +214,9 @@ impl<B: Fused> Head<B> {
         asked: Asked,
         grad: Option<HeadGrad<B::Memory>>,
     ) -> Pending<B::Memory> {
-        let (mut own, hidden) = grad.map_or((None, None), |g| (g.own, Some(g.hidden)));
-        let (top, dnormed, pending) =
-            self.losses(backend, &below, &asked, (hidden.is_some(), own.as_deref_mut()));
-        self.leave_rows(backend, &top, own);
+        let (own, hidden) = grad.map_or((None, None), |g| (g.own, Some(g.hidden)));
+        let wanted = Wanted { hidden: hidden.is_some(), own, weights: None };
+        let (top, dnormed, pending) = self.losses(backend, &below, &asked, wanted);
         if let (Some(dnormed), Some(hidden)) = (dnormed, hidden) {
             self.spread(backend, &top, dnormed, view_mut(hidden, below.hidden.rows, self.hidden));
         }
@@ -234,16 +235,31 @@ impl<B: Fused> Head<B> {
     ) -> Result<LossSums, Fault> {
         let n = asked.rows.len();
         let (own, hidden) = grad.map_or((None, None), |g| (g.own, Some(g.hidden)));
-        let (mut top, dnormed, pending) = self.losses(backend, &below, &asked, (hidden.is_some(), None));
+        let changed = matches!(&self.top, Top::Vocabulary(_, Some(_)));
+        let wanted = Wanted { hidden: hidden.is_some() && !changed, own: None, weights: None };
+        let (mut top, dnormed, pending) = self.losses(backend, &below, &asked, wanted);
         let mut losses = vec![0.0; n];
         let read = backend.read(view(&pending.losses, n, 1), &mut losses);
         pending.recycle(backend);
         let (weights, sums) = weigh(&losses);
-        self.weigh_slopes(backend, &mut top, &weights);
-        self.leave_rows(backend, &top, own);
-        if let (Some(dnormed), Some(hidden)) = (dnormed, hidden) {
-            let weighted = self.weighted(backend, &mut top, dnormed, &weights);
-            self.spread(backend, &top, weighted, view_mut(hidden, below.hidden.rows, self.hidden));
+        match (dnormed, hidden) {
+            (Some(dnormed), Some(hidden)) => {
+                let weighted = self.weighted(backend, &mut top, dnormed, &weights);
+                self.spread(backend, &top, weighted, view_mut(hidden, below.hidden.rows, self.hidden));
+            }
+            // The gradients of a changed head need the weights before they are summed.
+            (None, Some(hidden)) => {
+                let mut by = backend.memory(n);
+                backend.upload(view_mut(&mut by, n, 1), &weights);
+                let wanted = Wanted { hidden: true, own, weights: Some(view(&by, n, 1)) };
+                let (again, dnormed, pending) = self.losses(backend, &below, &asked, wanted);
+                pending.recycle(backend);
+                let out = view_mut(hidden, below.hidden.rows, self.hidden);
+                dnormed.into_iter().zip([out]).for_each(|(d, out)| self.spread(backend, &again, d, out));
+                again.recycle(backend);
+                backend.recycle(by);
+            }
+            _ => {}
         }
         top.recycle(backend);
         read.map(|()| sums)
@@ -285,25 +301,6 @@ impl<B: Fused> Head<B> {
         read.map(|()| sums)
     }
 
-    /// Multiplies the derivatives in the logits of trained rows by the weights of the losses.
-    fn weigh_slopes(&self, backend: &mut B, top: &mut NormedRows<B>, weights: &[f32]) {
-        let (Top::Vocabulary(_, Some(rows)), Some(slopes)) = (&self.top, top.slopes.take()) else { return };
-        let (n, m) = (weights.len(), rows.len() / self.hidden);
-        let [mut by, mut out] = [n, n * m].map(|len| backend.memory(len));
-        backend.upload(view_mut(&mut by, n, 1), weights);
-        backend.scale_rows(view_mut(&mut out, n, m), view(&slopes, n, m), view(&by, n, 1));
-        [slopes, by].into_iter().for_each(|memory| backend.recycle(memory));
-        top.slopes = Some(out);
-    }
-
-    /// The gradient of trained rows (=), where they have a destination.
-    fn leave_rows(&self, backend: &mut B, top: &NormedRows<B>, out: Option<&mut B::Memory>) {
-        if let (Top::Vocabulary(_, Some(rows)), Some(slopes), Some(out)) = (&self.top, &top.slopes, out) {
-            let (n, m) = (top.ids.shape().0, rows.len() / self.hidden);
-            rows.gradient(backend, out, view(slopes, n, m), view(&top.normed, n, self.hidden));
-        }
-    }
-
     /// Multiplies each row of `x` by its weight. The gradient of a norm with gain 1 whose input is 0 does exactly that
     /// with its `inv_rms`; the input takes the place of the normed rows.
     fn weighted(&self, backend: &mut B, top: &mut NormedRows<B>, x: B::Memory, weights: &[f32]) -> B::Memory {
@@ -319,27 +316,31 @@ impl<B: Fused> Head<B> {
         out
     }
 
-    /// Computes the losses of the asked rows and, where `grad` says so, their gradients in the normed rows.
+    /// Computes the losses of the asked rows and the wanted gradients.
     fn losses(
         &self,
         backend: &mut B,
         below: &Below<B>,
         asked: &Asked,
-        (grad, score): (bool, Option<&mut B::Memory>),
+        wanted: Wanted<B::Memory>,
     ) -> (NormedRows<B>, Option<B::Memory>, Pending<B::Memory>) {
         let (n, c) = (asked.rows.len(), self.hidden);
-        let mut top = self.normed_rows(backend, below, asked.rows);
+        let Wanted { hidden, own: score, weights } = wanted;
+        let top = self.normed_rows(backend, below, asked.rows);
         let mut losses = backend.memory(n);
-        let mut dnormed = grad.then(|| backend.memory(n * c));
+        let mut dnormed = hidden.then(|| backend.memory(n * c));
         let out = (view_mut(&mut losses, n, 1), dnormed.as_mut().map(|m| view_mut(m, n, c)));
         let x = view(&top.normed, n, c);
         let logits = match &self.top {
-            Top::Vocabulary(own, rows) => {
+            Top::Vocabulary(own, change) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
                     let chunk = chunk(self.outputs);
                     let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
-                    match rows {
-                        Some(rows) => top.slopes = rows.loss(backend, out, args, below.params),
+                    match change {
+                        Some(change) => {
+                            let grads = out.1.map(|dx| Gradients { dx, own: score, weights });
+                            change.loss(backend, (out.0, grads), args, below.params);
+                        }
                         None => backend.lm_head_loss(out.0, out.1, args),
                     }
                 }
@@ -431,7 +432,6 @@ impl<B: Fused> Head<B> {
             rows: backend.memory(n * c),
             normed: backend.memory(n * c),
             inv_rms: backend.memory(n),
-            slopes: None,
         };
         backend.gather_rows(view_mut(&mut top.rows, n, c), below.hidden, &top.ids);
         let (out, inv_rms) = (view_mut(&mut top.normed, n, c), view_mut(&mut top.inv_rms, n, 1));
@@ -489,19 +489,26 @@ impl<M> Pending<M> {
     }
 }
 
+/// The gradients that are computed with losses.
+struct Wanted<'a, M> {
+    /// That of the normed rows.
+    hidden: bool,
+    /// Destination of that of the head's trained values.
+    own: Option<&'a mut M>,
+    /// Factors of the losses [n, 1] in the gradients, for a changed head.
+    weights: Option<View<'a, M>>,
+}
+
 struct NormedRows<B: Backend> {
     ids: B::Ids,
     rows: B::Memory,
     normed: B::Memory,
     inv_rms: B::Memory,
-    /// Derivatives of the losses in the logits of trained rows [n, m].
-    slopes: Option<B::Memory>,
 }
 
 impl<B: Backend> NormedRows<B> {
     fn recycle(self, backend: &mut B) {
-        let all = [self.rows, self.normed, self.inv_rms].into_iter().chain(self.slopes);
-        all.for_each(|m| backend.recycle(m));
+        [self.rows, self.normed, self.inv_rms].into_iter().for_each(|m| backend.recycle(m));
     }
 }
 

@@ -59,7 +59,12 @@ impl TrainedRows {
         (!parts.is_empty()).then(|| parts.join(", "))
     }
 
-    /// Refuses tokens that the model does not have, or not apart from others.
+    /// Whether a row is trained that embedding and head share.
+    pub fn shared(&self, config: &Config) -> bool {
+        config.tied && config.labels.is_none() && !self.embedding.is_empty()
+    }
+
+    /// Refuses tokens that the model does not have, repeated ones, and rows of a head that it does not have.
     pub fn check(&self, config: &Config) -> Result<(), LoraError> {
         let no = |why: String| Err(LoraError::Choice { option: TRAIN_TOKENS, why });
         for tokens in [&self.embedding, &self.head] {

@@ -49,6 +49,13 @@ impl Merged<'_> {
         Some((find("lora_A")?, find("lora_B")?, scale))
     }
 
+    /// Trained rows of the matrix with this name, which has no other changes, by token.
+    pub fn replaced(&self, name: &str) -> Option<impl Iterator<Item = (usize, &[f32])>> {
+        let (entry, tokens) = self.rows(name)?;
+        let rows = self.values(entry).chunks_exact(entry.cols);
+        Some(tokens.iter().map(|token| *token as usize).zip(rows))
+    }
+
     /// Trained rows of the matrix with this name, with or without the prefix `model.`, and their tokens.
     fn rows(&self, name: &str) -> Option<(&Entry, &[u32])> {
         let (rows, embedding) = (&self.lora.rows, name.strip_prefix("model.").unwrap_or(name));
@@ -67,16 +74,21 @@ impl Merged<'_> {
         self.adapter(name).is_some() || self.rows(name).is_some()
     }
 
-    fn replace(&self, tensor: Tensor, (entry, tokens): (&Entry, &[u32])) -> Result<Tensor<'static>, String> {
+    fn replace<'r>(
+        &self,
+        tensor: Tensor,
+        mut rows: impl Iterator<Item = (usize, &'r [f32])>,
+    ) -> Result<Tensor<'static>, String> {
         let dtype = self.dtype.unwrap_or(tensor.dtype);
-        let mut values = tensor.dtype.widen(&tensor.bytes);
-        for (token, own) in tokens.iter().zip(self.values(entry).chunks_exact(entry.cols)) {
-            let row = *token as usize * entry.cols..(*token as usize + 1) * entry.cols;
-            let row = values.get_mut(row).filter(|_| tensor.shape[1..] == [entry.cols]);
-            row.ok_or_else(|| format!("{:?} has no row {token} of {}", tensor.shape, entry.cols))?
-                .copy_from_slice(own);
-        }
-        Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
+        let (mut values, shape) = (tensor.dtype.widen(&tensor.bytes), tensor.shape);
+        rows.try_for_each(|(row, own)| {
+            let place = values.get_mut(row * own.len()..(row + 1) * own.len());
+            let place = place.filter(|_| shape[1..] == [own.len()]);
+            place.map(|place| place.copy_from_slice(own)).ok_or_else(|| {
+                format!("a tensor of shape {shape:?} has no row {row} of {} values", own.len())
+            })
+        })?;
+        Ok(Tensor { shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
     }
 
     fn encode<'t>(&self, tensor: Tensor<'t>) -> Tensor<'t> {
@@ -142,7 +154,7 @@ impl Tensors for Merged<'_> {
             return Ok(None);
         }
         let Some(tensor) = self.base.tensor(name)? else { return Ok(None) };
-        let merged = match (self.adapter(name), self.rows(name)) {
+        let merged = match (self.adapter(name), self.replaced(name)) {
             (Some(adapter), _) => self.merge(tensor, adapter),
             (_, Some(rows)) => self.replace(tensor, rows),
             _ => Ok(self.encode(tensor)),

@@ -3,8 +3,10 @@
 pub mod block;
 pub mod config;
 pub mod decoder;
+mod embedding_change;
 pub mod generate;
 pub mod head;
+mod head_change;
 pub mod implied;
 pub mod layout;
 pub mod line;
@@ -23,6 +25,6 @@ pub mod rows;
 pub mod split;
 pub mod stage;
 pub mod targets;
-pub mod token_rows;
+
 pub mod weights;
 pub mod wire;

@@ -41,7 +41,7 @@ pub fn has_both(
     };
     let option = if options.cluster.stages.is_some() { "stages" } else { "gpus" };
     let divided = option == "stages" || in_line(&options.devices.gpus);
-    if !divided || rows.is_empty() || !config.tied || options.data.task.has_head() {
+    if !divided || !rows.shared(config) || options.data.task.has_head() {
         return Ok(());
     }
     let why = "does not go with --train-tokens on this model: its head is its embedding, and the rows would be in two places";

@@ -49,8 +49,8 @@ impl Case {
         let (rank, alpha, rslora) = (adapter.r, adapter.lora_alpha as f32, adapter.use_rslora);
         let tokens = |module: &str| adapter.token_rows.iter().find(|(name, _)| name == module);
         let tokens = |module| tokens(module).map(|(_, tokens)| tokens.clone()).unwrap_or_default();
-        let rows = TrainedRows { embedding: tokens("embed_tokens"), head: tokens("lm_head") };
-        let lora = LoraSpec { rank, alpha, rslora, rows, ..LoraSpec::none() };
+        let trained = TrainedRows { embedding: tokens("embed_tokens"), head: tokens("lm_head") };
+        let lora = LoraSpec { rank, alpha, rslora, rows: trained, ..LoraSpec::none() };
         let lora = choice.resolve(&config, lora).unwrap();
         let layout = layout::of(&config, &lora, 0..config.layers);
         let rows = rows(dir, &config, &expected);

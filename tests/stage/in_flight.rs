@@ -1,7 +1,7 @@
 //! Passes in flight: a stage keeps several forward passes open, and texts grow through several stages.
 
 use super::case::{self, Case};
-use super::{Try, bits, each_case, gradient, loss};
+use super::{Try, bits, divides, each_case, gradient, loss};
 use finetune::backend::Cpu;
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::generate::{choose, generate};
@@ -65,9 +65,10 @@ fn passes_in_flight_have_the_bits_of_one_after_the_other() {
         let batches: Vec<Microbatch> = (0..6).map(|i| case.microbatch(i, 1 + i % 3)).collect();
         let mut whole = Try::new(case).dropout(0.2).stage();
         let alone: Vec<_> = batches.iter().map(|batch| gradient(&mut whole, &parameters, batch)).collect();
-        let splits = [None, Some(0), Some(case.config.layers - 1)];
+        let cuts = [0, case.config.layers - 1].into_iter().filter(|k| divides(case, *k)).map(Some);
+        let splits = [None].into_iter().chain(cuts);
         let mut draws = Stream::new(&[0x5eed, case.config.layers as u64]);
-        for (split, keep) in splits.into_iter().flat_map(|s| [(s, Keep::Everything), (s, Keep::Inputs)]) {
+        for (split, keep) in splits.flat_map(|s| [(s, Keep::Everything), (s, Keep::Inputs)]) {
             let mut chain = Chain::new(case, split, keep, &parameters);
             let mut open: BTreeMap<u64, usize> = BTreeMap::new();
             for ticket in 0..24 {
@@ -129,7 +130,7 @@ fn texts_grow_through_two_stages_as_through_one() {
         let prompts = [vec![3, 1, 4], vec![1, 5, 9, 2, 6]];
         let mut whole = Chain::new(&case, None, Keep::Inputs, &parameters).high;
         let alone = prompts.each_ref().map(|p| generate(&mut whole, p, &sampling, &mut |_| true).unwrap());
-        for split in 0..case.config.layers {
+        for split in (0..case.config.layers).filter(|k| divides(&case, *k)) {
             let mut chain = Chain::new(&case, Some(split), Keep::Inputs, &parameters);
             let low = chain.low.as_mut().unwrap();
             let mut texts = prompts.clone();

@@ -45,6 +45,8 @@ enum From {
     /// The merged tensors with these names, one after the other; with a number of heads rotary rows are permuted, and the
     /// offset is added.
     Merged(Vec<String>, Option<usize>, f32),
+    /// The base's file, except for the rows that the merged tensor of this name replaces.
+    Rows(String),
     /// Computed values.
     Values(Vec<f32>),
 }
@@ -70,7 +72,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     };
     let plans = plans(base, stored.as_ref(), &merged, outtype)?;
     let metadata = metadata(base, stored.as_ref(), &plans, outtype)?;
-    let rounded = Rounded { merged: &merged, kinds: kinds(&plans) };
+    let rounded = Rounded { merged: &merged, kinds: kinds(&plans), rows: kinds_of_rows(&plans) };
     atomic::write_checked(out, |path| {
         let table: Vec<Planned> = plans.iter().map(|p| p.table.clone()).collect();
         let mut each = plans.iter();
@@ -208,7 +210,8 @@ fn metadata(
         all.set("general.file_type", Meta::U32(file_type(plans, outtype)));
         all.set("general.quantization_version", Meta::U32(2));
     }
-    let requantized = |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..), Encoding::Blocks(_)));
+    let requantized =
+        |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..) | From::Rows(_), Encoding::Blocks(_)));
     if plans.iter().any(requantized) {
         // The base's blocks were made with an importance matrix, these are not.
         all.remove(|key| key.starts_with("quantize.imatrix."));
@@ -294,9 +297,12 @@ fn plans(
             Outtype::All(kind) => gguf::adapter::kind_of(kind, row),
             Outtype::Mix(mix) => mix.kind(&model, &as_stored, row),
         };
-        let from = match info.is_some() && own == kind && !merged.touches(&name) {
-            true => From::Stored,
-            false => {
+        let stays = info.is_some() && own == kind;
+        let some_rows = merged.replaced(&name).is_some();
+        let from = match some_rows {
+            _ if stays && !merged.touches(&name) => From::Stored,
+            true if stays => From::Rows(name),
+            _ => {
                 let (heads, offset) = (heads_of(&name, paired), base.config.family.offset_in_gguf(&name));
                 From::Merged(parts.into_values().collect(), heads, offset)
             }
@@ -340,13 +346,32 @@ fn kinds(plans: &[Plan]) -> BTreeMap<String, Encoding> {
     plans.iter().flat_map(kind).collect()
 }
 
+/// The types of tensors of which only some rows are written again.
+fn kinds_of_rows(plans: &[Plan]) -> BTreeMap<String, Encoding> {
+    let kind = |plan: &Plan| match &plan.from {
+        From::Rows(name) => Some((name.clone(), plan.table.kind)),
+        _ => None,
+    };
+    plans.iter().filter_map(kind).collect()
+}
+
 fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>, String> {
     let table = &plan.table;
+    let as_stored = || -> Result<Vec<u8>, String> {
+        let file = stored.ok_or("has no file to come from")?;
+        let info = file.tensors().get(&table.name).ok_or("is not in the base any more")?;
+        Ok(file.bytes(info).to_vec())
+    };
     match &plan.from {
-        From::Stored => {
-            let file = stored.ok_or("has no file to come from")?;
-            let info = file.tensors().get(&table.name).ok_or("is not in the base any more")?;
-            Ok(file.bytes(info).to_vec())
+        From::Stored => as_stored(),
+        From::Rows(name) => {
+            let mut all = as_stored()?;
+            let size = all.len() / table.shape[0];
+            for (row, values) in merged.replaced(name).into_iter().flatten() {
+                let place = all.get_mut(row * size..(row + 1) * size).ok_or("has too few rows")?;
+                place.copy_from_slice(&encode(table.kind, &checked(values.to_vec(), table.kind)?)?);
+            }
+            Ok(all)
         }
         From::Values(values) => encode(table.kind, values),
         From::Merged(names, heads, offset) => {

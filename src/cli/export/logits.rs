@@ -137,7 +137,8 @@ pub fn logits(
     probe: &Microbatch,
 ) -> Result<Vec<f32>, Refusal> {
     let chosen = devices::choose(devices)?;
-    if chosen.is_one_cpu() {
+    let (config, _, lora) = weights;
+    if chosen.is_one_cpu() && !lora.rows.shared(config) {
         return by_layers(&chosen, weights, flat, probe);
     }
     let mut model = devices::open(&chosen, weights, None, Need::SPEECH)?;

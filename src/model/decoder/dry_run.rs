@@ -124,7 +124,7 @@ impl Decoder<Dry> {
         let hidden = vec![0.0; if first && last { 0 } else { batch.ids.len() * self.config.hidden }];
         let top = self.ascend(batch, (!first).then_some(&hidden[..]), Want::Gradient(WHOLE))?;
         let full = self.backend.live();
-        let residual = self.descend(WHOLE, (!last).then_some(&hidden[..]))?;
+        let (residual, _) = self.descend(WHOLE, (!last).then_some(&hidden[..]))?;
         // Of a last stage, both numbers have the gradient of the residual stream; of another one, only `after`.
         let after = self.backend.live() - if last { 0 } else { self.backend.bytes(&residual) };
         self.backend.recycle(residual);

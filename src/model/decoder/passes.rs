@@ -67,8 +67,8 @@ impl<B: Fused> Decoder<B> {
         let x = self.enter(&tokens, &batch.ids, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
         let ids = if self.rows.is_some() { batch.ids.clone() } else { Vec::new() };
-        let wanted = input.is_some() || self.rows.is_some();
-        let (below, bare) = if wanted { (Below::Wanted, 0) } else { (Below::Nothing, self.bare) };
+        let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
+        let bare = if below == Below::Nothing { self.bare } else { 0 };
         Ok((Tape { tokens, step, rows, t, ids, below, bare, kept, residual: None, own: None }, x))
     }
 
@@ -133,7 +133,11 @@ impl<B: Fused> Decoder<B> {
     }
 
     /// Runs the backward pass and returns the gradient of the stage's input; the flat gradient is complete.
-    pub(super) fn descend(&mut self, ticket: Ticket, grad: Option<&[f32]>) -> Result<B::Memory, Fault> {
+    pub(super) fn descend(
+        &mut self,
+        ticket: Ticket,
+        grad: Option<&[f32]>,
+    ) -> Result<(B::Memory, Below), Fault> {
         let Some(mut tape) = self.tapes.remove(&ticket) else {
             return Err(self.fault("backward without a forward pass that asked for it"));
         };
@@ -153,7 +157,7 @@ impl<B: Fused> Decoder<B> {
         };
         self.leave_head(&mut tape);
         match self.sink(&mut residual, &mut tape, 0) {
-            Ok(()) => Ok(residual),
+            Ok(()) => Ok((residual, tape.below)),
             Err(fault) => {
                 self.backend.recycle(residual);
                 self.release(tape);
@@ -167,9 +171,8 @@ impl<B: Fused> Decoder<B> {
         if let (Some(own), Some((offset, len))) =
             (tape.own.take(), self.head.as_ref().and_then(Head::trained))
         {
-            let cols = self.config.hidden;
-            let out = ViewMut { memory: &mut self.grads, offset, rows: len / cols, cols };
-            self.backend.copy(out, view(&own, len / cols, cols));
+            let out = ViewMut { memory: &mut self.grads, offset, rows: 1, cols: len };
+            self.backend.copy(out, view(&own, 1, len));
             self.backend.recycle(own);
         }
         // The head is complete.
@@ -192,7 +195,8 @@ impl<B: Fused> Decoder<B> {
             let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i))?;
             let Some((hold, saved)) = tape.kept.pop() else { return Ok(()) };
             let saved = block.restore(&mut self.backend, saved, hold, &batch)?;
-            let below = if i == tape.bare { tape.below } else { Below::Wanted };
+            let lowest_one = i == tape.bare && self.rows.is_none();
+            let below = if lowest_one { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut *residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch)?;
             self.backend.border();
@@ -211,7 +215,7 @@ impl<B: Fused> Decoder<B> {
     fn both_passes(&mut self, batch: &Microbatch) -> Result<Top<B::Memory>, Fault> {
         let top = self.ascend(batch, None, Want::Gradient(WHOLE))?;
         match self.descend(WHOLE, None) {
-            Ok(residual) => {
+            Ok((residual, _)) => {
                 self.backend.recycle(residual);
                 Ok(top)
             }
@@ -369,8 +373,8 @@ impl<B: Fused> Stage for Decoder<B> {
         gradient: &mut [f32],
     ) -> Result<Option<Vec<f32>>, Fault> {
         let t = self.tapes.get(&ticket).map_or(0, |tape| tape.t);
-        let residual = self.descend(ticket, grad)?;
-        let mut input = (!self.span.first).then(|| vec![0.0; t * self.config.hidden]);
+        let (residual, below) = self.descend(ticket, grad)?;
+        let mut input = (below == Below::Wanted).then(|| vec![0.0; t * self.config.hidden]);
         let plain = self.placement.is_plain();
         let mut device = vec![0.0; if plain { 0 } else { self.placement.layout.len() }];
         let values = if plain { &mut *gradient } else { &mut device[..] };

@@ -27,11 +27,33 @@ pub struct Rounded<'a> {
     pub merged: &'a Merged<'a>,
     /// Types by Hugging Face name.
     pub kinds: BTreeMap<String, Encoding>,
+    /// The same where only the replaced rows are rounded.
+    pub rows: BTreeMap<String, Encoding>,
+}
+
+impl Rounded<'_> {
+    fn with_rounded_rows(
+        &self,
+        name: &str,
+        tensor: Tensor,
+        kind: Encoding,
+    ) -> Result<Tensor<'static>, String> {
+        let mut values = tensor.dtype.widen(&tensor.bytes);
+        for (row, own) in self.merged.replaced(name).into_iter().flatten() {
+            values[row * own.len()..(row + 1) * own.len()]
+                .copy_from_slice(&decode(kind, &encode(kind, own)?));
+        }
+        let bytes = Cow::Owned(Dtype::F32.narrow(&values));
+        Ok(Tensor { shape: tensor.shape, dtype: Dtype::F32, bytes })
+    }
 }
 
 impl Tensors for Rounded<'_> {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         let Some(tensor) = self.merged.tensor(name)? else { return Ok(None) };
+        if let Some(&kind) = self.rows.get(name) {
+            return self.with_rounded_rows(name, tensor, kind).map(Some);
+        }
         let Some(&kind) = self.kinds.get(name) else { return Ok(Some(tensor)) };
         let offset = self.merged.config.family.offset_in_gguf(name);
         let mut values = tensor.dtype.widen(&tensor.bytes);
