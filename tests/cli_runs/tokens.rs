@@ -157,7 +157,7 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
         let bytes = file.bytes(info);
         bytes.chunks(bytes.len() / info.shape[0]).map(<[u8]>::to_vec).collect::<Vec<_>>()
     };
-    let changed = rows(&base).iter().zip(rows(&merged)).enumerate().filter(|(_, (a, b))| *a != b);
+    let changed = rows(&base).into_iter().zip(rows(&merged)).enumerate().filter(|(_, (a, b))| a != b);
     assert_eq!(changed.map(|(row, _)| row).collect::<Vec<_>>(), [0, 2, 364]);
 }
 
