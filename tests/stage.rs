@@ -184,10 +184,11 @@ fn trains_a_tied_row(case: &Case) -> bool {
     case.lora.rows.shared(&case.config)
 }
 
-/// Whether a stage may begin at layer `k` above another one. With rows of tokens it must not begin at layer 0: of two
+/// Whether a stage may begin at layer `k` above another one. Where the embedding is trained it must not begin at layer 0: of two
 /// stages that do, both would embed.
 fn divides(case: &Case, k: usize) -> bool {
-    case.lora.rows.is_empty() || !trains_a_tied_row(case) && k > 0
+    let embeds = !case.lora.rows.embedding.is_empty() || case.lora.ends.embedding.is_some();
+    !embeds || !trains_a_tied_row(case) && k > 0
 }
 
 fn refuses_two_stages(case: &Case) {

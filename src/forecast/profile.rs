@@ -39,7 +39,7 @@ impl ModelShape {
     /// The shape of a model with its adapter; `kind` is the storage type of its weights.
     pub fn of(model: &str, (config, lora): (&Config, &LoraSpec), kind: &str) -> Result<Self, ModelError> {
         let h = &config.heads;
-        let mut targets = lora.targets.clone();
+        let mut targets = lora.modules();
         targets.sort();
         let targets = targets.join(" ");
         let outputs = match &config.labels {
@@ -51,9 +51,8 @@ impl ModelShape {
             None => format!("feed forward {}", config.feed_forward),
         };
         let others = lora.exceptions_in_short().map(|others| format!(" ({others})")).unwrap_or_default();
-        let rows = lora.rows.in_short().map(|rows| format!(" and rows of {rows}")).unwrap_or_default();
         let key = format!(
-            "{} of {} layers, hidden {}, {inner}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}{others}{rows}",
+            "{} of {} layers, hidden {}, {inner}, heads {} / {} of {}, {outputs}, {kind}; rank {} on {targets}{others}",
             config.architecture(),
             config.layers,
             config.hidden,

@@ -10,9 +10,10 @@ mod text;
 
 use super::block::{Below, Hold, Saved};
 use super::config::Config;
-use super::embedding_change::{Embedded, EmbeddingRows, take_from_base};
+use super::embedding_change::{Embedded, EmbeddingChange, take_from_base};
 use super::head::Head;
-use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE};
+use super::head_change::HeadChange;
+use super::layout::{self, EMBEDDING_A, EMBEDDING_ROWS, Entry, HEAD_PATH, HEAD_ROWS, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraError, LoraSpec, TRAIN_TOKENS};
 use super::placement::{self, Placement};
@@ -114,8 +115,8 @@ pub struct Decoder<B: Backend> {
     group: usize,
     /// Present in the first stage, and in the last one of a tied model.
     embedding: Option<B::Weight>,
-    /// Trained rows of the embedding, in the first stage.
-    rows: Option<EmbeddingRows<B>>,
+    /// What is trained of the embedding, in the first stage.
+    change: Option<EmbeddingChange<B>>,
     head: Option<Head<B>>,
     shelf: Shelf<B>,
     /// Number of blocks below the lowest trained value.
@@ -138,7 +139,7 @@ struct Tape<B: Backend> {
     step: u64,
     rows: Vec<u64>,
     t: usize,
-    /// Ids of the tokens, where rows of the embedding are trained.
+    /// Ids of the tokens, where something of the embedding is trained.
     ids: Vec<u32>,
     /// Whether a previous stage needs the gradient of its output.
     below: Below,
@@ -191,7 +192,7 @@ impl<B: Fused> Decoder<B> {
         build: Build,
     ) -> Result<Self, ModelError> {
         lora.check()?;
-        lora.rows.check(config)?;
+        lora.check_on(config)?;
         backend.prepare(config.heads)?;
         let weights = Weights::new(tensors)?;
         let layers = build.layers;
@@ -206,7 +207,7 @@ impl<B: Fused> Decoder<B> {
         let on_device = &placement.layout;
         let (layers, bare) = adapted_layers((config, lora), on_device, layers);
         let shelf = Shelf::load(&mut backend, (&weights, tensors), config, layers, build.streamed)?;
-        let rows = EmbeddingRows::of(&mut backend, config, lora, on_device);
+        let change = EmbeddingChange::of(&mut backend, config, lora, on_device);
         let of_head = (config, lora, on_device, build.class_weights);
         let head = last.then(|| head(&mut backend, &weights, of_head)).transpose()?;
         let [mut params, grads] = [on_device.len(); 2].map(|len| backend.memory(len));
@@ -229,7 +230,7 @@ impl<B: Fused> Decoder<B> {
             keep,
             group,
             embedding,
-            rows,
+            change,
             head,
             shelf,
             bare,
@@ -264,10 +265,10 @@ impl<B: Fused> Decoder<B> {
             (Some(values), _) if values.len() == t * c => self.backend.upload(view_mut(&mut x, t, c), values),
             (None, Some(table)) if self.span.first => {
                 let out = view_mut(&mut x, t, c);
-                match &self.rows {
-                    Some(rows) => {
+                match &self.change {
+                    Some(change) => {
                         let of = Embedded { table, tokens, ids, params: &self.params };
-                        rows.embed(&mut self.backend, out, of);
+                        change.embed(&mut self.backend, out, of);
                     }
                     None => self.backend.embed(out, table, tokens, self.config.stream_scale()),
                 }
@@ -339,7 +340,16 @@ fn head<B: Fused>(
             "the head of this model is its embedding: trained rows need both on one device, not in a line";
         return Err(LoraError::Choice { option: TRAIN_TOKENS, why: why.into() }.into());
     }
-    Head::vocabulary(backend, weights, config, (tokens, rows.map_or(0, |rows| rows.offset)))
+    let name = if config.tied { weights.name("embed_tokens.weight") } else { "lm_head.weight".into() };
+    let adapter = on_device.find(&format!("{HEAD_PATH}.lora_A.weight")).zip(lora.ends.head);
+    let change = match (rows, adapter) {
+        (Some(rows), _) => Some(HeadChange::of_rows(backend, weights, config, &name, (tokens, rows.offset))?),
+        (None, Some((a, numbers))) => {
+            Some(HeadChange::of_adapter(config, (numbers.rank, lora.scale_of(numbers)), a.offset))
+        }
+        (None, None) => None,
+    };
+    Head::vocabulary(backend, weights, config, change)
 }
 
 /// The key of this pass's masks; `None` where nothing is dropped.
@@ -357,7 +367,7 @@ fn adapted_layers(
     let mut entries = on_device.entries().iter().filter(of_a).peekable();
     let layers = layers.map(|layer| (layer, adapters(&mut entries, (config, lora), layer)));
     let layers: Vec<Layer> = layers.collect();
-    let bare = match on_device.ending(EMBEDDING_ROWS) {
+    let bare = match on_device.ending(EMBEDDING_ROWS).or(on_device.ending(EMBEDDING_A)) {
         Some(_) => 0,
         None => layers.iter().take_while(|(_, adapters)| adapters.iter().all(Option::is_none)).count(),
     };

@@ -6,7 +6,8 @@ use super::stage::{LossSums, TokenScore};
 
 use super::weights::{ModelError, Weights};
 use crate::backend::{
-    Backend, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write, view, view_mut,
+    Backend, DropoutKey, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write,
+    view, view_mut,
 };
 
 /// Approximate number of logits that exist at once (64 MiB).
@@ -42,6 +43,8 @@ pub struct Below<'a, B: Backend> {
     pub params: &'a B::Memory,
     /// The embedding, where the head shares it.
     pub embedding: Option<&'a B::Weight>,
+    /// The mask of the input of the head's adapter, and the tokens of all T rows; `None` where nothing is dropped.
+    pub dropout: Option<(DropoutKey<'a>, &'a B::Tokens)>,
 }
 
 /// Returns the weights of losses, and the sums that they give.
@@ -64,21 +67,16 @@ pub struct Asked<'a> {
 }
 
 impl<B: Fused> Head<B> {
-    /// A head over the vocabulary, tied or not. `rows` are tokens whose rows are trained, and the offset of these rows in
-    /// the flat vector.
+    /// A head over the vocabulary, tied or not, with what is trained of it.
     pub fn vocabulary(
         backend: &mut B,
         weights: &Weights,
         config: &super::config::Config,
-        rows: (&[u32], usize),
+        change: Option<HeadChange<B>>,
     ) -> Result<Self, ModelError> {
         let (v, c) = (config.vocab, config.hidden);
         let own = if config.tied { None } else { Some(weights.matrix(backend, "lm_head.weight", (v, c))?) };
-        let name = if config.tied { weights.name("embed_tokens.weight") } else { "lm_head.weight".into() };
-        let trained = !rows.0.is_empty();
-        let trained =
-            trained.then(|| HeadChange::of_rows(backend, weights, config, &name, rows)).transpose()?;
-        Self::new(backend, weights, config, (v, Top::Vocabulary(own, trained)))
+        Self::new(backend, weights, config, (v, Top::Vocabulary(own, change)))
     }
 
     /// A head over classes: `score.weight` is at `offset` of the flat vector.
@@ -168,8 +166,8 @@ impl<B: Fused> Head<B> {
         if asked.rows.is_empty() {
             return Ok(Vec::new());
         }
-        let Below { hidden, params, embedding } = below;
-        let again = || Below { hidden, params, embedding };
+        let Below { hidden, params, embedding, dropout } = below;
+        let again = || Below { hidden, params, embedding, dropout };
         let pending = self.loss(backend, again(), Asked { ..asked }, None);
         let losses = pending.losses(backend)?;
         let mut scores: Vec<TokenScore> =
@@ -193,8 +191,8 @@ impl<B: Fused> Head<B> {
     /// Returns the sums of losses with the most probable token in the place of each target. The logits of a chunk of
     /// rows exist at once. Without a finite loss there are no predictions.
     pub fn predicted(&self, backend: &mut B, below: Below<B>, asked: Asked) -> Result<LossSums, Fault> {
-        let Below { hidden, params, embedding } = below;
-        let again = || Below { hidden, params, embedding };
+        let Below { hidden, params, embedding, dropout } = below;
+        let again = || Below { hidden, params, embedding, dropout };
         let pending = self.loss(backend, again(), Asked { ..asked }, None);
         let mut sums = pending.read(backend, None)?;
         if sums.loss.is_finite() {
@@ -338,8 +336,8 @@ impl<B: Fused> Head<B> {
                     let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
                     match change {
                         Some(change) => {
-                            let grads = out.1.map(|dx| Gradients { dx, own: score, weights });
-                            change.loss(backend, (out.0, grads), args, below.params);
+                            let grads = out.1.map(|dx| Gradients { dx, seen: None, own: score, weights });
+                            changed_loss(backend, (out.0, grads), args, (change, below, &top.ids));
                         }
                         None => backend.lm_head_loss(out.0, out.1, args),
                     }
@@ -438,6 +436,52 @@ impl<B: Fused> Head<B> {
         backend.rmsnorm(out, inv_rms, view(&top.rows, n, c), view(&self.gain, 1, c), self.eps);
         top
     }
+}
+
+/// The losses of a changed head, and their gradients where these are given a place. The rows of x have these numbers.
+fn changed_loss<B: Fused>(
+    backend: &mut B,
+    (losses, grads): (ViewMut<B::Memory>, Option<Gradients<B::Memory>>),
+    args: LmHeadLoss<B::Memory, B::Weight>,
+    (change, below, numbers): (&HeadChange<B>, &Below<B>, &B::Ids),
+) {
+    let x = args.x;
+    let Some(dropout) = below.dropout else {
+        return change.loss(backend, (losses, grads), args, (x, below.params));
+    };
+    let places = (numbers, below.hidden.rows);
+    let seen = masked(backend, x, places, dropout);
+    let by = view(&seen, x.rows, x.cols);
+    match grads {
+        None => change.loss(backend, (losses, None), args, (by, below.params)),
+        Some(Gradients { mut dx, own, weights, .. }) => {
+            let mut dseen = backend.memory(x.len());
+            let out = Some(view_mut(&mut dseen, x.rows, x.cols));
+            let grads = Gradients { dx: dx.again(), seen: out, own, weights };
+            change.loss(backend, (losses, Some(grads)), args, (by, below.params));
+            let through = masked(backend, view(&dseen, x.rows, x.cols), places, dropout);
+            backend.add(dx, view(&through, x.rows, x.cols));
+            [dseen, through].into_iter().for_each(|memory| backend.recycle(memory));
+        }
+    }
+    backend.recycle(seen);
+}
+
+/// x with the mask of its rows, which are those with these numbers of `t`. It is its own gradient.
+fn masked<B: Backend>(
+    backend: &mut B,
+    x: View<B::Memory>,
+    (numbers, t): (&B::Ids, usize),
+    (key, tokens): (DropoutKey, &B::Tokens),
+) -> B::Memory {
+    let [mut all, mut dropped] = [t * x.cols; 2].map(|len| backend.memory(len));
+    let mut out = backend.memory(x.len());
+    backend.gather_rows_grad(view_mut(&mut all, t, x.cols), x, numbers);
+    let into = view_mut(&mut dropped, t, x.cols);
+    backend.dropout(into, Write::Set, view(&all, t, x.cols), key, tokens);
+    backend.gather_rows(view_mut(&mut out, x.rows, x.cols), view(&dropped, t, x.cols), numbers);
+    [all, dropped].into_iter().for_each(|memory| backend.recycle(memory));
+    out
 }
 
 /// Losses that are recorded but not yet read.

@@ -28,6 +28,8 @@ struct FrozenRows<B: Backend> {
 pub struct Gradients<'a, M> {
     /// Of the hidden states [n, C] (=).
     pub dx: ViewMut<'a, M>,
+    /// Of what the adapter sees of them, if that is apart from dx (=).
+    pub seen: Option<ViewMut<'a, M>>,
     /// Of the trained values (=).
     pub own: Option<&'a mut M>,
     /// Factors of the losses [n, 1]; `None`: 1.
@@ -39,6 +41,7 @@ struct Chunk<'a, B: Backend> {
     head: &'a B::Weight,
     /// a and b.
     factors: (View<'a, B::Memory>, View<'a, B::Memory>),
+    /// What the adapter sees.
     x: View<'a, B::Memory>,
     /// x aᵀ.
     h: View<'a, B::Memory>,
@@ -67,6 +70,11 @@ impl<B: Fused> HeadChange<B> {
             backend.upload(view_mut(&mut places, v, m), &of_token);
         }
         Ok(HeadChange { offset, shape: (v, c, m), scale: 1.0, rows: Some(FrozenRows { negative, places }) })
+    }
+
+    /// An adapter whose a is at `offset` of the vector on the device, and its b directly after it.
+    pub fn of_adapter(config: &Config, (rank, scale): (usize, f32), offset: usize) -> Self {
+        HeadChange { offset, shape: (config.vocab, config.hidden, rank), scale, rows: None }
     }
 
     /// Number of trained values.
@@ -115,13 +123,14 @@ impl<B: Fused> HeadChange<B> {
         [h].into_iter().chain(difference).for_each(|memory| backend.recycle(memory));
     }
 
-    /// [`Fused::lm_head_loss`] of the changed head. The losses have no weights.
+    /// [`Fused::lm_head_loss`] of the changed head, where the change is of `seen`, which is x or x with a mask. The losses have
+    /// no weights.
     pub fn loss(
         &self,
         backend: &mut B,
         (mut losses, mut grads): (ViewMut<B::Memory>, Option<Gradients<B::Memory>>),
         args: LmHeadLoss<B::Memory, B::Weight>,
-        params: &B::Memory,
+        (seen, params): (View<B::Memory>, &B::Memory),
     ) {
         let ((v, _, m), n) = (self.shape, args.targets.len());
         let most = args.chunk.min(n);
@@ -133,10 +142,10 @@ impl<B: Fused> HeadChange<B> {
         for from in (0..n).step_by(args.chunk) {
             let rows = args.chunk.min(n - from);
             let targets = backend.ids(&args.targets[from..from + rows]);
-            let x = args.x.rows(from, rows);
+            let (x, seen) = (args.x.rows(from, rows), seen.rows(from, rows));
             backend.linear(view_mut(&mut logits, rows, v), Write::Set, x, args.head);
             let out = view_mut(&mut logits, rows, v);
-            backend.lora(out, view_mut(&mut h, rows, m), x, factors, self.scale);
+            backend.lora(out, view_mut(&mut h, rows, m), seen, factors, self.scale);
             let out = view_mut(&mut logits, rows, v);
             backend.cross_entropy(losses.again().rows(from, rows), out, &targets, None);
             let Some(grads) = grads.as_mut() else { continue };
@@ -146,9 +155,10 @@ impl<B: Fused> HeadChange<B> {
                 dlogits = view(&*weighted, rows, v);
             }
             let write = if from == 0 { Write::Set } else { Write::Add };
-            let chunk = Chunk { head: args.head, factors, x, h: view(&h, rows, m), dlogits, write };
+            let chunk = Chunk { head: args.head, factors, x: seen, h: view(&h, rows, m), dlogits, write };
+            let apart = grads.seen.as_mut().map(|out| out.again().rows(from, rows));
             let dx = grads.dx.again().rows(from, rows);
-            self.chunk_gradients(backend, (dx, grads.own.as_deref_mut()), chunk);
+            self.chunk_gradients(backend, (dx, apart, grads.own.as_deref_mut()), chunk);
         }
         let all = [logits, h].into_iter().chain(weighted).chain(difference);
         all.for_each(|memory| backend.recycle(memory));
@@ -157,7 +167,7 @@ impl<B: Fused> HeadChange<B> {
     fn chunk_gradients(
         &self,
         backend: &mut B,
-        (mut dx, own): (ViewMut<B::Memory>, Option<&mut B::Memory>),
+        (mut dx, apart, own): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>, Option<&mut B::Memory>),
         chunk: Chunk<B>,
     ) {
         let ((v, c, m), scale) = (self.shape, self.scale);
@@ -169,7 +179,10 @@ impl<B: Fused> HeadChange<B> {
         backend.matmul(view_mut(&mut dh, n, m), Write::Set, product);
         backend.linear_grad(dx.again(), Write::Set, dlogits, head);
         let through = of(view(&dh, n, m), a, Transpose::Neither, 1.0);
-        backend.matmul(dx, Write::Add, through);
+        match apart {
+            Some(apart) => backend.matmul(apart, Write::Set, through),
+            None => backend.matmul(dx, Write::Add, through),
+        }
         if let Some(own) = own {
             let da = of(view(&dh, n, m), x, Transpose::Left, 1.0);
             backend.matmul(view_mut(own, m, c), write, da);

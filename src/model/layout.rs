@@ -1,6 +1,6 @@
 //! The only map from tensor names to ranges of the flat parameter vector; gradient, optimizer, network, checkpoint and
-//! export all use it. Order: trained rows of the embedding, A and B of each module in model order, then trained rows of
-//! the head, or a classifier's head.
+//! export all use it. Order: trained rows or A and B of the embedding, A and B of each module in model order, then trained
+//! rows or A and B of the head, or a classifier's head.
 
 use super::config::Config;
 use super::lora::LoraSpec;
@@ -13,6 +13,13 @@ pub const SCORE: &str = "base_model.model.score.weight";
 pub const EMBEDDING_ROWS: &str = "embed_tokens.token_adapter.trainable_tokens_delta";
 /// The name of trained rows of a head that is not the embedding.
 pub const HEAD_ROWS: &str = "base_model.model.lm_head.token_adapter.trainable_tokens_delta";
+
+/// The ends of the names of the embedding's adapter: A [R, V], B [C, R].
+pub const EMBEDDING_A: &str = "embed_tokens.lora_embedding_A";
+/// As [`EMBEDDING_A`].
+pub const EMBEDDING_B: &str = "embed_tokens.lora_embedding_B";
+/// The path of a head over tokens.
+pub const HEAD_PATH: &str = "base_model.model.lm_head";
 
 /// One tensor of the flat vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,13 +114,18 @@ impl Layout {
     }
 }
 
-/// The layout of the trained parameters of layers `layers`: in the first stage rows of the embedding, A and B of each
-/// target in model order, then in the last stage rows of the head, or a classifier's head.
+/// The layout of the trained parameters of layers `layers`: in the first stage those of the embedding, A and B of each
+/// target in model order, then in the last stage those of the head.
 pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     let mut layout = Layout::default();
     if layers.start == 0 && !lora.rows.embedding.is_empty() {
         let name = format!("base_model.model.model.{}{EMBEDDING_ROWS}", config.path());
         layout.push(name, lora.rows.embedding.len(), config.hidden);
+    }
+    if let Some(numbers) = lora.ends.embedding.filter(|_| layers.start == 0) {
+        let name = |end| format!("base_model.model.model.{}{end}", config.path());
+        layout.push(name(EMBEDDING_A), numbers.rank, config.vocab);
+        layout.push(name(EMBEDDING_B), config.hidden, numbers.rank);
     }
     for layer in layers.clone() {
         for matrix in adapted(config, layer) {
@@ -128,9 +140,13 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
         Some(labels) => {
             layout.push(SCORE, labels.len(), config.hidden);
         }
-        None if lora.rows.head.is_empty() => {}
         None => {
-            layout.push(HEAD_ROWS, lora.rows.head.len(), config.hidden);
+            if !lora.rows.head.is_empty() {
+                layout.push(HEAD_ROWS, lora.rows.head.len(), config.hidden);
+            }
+            if let Some(numbers) = lora.ends.head {
+                layout.push_adapter(HEAD_PATH, (config.vocab, config.hidden), numbers.rank);
+            }
         }
     }
     layout

@@ -3,7 +3,7 @@
 //! model.
 
 use super::config::Config;
-use super::layout::{Layout, SCORE};
+use super::layout::{EMBEDDING_B, Layout, SCORE};
 use crate::families::wrapped::PATH;
 use crate::numeric::rng::Stream;
 
@@ -26,11 +26,40 @@ pub struct LoraSpec {
     pub targets: Vec<String>,
     /// Projections of `targets` that differ from the rest, by layer and then in the order of `targets`.
     pub exceptions: Vec<Exception>,
+    /// Adapters of embedding and head.
+    pub ends: Ends,
     /// Rows of embedding and head that are trained whole.
     pub rows: TrainedRows,
     /// Keys dropout masks and the initial A.
     pub seed: u64,
 }
+
+/// Adapters of what is in no layer.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Ends {
+    /// That of the embedding.
+    pub embedding: Option<Numbers>,
+    /// That of a head over tokens. Where the head is the embedding, only the head has it.
+    pub head: Option<Numbers>,
+}
+
+impl Ends {
+    /// The adapters with the names of their modules.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, Numbers)> {
+        let both = [(EMBEDDING, self.embedding), (HEAD, self.head)];
+        both.into_iter().filter_map(|(name, numbers)| Some((name, numbers?)))
+    }
+
+    /// Whether neither has an adapter.
+    pub fn is_empty(&self) -> bool {
+        self.named().next().is_none()
+    }
+}
+
+/// PEFT's name of the embedding.
+pub const EMBEDDING: &str = "embed_tokens";
+/// PEFT's name of a head over tokens.
+pub const HEAD: &str = "lm_head";
 
 /// Tokens whose rows are trained whole (PEFT's `trainable_token_indices`), each list without repeats and in the order of
 /// the adapter's file.
@@ -54,7 +83,7 @@ impl TrainedRows {
             let ids: Vec<String> = tokens.iter().map(u32::to_string).collect();
             (!ids.is_empty()).then(|| format!("{name} {}", ids.join(" ")))
         };
-        let parts = [("embed_tokens", &self.embedding), ("lm_head", &self.head)];
+        let parts = [(EMBEDDING, &self.embedding), (HEAD, &self.head)];
         let parts: Vec<String> = parts.into_iter().filter_map(part).collect();
         (!parts.is_empty()).then(|| parts.join(", "))
     }
@@ -87,6 +116,8 @@ impl TrainedRows {
 
 /// The option that names trained rows.
 pub const TRAIN_TOKENS: &str = "train-tokens";
+/// The option that names modules with an adapter.
+pub const TARGETS: &str = "target-modules";
 
 /// A projection with another adapter than the rest, or without one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -200,8 +231,19 @@ impl std::fmt::Display for LoraSpec {
 impl LoraSpec {
     /// No adapter: the base model alone.
     pub fn none() -> Self {
-        let (targets, exceptions, rows) = (Vec::new(), Vec::new(), TrainedRows::default());
-        LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets, exceptions, rows, seed: 0 }
+        let (targets, exceptions) = (Vec::new(), Vec::new());
+        let (ends, rows) = (Ends::default(), TrainedRows::default());
+        LoraSpec {
+            rank: 1,
+            alpha: 1.0,
+            rslora: false,
+            dropout: 0.0,
+            targets,
+            exceptions,
+            ends,
+            rows,
+            seed: 0,
+        }
     }
 
     /// Whether this module has an adapter in any layer.
@@ -229,7 +271,14 @@ impl LoraSpec {
 
     /// All adapters that differ from the common one.
     fn others(&self) -> impl Iterator<Item = Numbers> {
-        self.exceptions.iter().filter_map(|e| e.adapter)
+        let usual = Numbers { rank: self.rank, alpha: self.alpha };
+        let ends = self.ends.named().map(|(_, numbers)| numbers).filter(move |numbers| *numbers != usual);
+        self.exceptions.iter().filter_map(|e| e.adapter).chain(ends)
+    }
+
+    /// The names of all modules with an adapter.
+    pub fn modules(&self) -> Vec<&str> {
+        self.targets.iter().map(String::as_str).chain(self.ends.named().map(|(name, _)| name)).collect()
     }
 
     /// The largest rank.
@@ -241,7 +290,8 @@ impl LoraSpec {
     pub fn with_rank(&self, rank: usize) -> Self {
         let mut other = LoraSpec { rank, ..self.clone() };
         let of_rank = |numbers: &&mut Numbers| numbers.rank == self.rank;
-        let adapters = other.exceptions.iter_mut().filter_map(|e| e.adapter.as_mut());
+        let ends = [&mut other.ends.embedding, &mut other.ends.head].into_iter().filter_map(Option::as_mut);
+        let adapters = other.exceptions.iter_mut().filter_map(|e| e.adapter.as_mut()).chain(ends);
         adapters.filter(of_rank).for_each(|numbers| numbers.rank = rank);
         other
     }
@@ -260,7 +310,7 @@ impl LoraSpec {
     /// rows of tokens embed_tokens 5`
     pub fn with_modules(&self) -> String {
         let frozen = self.exceptions.iter().filter(|e| e.adapter.is_none()).count();
-        let others = match self.exceptions.len() - frozen {
+        let others = match self.others().count() {
             0 => Vec::new(),
             others => vec![format!("{others} with other numbers")],
         };
@@ -268,13 +318,17 @@ impl LoraSpec {
         let rows = self.rows.in_short().map(|tokens| format!("rows of tokens {tokens}"));
         let rest = others.into_iter().chain(frozen).chain(rows).collect::<Vec<_>>().join(", ");
         let rest = if rest.is_empty() { rest } else { format!("; {rest}") };
-        format!("{self} on {}{rest}", self.targets.join(" "))
+        format!("{self} on {}{rest}", self.modules().join(" "))
     }
 
-    /// The same with a hash of the exceptions, by which two choices are compared.
+    /// The same with a hash of all that is not common, by which two choices are compared.
     pub fn exceptions_in_short(&self) -> Option<String> {
         let each = |e: &Exception| format!("{}.{} {:?}\n", e.layer, e.module, e.adapter);
-        let all: String = self.exceptions.iter().map(each).collect();
+        let usual = Numbers { rank: self.rank, alpha: self.alpha };
+        let ends = self.ends.named().filter(|(_, numbers)| *numbers != usual);
+        let ends = ends.map(|(name, numbers)| format!("{name} {numbers:?}\n"));
+        let rows = self.rows.in_short();
+        let all: String = self.exceptions.iter().map(each).chain(ends).chain(rows).collect();
         let hash = blake3::hash(all.as_bytes()).to_hex();
         (!all.is_empty()).then(|| format!("{} [{hash:.8}]", self.with_modules()))
     }
@@ -300,6 +354,25 @@ impl LoraSpec {
         }
     }
 
+    /// Refuses what the model does not have to train, and what cannot be trained together.
+    pub fn check_on(&self, config: &Config) -> Result<(), LoraError> {
+        self.rows.check(config)?;
+        let no = |option, why: &str| Err(LoraError::Choice { option, why: why.into() });
+        let (Ends { embedding, head }, rows) = (&self.ends, &self.rows);
+        if head.is_some() && config.labels.is_some() {
+            return no(TARGETS, "a classifier has no head over tokens (lm_head)");
+        }
+        let both = embedding.is_some() && !rows.embedding.is_empty()
+            || head.is_some() && (!rows.head.is_empty() || rows.shared(config));
+        match both {
+            true => no(
+                TRAIN_TOKENS,
+                "a matrix has trained rows or an adapter, not both: leave out embed_tokens and lm_head",
+            ),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses rank 0, a non-finite alpha, and a dropout outside [0, 1).
     pub fn check(&self) -> Result<(), LoraError> {
         let bad = |what, value: String, needs| Err(LoraError::Value { what, value, needs });
@@ -319,7 +392,7 @@ impl LoraSpec {
     }
 }
 
-/// Initial values: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A (a head in the base
+/// Initial values: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0; of the embedding A = 0, B ~ N(0, 1); and a classifier's head ~ the same U as A (a head in the base
 /// overrides it, as the base's rows do trained rows, see [`super::decoder::initial_parameters`]).
 pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
     let mut flat = vec![0.0; layout.len()];
@@ -331,8 +404,18 @@ pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
             let mut draws = Stream::new(&[lora.seed, name_key(&name)]);
             flat[entry.range()].iter_mut().for_each(|x| *x = (2.0 * draws.unit() - 1.0) * bound);
         }
+        if entry.name.ends_with(EMBEDDING_B) {
+            let mut draws = Stream::new(&[lora.seed, name_key(EMBEDDING_B)]);
+            flat[entry.range()].iter_mut().for_each(|x| *x = normal(&mut draws));
+        }
     }
     flat
+}
+
+/// A draw of N(0, 1) (Box & Muller 1958).
+fn normal(draws: &mut Stream) -> f32 {
+    let (radius, turn) = (1.0 - f64::from(draws.unit()), f64::from(draws.unit()));
+    (libm::sqrt(-2.0 * libm::log(radius)) * libm::cos(std::f64::consts::TAU * turn)) as f32
 }
 
 /// FNV-1a of a tensor's name, a part of the key of its draws.

@@ -2,7 +2,9 @@
 //! merged model is a source of tensors like the base, so the same readers and writers work for both.
 
 use super::config::Config;
-use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE, peft_path};
+use super::layout::{
+    self, EMBEDDING_A, EMBEDDING_B, EMBEDDING_ROWS, Entry, HEAD_PATH, HEAD_ROWS, Layout, SCORE, peft_path,
+};
 use super::lora::LoraSpec;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -38,15 +40,26 @@ impl Merged<'_> {
     fn adapter(&self, name: &str) -> Option<(&Entry, &Entry, f32)> {
         let path = name.strip_suffix(".weight")?;
         let path = path.strip_prefix("model.").unwrap_or(path);
+        let find = |path: &str, ab: &str| self.layout.find(&format!("{path}.{ab}.weight"));
+        if path == "lm_head" && !self.config.tied {
+            let scale = self.lora.scale_of(self.lora.ends.head?);
+            return Some((find(HEAD_PATH, "lora_A")?, find(HEAD_PATH, "lora_B")?, scale));
+        }
         let (_, module) = path.rsplit_once('.')?;
         let layer: usize = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
         // Only the canonical spelling is a projection of this model.
         let matrix =
             self.config.matrix(layer, module).filter(|matrix| layout::path(layer, matrix) == path)?;
         let path = peft_path(self.config, layer, &matrix);
-        let find = |ab: &str| self.layout.find(&format!("{path}.{ab}.weight"));
         let scale = self.lora.scale_of(self.lora.adapter(layer, module)?);
-        Some((find("lora_A")?, find("lora_B")?, scale))
+        Some((find(&path, "lora_A")?, find(&path, "lora_B")?, scale))
+    }
+
+    /// A [R, V], B [C, R] and the factor of the embedding's adapter, if the tensor is the embedding.
+    fn embedding_adapter(&self, name: &str) -> Option<(&Entry, &Entry, f32)> {
+        let numbers = self.lora.ends.embedding.filter(|_| name.ends_with("embed_tokens.weight"))?;
+        let ends = [EMBEDDING_A, EMBEDDING_B].map(|end| self.layout.ending(end));
+        Some((ends[0]?, ends[1]?, self.lora.scale_of(numbers)))
     }
 
     /// Trained rows of the matrix with this name, which has no other changes, by token.
@@ -71,7 +84,28 @@ impl Merged<'_> {
 
     /// Whether the adapter changes the tensor of that name.
     pub fn touches(&self, name: &str) -> bool {
-        self.adapter(name).is_some() || self.rows(name).is_some()
+        self.adapter(name).is_some() || self.rows(name).is_some() || self.embedding_adapter(name).is_some()
+    }
+
+    fn merge_embedding(
+        &self,
+        tensor: Tensor,
+        (a, b, scale): (&Entry, &Entry, f32),
+    ) -> Result<Tensor<'static>, String> {
+        let (v, c, rank) = (a.cols, b.rows, a.rows);
+        let dtype = self.dtype.unwrap_or(tensor.dtype);
+        let mut values = tensor.dtype.widen(&tensor.bytes);
+        if tensor.shape != [v, c] || values.len() != v * c {
+            return Err(format!("a tensor of shape {:?} cannot take an adapter of [{v}, {c}]", tensor.shape));
+        }
+        let (a, b) = (self.values(a), self.values(b));
+        values.par_chunks_mut(c).enumerate().for_each(|(token, row)| {
+            for (w, b) in row.iter_mut().zip(b.chunks_exact(rank)) {
+                let delta: f32 = b.iter().enumerate().map(|(k, b)| a[k * v + token] * b).sum();
+                *w += scale * delta;
+            }
+        });
+        Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
     }
 
     fn replace<'r>(
@@ -154,9 +188,10 @@ impl Tensors for Merged<'_> {
             return Ok(None);
         }
         let Some(tensor) = self.base.tensor(name)? else { return Ok(None) };
-        let merged = match (self.adapter(name), self.replaced(name)) {
-            (Some(adapter), _) => self.merge(tensor, adapter),
-            (_, Some(rows)) => self.replace(tensor, rows),
+        let merged = match (self.adapter(name), self.embedding_adapter(name), self.replaced(name)) {
+            (Some(adapter), ..) => self.merge(tensor, adapter),
+            (_, Some(adapter), _) => self.merge_embedding(tensor, adapter),
+            (.., Some(rows)) => self.replace(tensor, rows),
             _ => Ok(self.encode(tensor)),
         };
         merged.map(Some).map_err(|e| format!("{name}: {e}"))

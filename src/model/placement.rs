@@ -1,9 +1,9 @@
 //! Places of the trained values on a device. In the flat vector, as in the files of PEFT, an adapter of a fused matrix has
 //! one A, and the rows of B are in the order of the files. On a device each projection has its own A and B, with rows in
-//! the order in which a block computes them. Where no projection is fused or reordered both are the same.
+//! the order in which a block computes them; the A of the embedding is transposed. Where no projection is fused or reordered both are the same.
 
 use super::config::Config;
-use super::layout::{self, EMBEDDING_ROWS, Entry, HEAD_ROWS, Layout, SCORE};
+use super::layout::{self, EMBEDDING_A, EMBEDDING_B, EMBEDDING_ROWS, Entry, Layout};
 use super::lora::{LoraSpec, MODULES, Numbers};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,6 +20,16 @@ struct Stretch {
     flat: usize,
     device: usize,
     len: usize,
+    /// Rows of the matrix in the flat vector, where it is transposed on the device; else 1.
+    rows: usize,
+}
+
+impl Stretch {
+    /// The place on the device, in this stretch, of each value of the flat vector.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        let (rows, cols) = (self.rows, self.len / self.rows);
+        (0..self.len).map(move |i| i % cols * rows + i / cols)
+    }
 }
 
 /// Path of projection `i` of a layer in the layout on the device.
@@ -33,14 +43,19 @@ impl Placement {
         let flat = layout::of(config, lora, layers.clone());
         let (mut layout, mut stretches, mut next) = (Layout::default(), Vec::new(), 0);
         let whole = |layout: &mut Layout, entry: &Entry| {
-            let device = layout.len();
-            layout.push(entry.name.clone(), entry.rows, entry.cols);
-            Stretch { flat: entry.offset, device, len: entry.rows * entry.cols }
+            let (device, len) = (layout.len(), entry.rows * entry.cols);
+            // Ids choose rows of the embedding's A on the device.
+            let rows = if entry.name.ends_with(EMBEDDING_A) { entry.rows } else { 1 };
+            let shape = if rows == 1 { (entry.rows, entry.cols) } else { (entry.cols, entry.rows) };
+            layout.push(entry.name.clone(), shape.0, shape.1);
+            Stretch { flat: entry.offset, device, len, rows }
         };
-        if let Some(rows) = flat.ending(EMBEDDING_ROWS) {
-            stretches.push(whole(&mut layout, rows));
-            next = layout.len();
-        }
+        let (below, above): (Vec<&Entry>, Vec<&Entry>) =
+            flat.entries().iter().filter(|entry| !entry.name.contains(".layers.")).partition(|entry| {
+                [EMBEDDING_ROWS, EMBEDDING_A, EMBEDDING_B].iter().any(|end| entry.name.ends_with(end))
+            });
+        stretches.extend(below.into_iter().map(|entry| whole(&mut layout, entry)));
+        next += layout.len();
         for layer in layers {
             for matrix in layout::adapted(config, layer) {
                 let Some(Numbers { rank, .. }) = lora.adapter(layer, matrix.module()) else { continue };
@@ -53,20 +68,20 @@ impl Placement {
                     let (rows, cols) = (config.rows(layer, i), k);
                     let device = layout.len();
                     layout.push_adapter(&path(layer, i), (rows.len(), cols), rank);
-                    stretches.push(Stretch { flat: a, device, len: rank * cols });
+                    stretches.push(Stretch { flat: a, device, len: rank * cols, rows: 1 });
                     let to = device + rank * cols;
                     stretches.extend(rows.stretches().into_iter().map(|(here, there, rows)| Stretch {
                         flat: b + there * rank,
                         device: to + here * rank,
                         len: rows * rank,
+                        rows: 1,
                     }));
                 }
             }
         }
-        if let Some(head) = flat.find(SCORE).or(flat.find(HEAD_ROWS)) {
-            stretches.push(whole(&mut layout, head));
-        }
-        let differs = flat.len() != layout.len() || stretches.iter().any(|s| s.flat != s.device);
+        stretches.extend(above.into_iter().map(|entry| whole(&mut layout, entry)));
+        let differs =
+            flat.len() != layout.len() || stretches.iter().any(|s| s.flat != s.device || s.rows > 1);
         Placement { layout, stretches: differs.then_some(stretches) }
     }
 
@@ -80,7 +95,11 @@ impl Placement {
         let Some(stretches) = &self.stretches else { return Cow::Borrowed(flat) };
         let mut device = vec![0.0; self.layout.len()];
         for s in stretches {
-            device[s.device..s.device + s.len].copy_from_slice(&flat[s.flat..s.flat + s.len]);
+            let (to, from) = (&mut device[s.device..s.device + s.len], &flat[s.flat..s.flat + s.len]);
+            match s.rows {
+                1 => to.copy_from_slice(from),
+                _ => s.places().zip(from).for_each(|(at, x)| to[at] = *x),
+            }
         }
         Cow::Owned(device)
     }
@@ -90,7 +109,10 @@ impl Placement {
         gradient.fill(0.0);
         for s in self.stretches.iter().flatten() {
             let (to, from) = (&mut gradient[s.flat..s.flat + s.len], &device[s.device..s.device + s.len]);
-            to.iter_mut().zip(from).for_each(|(sum, x)| *sum += x);
+            match s.rows {
+                1 => to.iter_mut().zip(from).for_each(|(sum, x)| *sum += x),
+                _ => to.iter_mut().zip(s.places()).for_each(|(sum, at)| *sum += from[at]),
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::config::Config;
 use super::layout::{adapted, peft_path};
-use super::lora::{Exception, LoraError, LoraSpec, MODULES, Numbers};
+use super::lora::{EMBEDDING, Ends, Exception, HEAD, LoraError, LoraSpec, MODULES, Numbers, TARGETS};
 use crate::families::tensors::Matrix;
 use regex::Regex;
 
@@ -42,23 +42,31 @@ impl Choice {
             return Err(LoraError::Choice { option: "target-layers", why });
         }
         let (ranks, alphas) = (compiled(RANKS, &self.ranks)?, compiled(ALPHAS, &self.alphas)?);
+        let numbers = |path: &str| {
+            let has = targets.matches(path) && !exclude.matches(path);
+            has.then(|| Numbers {
+                rank: first(&ranks, path).unwrap_or(common.rank),
+                alpha: first(&alphas, path).unwrap_or(common.alpha),
+            })
+        };
         let mut chosen = Vec::new();
         for layer in 0..config.layers {
             let asked = self.layers.is_empty() || self.layers.contains(&layer);
             for matrix in adapted(config, layer) {
-                let (module, path) = (matrix.module(), path(config, layer, &matrix));
-                let has = asked && targets.matches(&path) && !exclude.matches(&path);
-                let numbers = || Numbers {
-                    rank: first(&ranks, &path).unwrap_or(common.rank),
-                    alpha: first(&alphas, &path).unwrap_or(common.alpha),
-                };
-                chosen.push((layer, module, has.then(numbers)));
+                let path = path(config, layer, &matrix);
+                chosen.push((layer, matrix.module(), numbers(&path).filter(|_| asked)));
             }
+        }
+        let [embedding, head] = [EMBEDDING, HEAD].map(|name| numbers(&end_path(config, name)?));
+        let ends = Ends { embedding, head };
+        if let Some((name, _)) = ends.named().next().filter(|_| !self.layers.is_empty()) {
+            let why = format!("{name} is in no layer: name the modules of layers by their paths instead");
+            return Err(LoraError::Choice { option: "target-layers", why });
         }
         let targets: Vec<String> = all(config)
             .filter(|module| chosen.iter().any(|(_, of, numbers)| of == module && numbers.is_some()))
             .collect();
-        if targets.is_empty() {
+        if targets.is_empty() && ends.is_empty() {
             return Err(LoraError::NoTargets { known: known(config) });
         }
         let usual = Some(Numbers { rank: common.rank, alpha: common.alpha });
@@ -70,7 +78,7 @@ impl Choice {
             })
         };
         let exceptions = chosen.into_iter().filter_map(other).collect();
-        Ok(LoraSpec { targets, exceptions, ..common })
+        Ok(LoraSpec { targets, exceptions, ends, ..common })
     }
 
     /// Refuses patterns of ranks and alphas that apply to no adapter of `spec`.
@@ -79,7 +87,8 @@ impl Choice {
             let own = adapted(config, layer).filter(move |m| spec.adapter(layer, m.module()).is_some());
             own.map(move |matrix| path(config, layer, &matrix))
         };
-        let paths: Vec<String> = (0..config.layers).flat_map(of_layer).collect();
+        let ends = spec.ends.named().filter_map(|(name, _)| end_path(config, name));
+        let paths: Vec<String> = (0..config.layers).flat_map(of_layer).chain(ends).collect();
         applies(RANKS, &self.ranks, &paths)?;
         applies(ALPHAS, &self.alphas, &paths)
     }
@@ -95,9 +104,11 @@ impl Choice {
         let alone = config.path().is_empty();
         let alike = own.first().filter(|first| own.iter().all(|layers| layers == *first));
         let all_whole = spec.targets.iter().zip(&own).all(|(module, layers)| whole(module, layers));
-        let (targets, layers) = match alike {
-            _ if all_whole => (spec.targets.clone(), Vec::new()),
-            Some(layers) if alone => (spec.targets.clone(), layers.clone()),
+        // PEFT gives what is in no layer no adapter where layers are named.
+        let no_ends = spec.ends.is_empty();
+        let (mut targets, layers) = match alike {
+            _ if all_whole && (alone || no_ends) => (spec.targets.clone(), Vec::new()),
+            Some(layers) if alone && no_ends => (spec.targets.clone(), layers.clone()),
             _ => {
                 let each = spec.targets.iter().zip(&own).flat_map(|(module, layers)| {
                     match alone && whole(module, layers) {
@@ -110,6 +121,7 @@ impl Choice {
                 (each.collect(), Vec::new())
             }
         };
+        targets.extend(spec.ends.named().map(|(name, _)| name.to_owned()));
         let ranks = patterns((spec, config), |of| of.rank, spec.rank);
         let alphas = patterns((spec, config), |of| of.alpha, spec.alpha);
         Choice { targets, layers, exclude: Vec::new(), ranks, alphas }
@@ -138,6 +150,8 @@ fn patterns<T: Copy + PartialEq>(
             }
         }
     }
+    let ends = spec.ends.named().map(|(name, numbers)| (name.to_owned(), of(numbers)));
+    all.extend(ends.filter(|(_, value)| *value != common));
     all
 }
 
@@ -151,6 +165,15 @@ fn path(config: &Config, layer: usize, matrix: &Matrix) -> String {
     peft_path(config, layer, matrix).trim_start_matches("base_model.model.").to_owned()
 }
 
+/// The path of what is in no layer; `None` where the model has none.
+fn end_path(config: &Config, name: &str) -> Option<String> {
+    match name {
+        EMBEDDING => Some(format!("model.{}{EMBEDDING}", config.path())),
+        HEAD if config.labels.is_none() => Some(HEAD.to_owned()),
+        _ => None,
+    }
+}
+
 /// The same without `model.` at its begin, which no other module's path has in front of the rest.
 fn below_model(config: &Config, layer: usize, module: &str) -> Option<String> {
     let path = path(config, layer, &config.matrix(layer, module)?);
@@ -162,7 +185,8 @@ fn all(config: &Config) -> impl Iterator<Item = String> {
 }
 
 fn known(config: &Config) -> String {
-    config.family.modules().join(", ")
+    let ends = [EMBEDDING, HEAD].into_iter().filter(|name| end_path(config, name).is_some());
+    config.family.modules().into_iter().chain(ends).collect::<Vec<_>>().join(", ")
 }
 
 /// The names of lists with commas. A regular expression may have commas and stays whole.
@@ -200,6 +224,7 @@ impl Rule {
         let paths = || {
             (0..config.layers)
                 .flat_map(|layer| adapted(config, layer).map(move |matrix| path(config, layer, &matrix)))
+                .chain([EMBEDDING, HEAD].into_iter().filter_map(|name| end_path(config, name)))
         };
         if let [text] = names
             && is_regex(text)
@@ -242,7 +267,6 @@ fn is_at_end(name: &str, path: &str) -> bool {
     path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-const TARGETS: &str = "target-modules";
 const RANKS: &str = "rank-pattern";
 const ALPHAS: &str = "alpha-pattern";
 

@@ -5,12 +5,12 @@ use super::base_model::{self, BaseModel};
 use super::folder::{RUN_FILE, run_of};
 use super::run_file;
 use crate::config::refusal::{Kind, Refusal, in_file};
-use crate::format::peft::{self, Adapter, AdapterConfig, EMBEDDING, Extras, Magnitude, TaskType, TensorRef};
+use crate::format::peft::{self, Adapter, AdapterConfig, Extras, Magnitude, TaskType, TensorRef};
 use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
-use crate::model::lora::{self, LoraError, LoraSpec, Named, TRAIN_TOKENS, TrainedRows};
+use crate::model::lora::{self, EMBEDDING, HEAD, LoraError, LoraSpec, Named, TRAIN_TOKENS, TrainedRows};
 use crate::model::targets::Choice;
 use crate::support::stderr::say;
 use crate::train::checkpoint;
@@ -92,6 +92,14 @@ fn check(dir: &Path, base: &BaseModel, adapter: Adapter) -> Result<Loaded, Refus
         }
     };
     let spec = spec_of(&adapter.config, &config).map_err(|e| here(e.into()))?;
+    let shape = (config.vocab, config.hidden);
+    if let Some((name, found)) = adapter.copies.iter().find(|(_, found)| *found != shape) {
+        let why = format!(
+            "the adapter has a copy of {name} of shape {found:?}, this model's is {shape:?}: the vocabulary was enlarged \
+             for it, so it goes with the enlarged base only"
+        );
+        return Err(here(Refusal::configuration(why)));
+    }
     let layout = layout::of(&config, &spec, 0..config.layers);
     let flat = flat(&layout, &adapter.tensors).map_err(here)?;
     if adapter.config.use_dora {
@@ -110,7 +118,9 @@ pub fn spec_of(from: &AdapterConfig, config: &Config) -> Result<LoraSpec, LoraEr
     };
     let (rank, alpha, rslora) = (from.r, from.lora_alpha as f32, from.use_rslora);
     let rows = rows_of(from, config)?;
-    choice.resolve(config, LoraSpec { rank, alpha, rslora, rows, ..LoraSpec::none() })
+    let spec = choice.resolve(config, LoraSpec { rank, alpha, rslora, rows, ..LoraSpec::none() })?;
+    spec.check_on(config)?;
+    Ok(spec)
 }
 
 /// The rows of tokens that an adapter on this model has.
@@ -132,12 +142,8 @@ fn rows_of(from: &AdapterConfig, config: &Config) -> Result<TrainedRows, LoraErr
     if config.tied && rows.head == rows.embedding {
         rows.head.clear();
     }
-    rows.check(config)?;
     Ok(rows)
 }
-
-/// PEFT's modules with rows of tokens, besides [`EMBEDDING`].
-const HEAD: &str = "lm_head";
 
 /// Returns the adapter in `dir`; without `dir` the base alone, whose only values are those of a classifier's head.
 pub fn load_or_base(dir: Option<&Path>, base: &BaseModel) -> Result<Loaded, Refusal> {

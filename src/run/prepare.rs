@@ -397,6 +397,10 @@ fn spec(
     }
     given.without_effect(&spec, config).map_err(refuse)?;
     spec.check()?;
+    spec.check_on(config).map_err(refuse)?;
+    if options.data.task.has_head() && spec.ends.head.is_some() {
+        return Err(settings.refuse("target-modules", "a task with a head of its own has no lm_head"));
+    }
     trained_rows::has_both(settings, options, (config, &spec.rows))?;
     for (dir, differs) in own.iter().filter(|_| !options.output.quiet).flat_map(|(dir, own)| {
         scale_notes(own, &spec, config.layers).into_iter().map(move |note| (dir, note))

@@ -25,7 +25,6 @@ pub fn of(
     let embedding: Vec<u32> = options.lora.tokens.iter().map(id).collect::<Result<_, _>>()?;
     let own_head = !config.tied && config.labels.is_none() && !options.data.task.has_head();
     let rows = TrainedRows { head: if own_head { embedding.clone() } else { Vec::new() }, embedding };
-    rows.check(config).map_err(|e| settings.refuse(TRAIN_TOKENS, e))?;
     Ok(rows)
 }
 

@@ -4,6 +4,9 @@ use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use serde_json::{Value, json};
 
 const TOKENS: &str = "--train-tokens '<|im_end|>,git,<|endoftext|>'";
+/// Adapters on embedding and head.
+const ENDS: &str =
+    "--target-modules q_proj,lm_head,embed_tokens --rank-pattern embed_tokens=2 --alpha-pattern lm_head=3";
 const RUN: &str = "--max-steps 4 --batch-size 4 --rank 3 --learning-rate 5e-3 --save-steps 2 -q";
 
 /// A copy of the demonstration with a head of its own, whose rows are those of the embedding in another order.
@@ -41,16 +44,18 @@ fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
     untied(&b);
     b.file("classes.jsonl", &classes(24));
     b.file("pairs.jsonl", &pairs(24));
-    for (model, more, data) in [
-        ("demo", "--dropout 0.2 --weight-decay 0.1", "rows"),
-        ("untied", "--quantize q8_0 --target-layers 2-3", "rows"),
-        ("untied", "--task classify --num-classes 2", "classes"),
-        ("demo", "--task dpo", "pairs"),
+    for (model, of, more, data) in [
+        ("demo", TOKENS, "--dropout 0.2 --weight-decay 0.1", "rows"),
+        ("untied", TOKENS, "--quantize q8_0 --target-layers 2-3", "rows"),
+        ("untied", TOKENS, "--task classify --num-classes 2", "classes"),
+        ("demo", TOKENS, "--task dpo", "pairs"),
+        ("untied", ENDS, "--dropout 0.2", "rows"),
+        ("demo", ENDS, "--task dpo --quantize q8_0", "pairs"),
     ] {
-        let run = format!("{model} --data {data}.jsonl {RUN} {TOKENS} {more}");
+        let run = format!("{model} --data {data}.jsonl {RUN} {of} {more}");
         b.ok(&format!("{run} -o one"));
         for how in ["--gpus cpu,cpu", "--gpus cpu+cpu", "--offload 2", "--threads 1"] {
-            if (model, how) == ("demo", "--gpus cpu+cpu") {
+            if (model, of, how) == ("demo", TOKENS, "--gpus cpu+cpu") {
                 let part = "--gpus: does not go with --train-tokens on this model: its head is its embedding";
                 refused(&b, &format!("{run} {how} -o no"), part);
                 continue;
@@ -62,7 +67,8 @@ fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
         b.same_adapter("one", "other");
         std::fs::remove_dir_all(b.path("other/checkpoint-4")).unwrap();
         std::fs::remove_file(b.path("other/adapter_model.safetensors")).unwrap();
-        refused(&b, &format!("{} -o other --resume", run.replace(",git", "")), "train_tokens");
+        let changed = run.replace(",git", "").replace("lm_head=3", "lm_head=5");
+        refused(&b, &format!("{changed} -o other --resume"), "adapters");
         b.ok(&format!("{run} -o other --resume"));
         b.same_adapter("one", "other");
         if data == "pairs" {
@@ -100,7 +106,10 @@ fn rows_of_tokens_are_written_as_peft_reads_them() {
         let evaluated = "--eval-data eval.jsonl --eval-steps 4";
         b.ok(&format!("{model} --data rows.jsonl {evaluated} {RUN} {TOKENS} --overwrite -o run"));
         assert_eq!(config(&b, "run")["trainable_token_indices"], written, "{model}");
-        b.same_eval("run", "eval.jsonl", &[]);
+        let last = b.events("run", "eval").pop().unwrap();
+        let said = b.ok("eval --adapter run --data eval.jsonl --gpus cpu --json");
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["loss"], last["eval_loss"], "{model}");
         // Another run begins with it.
         b.ok(&format!("{model} --data rows.jsonl {RUN} --init-adapter run --overwrite -o next"));
         assert_eq!(config(&b, "next"), config(&b, "run"));
@@ -140,12 +149,12 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
         "export run --to gguf-lora -o no",
         "llama.cpp reads in a merged model only: use --to merged-gguf",
     );
-    refused(&b, "export run --to mlx -o no", "mlx-lm does not hold");
+    refused(&b, "export run --to mlx -o no", "mlx-lm does not hold trained rows of tokens");
     // A table of a GGUF file; rows that are not trained keep their blocks.
     b.ok(&format!("demo {run} -o plain --max-steps 1 --learning-rate 0"));
     b.ok("export plain --to merged-gguf --outtype q8_0 -o base.gguf");
     b.ok(&format!("./base.gguf {run} {TOKENS} -o run8"));
-    refused(&b, "export run8 --to ollama -o no", "llama.cpp reads in a merged model only");
+    refused(&b, "export run8 --to ollama -o no", "for llama.cpp in a merged model only");
     b.ok("export run8 --to merged-gguf -o m8.gguf");
     let tuned = b.ok(&format!("generate --adapter run8 {prompt}"));
     assert!(tuned.starts_with("git branch"), "{tuned:?}");
@@ -159,6 +168,44 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
     };
     let changed = rows(&base).into_iter().zip(rows(&merged)).enumerate().filter(|(_, (a, b))| a != b);
     assert_eq!(changed.map(|(row, _)| row).collect::<Vec<_>>(), [0, 2, 364]);
+}
+
+#[test]
+fn adapters_on_embedding_and_head_are_exported_or_refused() {
+    let b = Bench::new();
+    untied(&b);
+    for model in ["demo", "untied"] {
+        b.ok(&format!("{model} --data rows.jsonl {RUN} {ENDS} --max-steps 30 -o {model}-run"));
+        let written = config(&b, &format!("{model}-run"));
+        assert_eq!(written["target_modules"], json!(["q_proj", "embed_tokens", "lm_head"]));
+        assert_eq!(written["rank_pattern"], json!({"embed_tokens": 2}));
+        assert_eq!(written["alpha_pattern"], json!({"lm_head": 3}));
+        b.ok(&format!("{model} --data rows.jsonl {RUN} --init-adapter {model}-run -o {model}-next"));
+        assert_eq!(config(&b, &format!("{model}-next")), written);
+        b.ok(&format!("export {model}-run --model {model} --to peft -o {model}-peft"));
+        b.same_adapter(&format!("{model}-run"), &format!("{model}-peft"));
+        let part =
+            "an adapter on embed_tokens or lm_head, which is written for llama.cpp in a merged model only";
+        refused(&b, &format!("export {model}-run --model {model} --to gguf-lora -o no"), part);
+        refused(&b, &format!("export {model}-run --model {model} --to mlx -o no"), "mlx-lm does not hold");
+    }
+    refused(&b, "export demo-run --to merged -o no", "embedding and head of this model are one matrix");
+    let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
+    let tuned = b.ok(&format!("generate untied --adapter untied-run {prompt}"));
+    b.ok("export untied-run --model untied --to merged --save-dtype f32 -o merged");
+    assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned);
+    b.ok("export untied-run --model untied --to merged-gguf --outtype f32 -o m.gguf");
+    assert_eq!(b.ok(&format!("generate ./m.gguf {prompt}")), tuned);
+    for (args, part) in [
+        ("--target-modules q_proj,lm_head --task classify --num-classes 2", "has no lm_head"),
+        (
+            "--target-modules q_proj,lm_head --train-tokens git",
+            "a matrix has trained rows or an adapter, not both",
+        ),
+        ("--target-modules q_proj,lm_head --target-layers 1", "lm_head is in no layer"),
+    ] {
+        refused(&b, &format!("demo --data rows.jsonl {RUN} {args} -o no"), part);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use finetune::cluster::message::{
     Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, SeatPlan,
     ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
-use finetune::model::lora::{Exception, LoraSpec, Numbers, TrainedRows};
+use finetune::model::lora::{Ends, Exception, LoraSpec, Numbers, TrainedRows};
 use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective, Ranking};
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::model::wire::Wire;
@@ -170,6 +170,7 @@ pub fn manifest() -> Manifest {
                     adapter: Some(Numbers { rank: 2, alpha: 3.0 }),
                 },
             ],
+            ends: Ends { embedding: None, head: Some(Numbers { rank: 3, alpha: 1.0 }) },
             rows: TrainedRows { embedding: vec![7, 3], head: vec![] },
             seed: 7,
         },

@@ -4,7 +4,8 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
-      layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted (default: all)
+      layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
+      ends endscls endsweighted (default: all)
 """
 import json, math, os, random, sys
 import torch
@@ -73,6 +74,8 @@ CONFIGS = {
     # rows of some tokens are trained: in a tied embedding that is scaled, in embedding and head, with row weights
     'tokens': lambda: CONFIGS['gemma3'](), 'tokensweighted': lambda: CONFIGS['weighted'](),
     'tokensboth': lambda: CONFIGS['qwen2untied'](),
+    # adapters on embedding and head: tied with scaled embeddings, a classifier, untied with row weights
+    'ends': lambda: CONFIGS['gemma3'](), 'endsweighted': lambda: CONFIGS['qwen2untied'](),
     'qwen2untied': lambda: Qwen2Config(**SIZES, tie_word_embeddings=False, rope_theta=1000000.0),
     'patterns': lambda: Qwen2Config(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=False)}
 # checkpoints with a vision tower, of which the text model is trained
@@ -107,7 +110,9 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'patternsvl': (3, 6, 'all', False), 'weighted': (4, 8, 'all', False),
     'lfm2': (4, 8, CONVOLUTION, False), 'lfm2taps': (3, 8, ['in_proj', 'out_proj', 'w2'], True),
     'tokens': (3, 6, ['q_proj', 'down_proj'], False), 'tokensboth': (3, 6, ['v_proj'], False),
-    'tokenscls': (2, 4, ['v_proj'], False), 'tokensweighted': (2, 4, ['q_proj'], True)}
+    'tokenscls': (2, 4, ['v_proj'], False), 'tokensweighted': (2, 4, ['q_proj'], True),
+    'ends': (3, 6, ['v_proj', 'embed_tokens', 'lm_head'], False), 'endscls': (2, 4, ['q_proj', 'embed_tokens'], True),
+    'endsweighted': (2, 4, ['k_proj', 'embed_tokens', 'lm_head'], False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
@@ -116,7 +121,8 @@ MORE = {  # further settings of LoraConfig
     'patternsvl': dict(rank_pattern={r'.*layers\.1\..*(q|k)_proj': 5}, alpha_pattern={'v_proj': 2}),
     'tokens': dict(trainable_token_indices=[77, 0, 31, 5]), 'tokenscls': dict(trainable_token_indices=[40, 7, 101]),
     'tokensboth': dict(trainable_token_indices=dict(embed_tokens=[3, 90, 17], lm_head=[90, 0]), layers_to_transform=[1]),
-    'tokensweighted': dict(trainable_token_indices=[0, 64])}
+    'tokensweighted': dict(trainable_token_indices=[0, 64]), 'ends': dict(rank_pattern=dict(embed_tokens=2)),
+    'endsweighted': dict(alpha_pattern=dict(lm_head=3), rank_pattern=dict(lm_head=4))}
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
 
 
@@ -142,6 +148,7 @@ def make(out, name, seed):
         lora_dropout=0.0, task_type='SEQ_CLS' if classes else 'CAUSAL_LM', **MORE.get(name, {})))
     for key, w in peft.named_parameters():
         if 'lora_B' in key: torch.nn.init.normal_(w, std=0.05)
+        elif 'lora_embedding_A' in key: torch.nn.init.normal_(w, std=0.01)
         elif 'trainable_tokens_delta' in key: w.data += 0.1 * torch.randn_like(w)
     peft.save_pretrained(f'{out}/adapter_init')
 

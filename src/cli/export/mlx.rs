@@ -112,6 +112,12 @@ fn scale(spec: &LoraSpec, config: &Config) -> Result<f32, String> {
 /// What mlx-lm has to adapt; the error is what it cannot hold.
 fn adapted(layout: &Layout, layers: usize) -> Result<Adapted, String> {
     let (mut first, mut ranks, mut keys) = (layers, BTreeSet::new(), BTreeSet::new());
+    if layout.ending(".trainable_tokens_delta").is_some() {
+        return Err("trained rows of tokens".into());
+    }
+    if layout.ending(".lora_embedding_A").is_some() {
+        return Err("an adapter on the embedding".into());
+    }
     for entry in layout.entries() {
         let Some(path) = entry.name.strip_suffix(".lora_A.weight") else { continue };
         let place = path.split_once(".layers.").and_then(|(_, rest)| rest.split_once('.'));

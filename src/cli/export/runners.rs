@@ -29,11 +29,20 @@ pub fn notes(to: To, outtype: Outtype, source: &Exported) -> Result<Vec<String>,
         let way = "use --to merged or --to merged-gguf";
         return Err(Refusal::configuration(format!("the adapter uses DoRA, which is merged only: {way}")));
     }
-    if gguf && apart && !spec.rows.is_empty() {
+    let ends = [
+        (!spec.rows.is_empty(), "trained rows of tokens"),
+        (!spec.ends.is_empty(), "an adapter on embed_tokens or lm_head"),
+    ];
+    if let Some((_, what)) = ends.into_iter().find(|(has, _)| *has && gguf && apart) {
         let way = "use --to merged-gguf";
         return Err(Refusal::configuration(format!(
-            "the adapter has trained rows of tokens, which llama.cpp reads in a merged model only: {way}"
+            "the adapter has {what}, which is written for llama.cpp in a merged model only: {way}"
         )));
+    }
+    if !apart && !spec.ends.is_empty() && source.loaded.config.tied && !classifier {
+        let why = "embedding and head of this model are one matrix, and the adapter changes one of them only";
+        let way = "use --to peft, or train with --train-tokens";
+        return Err(Refusal::configuration(format!("{why}, so it cannot be merged: {way}")));
     }
     if gguf && apart && spec.scale() == 0.0 {
         let way = "use --to merged-gguf";

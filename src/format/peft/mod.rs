@@ -37,6 +37,8 @@ pub struct Adapter {
     pub tensors: Vec<AdapterTensor>,
     /// Magnitudes of DoRA: paths of modules, and a value for each of their outputs.
     pub magnitudes: Vec<Magnitude>,
+    /// Names and shapes of copies of the base's embedding and head, which PEFT adds where these have an adapter.
+    pub copies: Vec<(String, (usize, usize))>,
     /// The class names of a classifier, if label_map.json exists.
     pub labels: Option<Vec<String>>,
     /// Whether label_map.json says that the outputs of the head are numbers.
@@ -109,12 +111,16 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
         ));
     }
     let file = safetensors::open(&weights)?;
-    let (mut tensors, mut magnitudes) = (Vec::new(), Vec::new());
+    let (mut tensors, mut magnitudes, mut copies) = (Vec::new(), Vec::new(), Vec::new());
     for stored in file.names() {
         let Some(tensor) = file.get(&stored) else { continue };
         match plain_name(&stored).rsplit_once(".lora_magnitude_vector") {
             Some((path, "" | ".weight")) if config.use_dora => {
                 magnitudes.push((path.to_owned(), finite(&weights, &stored, &tensor)?));
+            }
+            _ if stored.ends_with(".base_layer.weight") => {
+                let [rows, cols] = tensor.shape[..] else { continue };
+                copies.push((stored, (rows, cols)));
             }
             _ => tensors.push(matrix(&weights, &stored, &tensor, &config)?),
         }
@@ -122,12 +128,13 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     if config.target_modules.is_empty() {
         let path = |t: &AdapterTensor| {
-            t.name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight").map(str::to_owned)
+            let path = t.name.strip_prefix("base_model.model.")?;
+            path.strip_suffix(".lora_A.weight").or(path.strip_suffix(".lora_embedding_A")).map(str::to_owned)
         };
         config.target_modules = tensors.iter().filter_map(path).collect();
     }
     let (labels, numbers) = labels(&dir.join(LABELS))?.unzip();
-    Ok(Adapter { config, tensors, magnitudes, labels, numbers: numbers.unwrap_or(false) })
+    Ok(Adapter { config, tensors, magnitudes, copies, labels, numbers: numbers.unwrap_or(false) })
 }
 
 /// The name without the adapter's, at today's place of a text model.
@@ -225,10 +232,11 @@ fn matrix(
     };
     let r = config.r;
     let known = |rank: usize| rank == r || config.rank_pattern.iter().any(|(_, other)| *other == rank);
-    let fits = match name.rsplit('.').nth(1) {
-        Some("lora_A") => known(rows),
-        Some("lora_B") => known(cols),
-        Some("score" | "classifier" | "token_adapter") => true,
+    let mut parts = name.rsplit('.');
+    let fits = match (parts.next(), parts.next()) {
+        (_, Some("lora_A")) | (Some("lora_embedding_A"), _) => known(rows),
+        (_, Some("lora_B")) | (Some("lora_embedding_B"), _) => known(cols),
+        (_, Some("score" | "classifier" | "token_adapter")) => true,
         _ => {
             let what =
                 format!("tensor '{stored}' is no LoRA matrix, no classifier head and no row of a token");

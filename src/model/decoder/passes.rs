@@ -2,7 +2,7 @@
 //! device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
 use super::{Decoder, Tape, dropout};
-use crate::backend::{Backend, Fault, Fused, TokenRows, Traffic, ViewMut, Write, view, view_mut};
+use crate::backend::{Backend, DropoutKey, Fault, Fused, TokenRows, Traffic, ViewMut, Write, view, view_mut};
 use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, Head, HeadGrad, Pending};
 use crate::model::layout::Layout;
@@ -66,7 +66,7 @@ impl<B: Fused> Decoder<B> {
         let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
         let x = self.enter(&tokens, &batch.ids, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
-        let ids = if self.rows.is_some() { batch.ids.clone() } else { Vec::new() };
+        let ids = if self.change.is_some() { batch.ids.clone() } else { Vec::new() };
         let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
         let bare = if below == Below::Nothing { self.bare } else { 0 };
         Ok((Tape { tokens, step, rows, t, ids, below, bare, kept, residual: None, own: None }, x))
@@ -87,7 +87,13 @@ impl<B: Fused> Decoder<B> {
             self.backend.read(hidden, &mut values)?;
             return Ok(Top::Output(Output::Hidden(values)));
         };
-        let below = Beneath { hidden, params: &self.params, embedding: self.embedding.as_ref() };
+        let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
+        // The head's module follows those of all layers.
+        let module = (self.config.layers * self.lora.targets.len()) as u64;
+        let mask = key.filter(|_| self.lora.ends.head.is_some());
+        let mask = mask.map(|key| (DropoutKey { module, ..key }, &tape.tokens));
+        let embedding = self.embedding.as_ref();
+        let below = Beneath { hidden, params: &self.params, embedding, dropout: mask };
         let last: Vec<u32> = batch.bounds[1..].iter().map(|&end| end - 1).collect();
         if want == Want::Logits {
             let logits = head.logits(&mut self.backend, below, &last)?;
@@ -179,8 +185,8 @@ impl<B: Fused> Decoder<B> {
         self.backend.border();
     }
 
-    /// Runs the backward pass of blocks, from the top of the tape until `lowest` blocks are left, and that of trained rows
-    /// of the embedding once none is left.
+    /// Runs the backward pass of blocks, from the top of the tape until `lowest` blocks are left, and that of the
+    /// embedding once none is left.
     pub(super) fn sink(
         &mut self,
         residual: &mut B::Memory,
@@ -195,18 +201,19 @@ impl<B: Fused> Decoder<B> {
             let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i))?;
             let Some((hold, saved)) = tape.kept.pop() else { return Ok(()) };
             let saved = block.restore(&mut self.backend, saved, hold, &batch)?;
-            let lowest_one = i == tape.bare && self.rows.is_none();
+            let lowest_one = i == tape.bare && self.change.is_none();
             let below = if lowest_one { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut *residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch)?;
             self.backend.border();
         }
-        if let Some(rows) = self.rows.as_ref().filter(|_| lowest == 0) {
+        if let Some(change) = self.change.as_ref().filter(|_| lowest == 0) {
             // A head that is the embedding has left its part there.
-            let shared = self.head.as_ref().and_then(Head::trained).filter(|(at, _)| *at == rows.offset);
+            let shared = self.head.as_ref().and_then(Head::trained).filter(|(at, _)| *at == change.offset());
             let write = if shared.is_some() { Write::Add } else { Write::Set };
             let dx = view(&*residual, tape.t, self.config.hidden);
-            rows.gradient(&mut self.backend, (&mut self.grads, write), dx, &tape.ids);
+            let of = (&tape.ids[..], &self.params);
+            change.gradient(&mut self.backend, (&mut self.grads, write), dx, of);
         }
         Ok(())
     }

@@ -101,6 +101,7 @@ impl<B: Fused> Decoder<B> {
                     hidden: view(&x, t, c),
                     params: &self.params,
                     embedding: self.embedding.as_ref(),
+                    dropout: None,
                 };
                 let last: Vec<u32> = bounds[1..].iter().map(|end| end - 1).collect();
                 head.logits(&mut self.backend, below, &last).map(Output::Logits)
