@@ -147,6 +147,7 @@ fn adapter_without_effect(b: &Bench, name: &str) {
         layers: Vec::new(),
         rank_pattern: Vec::new(),
         alpha_pattern: Vec::new(),
+        token_rows: vec![],
         path: "",
         use_rslora: false,
         use_dora: false,

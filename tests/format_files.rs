@@ -123,6 +123,7 @@ fn config(task: TaskType) -> AdapterConfig {
         layers: Vec::new(),
         rank_pattern: Vec::new(),
         alpha_pattern: Vec::new(),
+        token_rows: vec![],
         path: "",
         use_rslora: true,
         use_dora: false,

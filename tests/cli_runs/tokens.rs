@@ -146,7 +146,7 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
     b.same_adapter("run", "peft");
     refused(
         &b,
-        "export run --to gguf-lora -o no",
+        "for llama.cpp in a merged model only: use --to merged-gguf",
         "llama.cpp reads in a merged model only: use --to merged-gguf",
     );
     refused(&b, "export run --to mlx -o no", "mlx-lm does not hold trained rows of tokens");

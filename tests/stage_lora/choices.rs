@@ -6,7 +6,7 @@ use finetune::format::peft::{self, AdapterConfig, TaskType};
 use finetune::format::safetensors;
 use finetune::model::config::Config;
 use finetune::model::layout;
-use finetune::model::lora::{Exception, LoraError, LoraSpec, Numbers};
+use finetune::model::lora::{Ends, Exception, LoraError, LoraSpec, Numbers};
 use finetune::model::merge::Merged;
 use finetune::model::targets::Choice;
 use finetune::numeric::dtype::Dtype;
@@ -91,6 +91,7 @@ fn written(choice: &Choice, (config, spec): (&Config, &LoraSpec)) -> Choice {
         layers: choice.layers.clone(),
         rank_pattern: choice.ranks.clone(),
         alpha_pattern: alphas,
+        token_rows: vec![],
         path: config.path(),
         use_rslora: spec.rslora,
         use_dora: false,
@@ -130,7 +131,15 @@ fn written_choices_resolve_to_the_same_adapters() {
             spec.exceptions.retain(|e| targets.contains(&e.module));
             specs.push(LoraSpec { targets, ..spec });
         }
-        for spec in specs {
+        let all = Numbers { rank: lora.rank, alpha: lora.alpha };
+        let of_ends =
+            |spec: &LoraSpec, embedding, head| LoraSpec { ends: Ends { embedding, head }, ..spec.clone() };
+        let both = |spec: &LoraSpec| {
+            let other = Numbers { rank: 9, ..all };
+            [of_ends(spec, Some(other), Some(all)), of_ends(spec, None, Some(other))]
+        };
+        let with_ends: Vec<LoraSpec> = specs.iter().flat_map(both).collect();
+        for spec in specs.into_iter().chain(with_ends) {
             let spec = LoraSpec { dropout: 0.0, ..spec };
             let choice = written(&Choice::of(&spec, &config), (&config, &spec));
             let common = LoraSpec { targets: Vec::new(), exceptions: Vec::new(), ..spec.clone() };

@@ -285,6 +285,7 @@ fn adapter_config() -> peft::AdapterConfig {
         layers: Vec::new(),
         rank_pattern: Vec::new(),
         alpha_pattern: Vec::new(),
+        token_rows: vec![],
         path: "",
         use_rslora: false,
         use_dora: false,
