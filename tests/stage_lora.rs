@@ -145,7 +145,7 @@ fn adapter_has_exactly_the_tensors_of_the_layout() {
     let gone = missing.pop().unwrap().name.to_owned();
     assert_eq!(lora::from_adapter(&case.layout, &missing), Err(LoraError::Missing { name: gone }));
     let mut extra = named();
-    extra.push(Named { name: "base_model.model.lm_head.lora_A.weight", ..extra[0] });
+    extra.push(Named { name: "base_model.model.model.layers.9.mlp.up_proj.lora_A.weight", ..extra[0] });
     assert!(matches!(lora::from_adapter(&case.layout, &extra), Err(LoraError::Extra { .. })));
     let mut shape = named();
     shape[0].cols += 1;

@@ -94,7 +94,7 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
     // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts;
-    // convolutions.
+    // convolutions; trained rows of tokens; adapters on embedding and head.
     for name in [
         "llama",
         "qwen2",
@@ -110,6 +110,11 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "qwen3moeone",
         "lfm2",
         "lfm2taps",
+        "tokens",
+        "tokensboth",
+        "tokensweighted",
+        "ends",
+        "endscls",
     ] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);

@@ -6,6 +6,7 @@ use crate::config::refusal::Refusal;
 use crate::families::Windows;
 use crate::format::NF4;
 use crate::format::peft::max_lora_rank;
+use crate::model::lora::LoraSpec;
 use crate::run::adapter::Loaded;
 
 /// Returns sentences for the user; an error where no runner would load the file.
@@ -29,20 +30,10 @@ pub fn notes(to: To, outtype: Outtype, source: &Exported) -> Result<Vec<String>,
         let way = "use --to merged or --to merged-gguf";
         return Err(Refusal::configuration(format!("the adapter uses DoRA, which is merged only: {way}")));
     }
-    let ends = [
-        (!spec.rows.is_empty(), "trained rows of tokens"),
-        (!spec.ends.is_empty(), "an adapter on embed_tokens or lm_head"),
-    ];
-    if let Some((_, what)) = ends.into_iter().find(|(has, _)| *has && gguf && apart) {
-        let way = "use --to merged-gguf";
-        return Err(Refusal::configuration(format!(
-            "the adapter has {what}, which is written for llama.cpp in a merged model only: {way}"
-        )));
-    }
-    if !apart && !spec.ends.is_empty() && source.loaded.config.tied && !classifier {
-        let why = "embedding and head of this model are one matrix, and the adapter changes one of them only";
-        let way = "use --to peft, or train with --train-tokens";
-        return Err(Refusal::configuration(format!("{why}, so it cannot be merged: {way}")));
+    match (apart, gguf) {
+        (true, true) => only_merged(spec)?,
+        (true, false) => {}
+        (false, _) => can_merge(&source.loaded)?,
     }
     if gguf && apart && spec.scale() == 0.0 {
         let way = "use --to merged-gguf";
@@ -76,6 +67,30 @@ pub fn notes(to: To, outtype: Outtype, source: &Exported) -> Result<Vec<String>,
         ));
     }
     Ok(notes)
+}
+
+/// Refuses what llama.cpp would read in no file of its own.
+fn only_merged(spec: &LoraSpec) -> Result<(), Refusal> {
+    let what = match (spec.rows.is_empty(), spec.ends.is_empty()) {
+        (false, _) => "trained rows of tokens",
+        (_, false) => "an adapter on embed_tokens or lm_head",
+        _ => return Ok(()),
+    };
+    let way = "use --to merged-gguf";
+    Err(Refusal::configuration(format!(
+        "the adapter has {what}, which is written for llama.cpp in a merged model only: {way}"
+    )))
+}
+
+/// Refuses the change of one half of a matrix that is embedding and head.
+fn can_merge(loaded: &Loaded) -> Result<(), Refusal> {
+    let (spec, config) = (&loaded.spec, &loaded.config);
+    if spec.ends.is_empty() || !config.tied || config.labels.is_some() {
+        return Ok(());
+    }
+    let why = "embedding and head of this model are one matrix, and the adapter changes one of them only";
+    let way = "use --to peft, or train with --train-tokens";
+    Err(Refusal::configuration(format!("{why}, so it cannot be merged: {way}")))
 }
 
 /// What the programs that load PEFT's adapters make of this one.

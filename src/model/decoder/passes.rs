@@ -4,9 +4,11 @@
 use super::{Decoder, Tape, dropout};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, TokenRows, Traffic, ViewMut, Write, view, view_mut};
 use crate::model::block::{Below, Streams};
+use crate::model::config::Config;
 use crate::model::head::{Asked, Below as Beneath, Head, HeadGrad, Pending};
 use crate::model::layout::Layout;
 use crate::model::linear::Batch;
+use crate::model::lora::LoraSpec;
 use crate::model::outputs::squared_errors;
 use crate::model::stage::{
     Cancel, Each, IGNORE, InUse, LossSums, Microbatch, Next, Output, Session, Span, Stage, Targets, Ticket,
@@ -87,13 +89,9 @@ impl<B: Fused> Decoder<B> {
             self.backend.read(hidden, &mut values)?;
             return Ok(Top::Output(Output::Hidden(values)));
         };
-        let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
-        // The head's module follows those of all layers.
-        let module = (self.config.layers * self.lora.targets.len()) as u64;
-        let mask = key.filter(|_| self.lora.ends.head.is_some());
-        let mask = mask.map(|key| (DropoutKey { module, ..key }, &tape.tokens));
-        let embedding = self.embedding.as_ref();
-        let below = Beneath { hidden, params: &self.params, embedding, dropout: mask };
+        let mask = head_mask((&self.lora, &self.config), (tape.step, &tape.rows), want);
+        let (embedding, dropout) = (self.embedding.as_ref(), mask.map(|key| (key, &tape.tokens)));
+        let below = Beneath { hidden, params: &self.params, embedding, dropout };
         let last: Vec<u32> = batch.bounds[1..].iter().map(|&end| end - 1).collect();
         if want == Want::Logits {
             let logits = head.logits(&mut self.backend, below, &last)?;
@@ -271,6 +269,17 @@ impl<B: Fused> Decoder<B> {
             Top::Output(_) => Err(self.fault("a gradient of the loss is asked of a whole model")),
         }
     }
+}
+
+/// The mask of the input of a head's adapter, whose module follows those of all layers.
+fn head_mask<'a>(
+    (lora, config): (&LoraSpec, &Config),
+    pass: (u64, &'a [u64]),
+    want: Want,
+) -> Option<DropoutKey<'a>> {
+    let trained = lora.ends.head.is_some() && want.ticket().is_some();
+    let module = (config.layers * lora.targets.len()) as u64;
+    dropout(lora, pass).filter(|_| trained).map(|key| DropoutKey { module, ..key })
 }
 
 /// The positions that are asked, and the targets of losses there. `last` are the last ones of the rows.
