@@ -71,7 +71,7 @@ impl Job<'_> {
         // A row that embedding and head share needs both in one stage.
         let shared = self.lora.rows.shared(self.config);
         let ranges = [0..1, layers - 1..layers, 1..layers - 1].into_iter();
-        let ranges = ranges.filter(|r| !r.is_empty() && !(shared && r.end == layers));
+        let ranges = ranges.filter(|r| !(r.is_empty() || shared && r.end == layers));
         let stages = ranges.map(|layers| Build { layers, ..whole.clone() });
         let ratios: Vec<f64> = builds.chain(stages).map(|build| self.compare(open, build)).collect();
         let (least, most) = ratios.iter().fold((f64::MAX, f64::MIN), |(l, m), r| (l.min(*r), m.max(*r)));

@@ -156,21 +156,21 @@ impl<B: Fused> HeadChange<B> {
             }
             let write = if from == 0 { Write::Set } else { Write::Add };
             let chunk = Chunk { head: args.head, factors, x: seen, h: view(&h, rows, m), dlogits, write };
-            let apart = grads.seen.as_mut().map(|out| out.again().rows(from, rows));
-            let dx = grads.dx.again().rows(from, rows);
-            self.chunk_gradients(backend, (dx, apart, grads.own.as_deref_mut()), chunk);
+            let out = Gradients {
+                dx: grads.dx.again().rows(from, rows),
+                seen: grads.seen.as_mut().map(|out| out.again().rows(from, rows)),
+                own: grads.own.as_deref_mut(),
+                weights: None,
+            };
+            self.chunk_gradients(backend, out, chunk);
         }
         let all = [logits, h].into_iter().chain(weighted).chain(difference);
         all.for_each(|memory| backend.recycle(memory));
     }
 
-    fn chunk_gradients(
-        &self,
-        backend: &mut B,
-        (mut dx, apart, own): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>, Option<&mut B::Memory>),
-        chunk: Chunk<B>,
-    ) {
+    fn chunk_gradients(&self, backend: &mut B, out: Gradients<B::Memory>, chunk: Chunk<B>) {
         let ((v, c, m), scale) = (self.shape, self.scale);
+        let Gradients { mut dx, seen, own, .. } = out;
         let Chunk { head, factors: (a, b), x, h, dlogits, write } = chunk;
         let n = x.rows;
         let mut dh = backend.memory(n * m);
@@ -179,8 +179,8 @@ impl<B: Fused> HeadChange<B> {
         backend.matmul(view_mut(&mut dh, n, m), Write::Set, product);
         backend.linear_grad(dx.again(), Write::Set, dlogits, head);
         let through = of(view(&dh, n, m), a, Transpose::Neither, 1.0);
-        match apart {
-            Some(apart) => backend.matmul(apart, Write::Set, through),
+        match seen {
+            Some(seen) => backend.matmul(seen, Write::Set, through),
             None => backend.matmul(dx, Write::Add, through),
         }
         if let Some(own) = own {
