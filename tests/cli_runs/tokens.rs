@@ -153,7 +153,7 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
     );
     refused(&b, "export run --to mlx -o no", "mlx-lm does not hold trained rows of tokens");
     // A table of a GGUF file; rows that are not trained keep their blocks.
-    b.ok(&format!("demo --data rows.jsonl --max-steps 1 --learning-rate 0 -q -o plain"));
+    b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 -q -o plain");
     b.ok("export plain --to merged-gguf --outtype q8_0 -o base.gguf");
     b.ok(&format!("./base.gguf {run} {TOKENS} -o run8"));
     refused(&b, "export run8 --to ollama -o no", "for llama.cpp in a merged model only");
