@@ -22,7 +22,6 @@ pub enum Voice {
 
 /// An event.
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "few messages are under way at the same time")]
 pub(super) enum Happening {
     Dial(usize),
     Accepted(usize),

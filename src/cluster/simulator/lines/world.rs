@@ -25,7 +25,6 @@ const LAST_WORDS: Micros = 2 * SECOND;
 type At = (u64, usize);
 
 #[derive(Debug, Clone)]
-#[expect(clippy::large_enum_variant, reason = "few messages are under way at the same time")]
 enum Happening {
     Dial(usize),
     /// A worker reports what it can hold.
