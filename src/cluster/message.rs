@@ -381,6 +381,10 @@ pub struct Capacity {
     /// By the number of seats above it: what it needs besides as the first seat of a line (without a seat above it: for
     /// the whole model), and as another one.
     pub needs: Vec<(Needs, Needs)>,
+    /// Fewest and most layers that it streams as a seat, if it has as many.
+    pub streams: (u32, u32),
+    /// Seconds in which it reads a streamed layer for both passes of a microbatch.
+    pub reading: f64,
     /// The network between the worker and the coordinator.
     pub link: Option<Link>,
 }
@@ -405,6 +409,8 @@ pub struct SeatPlan {
     pub of: u16,
     /// Its first layer, and the one after its last.
     pub layers: (u32, u32),
+    /// Number of its layers that it streams.
+    pub streamed: u32,
     /// Its first value of the flat layout, and the one after its last.
     pub values: (u64, u64),
     /// Most microbatches that wait for their backward pass at the same time.

@@ -88,7 +88,8 @@ impl Seats {
 
     /// The speeds of all devices, relative to each other.
     fn speeds(&self) -> Result<Vec<f64>, ModelError> {
-        Ok(self.seats.iter().map(Seat::gflops).collect::<Result<_, _>>()?)
+        let one = |seat: &Seat| Ok(seat.measured()?.gflops);
+        self.seats.iter().map(one).collect()
     }
 
     /// The layers of each device with their memory. The error is that no split fits.
@@ -138,7 +139,7 @@ impl Seats {
         let speeds = self.speeds()?;
         let paces = paces(rooms[0].costs()?, &speeds);
         let question = Question { layers: whole.config.layers, paces: &paces, ways: &[], microbatches: MANY };
-        let fastest = question.split(&mut |_, _| true).unwrap_or_default();
+        let fastest = question.split(&mut |_, _| Some(0.0)).unwrap_or_default();
         let mut fullest = (0, 0, 0.0);
         for (at, layers) in fastest.iter().enumerate() {
             let (needed, limit) = (rooms[at].least(layers)?, rooms[at].limit.bytes());
@@ -249,10 +250,10 @@ fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>
         Question { layers: rooms[0].load.config.layers, paces: &paces, ways: &[], microbatches: MANY };
     let mut fault = Ok(());
     let found = question.split(&mut |seat, layers| match rooms[seat].least(layers) {
-        Ok(least) => least <= rooms[seat].limit.bytes(),
+        Ok(least) => (least <= rooms[seat].limit.bytes()).then_some(0.0),
         Err(e) => {
             fault = Err(e);
-            false
+            None
         }
     });
     fault.map(|()| found)

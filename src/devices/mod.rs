@@ -33,3 +33,4 @@ pub use line::held;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
 pub use prospect::{Prospect, Sizes, assumed, expected_seat, named_hardware, prospects};
+pub use speed::Speed;

@@ -7,6 +7,7 @@ use super::chain::{found, free_memory, hardware, hardware_of, seat, seats};
 use super::choose::{Chosen, choose};
 use super::drivers::{self, DRIVERS, Driver, cpu};
 use super::line::Place;
+use super::speed::Speed;
 use crate::backend::facts::Kind;
 use crate::config::groups::{CPU, DeviceOptions, Gpus};
 use crate::config::refusal::Refusal;
@@ -171,14 +172,14 @@ pub fn assumed(
 }
 
 /// The device that a worker is expected to have, and what it is: a card of `assumed` bytes, else one like the first of
-/// this machine, with its measured operations per second.
+/// this machine, with its measured speed.
 pub fn expected_seat<'a>(
     assumed: Option<u64>,
     options: &DeviceOptions,
     (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
     tokens: usize,
-) -> Result<(String, Holder<'a>, Option<f64>), Refusal> {
-    let offload = Offload::Never;
+) -> Result<(String, Holder<'a>, Option<Speed>), Refusal> {
+    let offload = options.offload;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None, offload };
     if let Some(bytes) = assumed {
         let (load, limit, hardware) = absent_card(bytes, options, &whole)?;
@@ -188,7 +189,7 @@ pub fn expected_seat<'a>(
     let chosen = choose(&DeviceOptions { gpus, ..options.clone() })?;
     let seat = seat(&chosen, 0, found(chosen.picks[0].device), free_memory(&chosen));
     let name = format!("a device like {} here", chosen.picks[0].name);
-    Ok((name, seat.holder(&whole)?, Some(1e9 * seat.gflops()?)))
+    Ok((name, seat.holder(&whole)?, Some(seat.measured()?)))
 }
 
 /// The driver of an absent card: the best one, unless another one was typed.

@@ -43,10 +43,12 @@ impl<'a> Room<'a> {
     pub fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
         let Room { depth, waiting, .. } = *self;
         let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting };
-        self.load.of_part(part, self.packed.of(layers.clone()))
+        let sizes = layers.clone().map(|at| self.packed.layer(at));
+        let bounds = sizes.clone().min().zip(sizes.max()).unwrap_or_default();
+        self.load.of_part(part, (self.packed.of(layers.clone()), bounds))
     }
 
-    /// Bytes with the most frugal policy. All layers have the same shape: what three layers and more take besides the
+    /// Bytes with the most frugal policy and without streamed layers. All layers have the same shape: what three layers and more take besides the
     /// weights follows from one and two.
     pub fn least(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
         let (first, last) = (layers.start == 0, layers.end == self.load.config.layers);

@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 type Measured = (usize, usize, ComputeDtype);
 
 /// Speeds measured so far.
-static SPEEDS: Mutex<Vec<(Measured, f64)>> = Mutex::new(Vec::new());
+static SPEEDS: Mutex<Vec<(Measured, Speed)>> = Mutex::new(Vec::new());
 
 /// A device with its share.
 #[derive(Clone, Copy)]
@@ -67,6 +67,11 @@ impl Seat {
     /// Builds the part of a model that a seat of a line of workers holds.
     fn portion(&self, whole: &Whole, portion: &Portion) -> Result<Box<dyn Model>, ModelError> {
         let (layers, depth) = (portion.layers.clone(), portion.depth);
+        let offload = match self.share.offload {
+            Offload::Auto => Offload::Layers(portion.streamed),
+            typed => typed,
+        };
+        let whole = &Whole { offload, ..*whole };
         if layers.is_empty() || layers.end > whole.config.layers {
             let reason = format!("the coordinator gave layers {layers:?} of {}", whole.config.layers);
             return Err(ModelError::Source(reason));
@@ -76,7 +81,8 @@ impl Seat {
         let (keep, takes) = room.choose(&layers)?;
         let (last, all) = (layers.end - 1, whole.config.layers);
         say!("holds    layers {} to {last} of {all}: {}", layers.start, size(takes.total()));
-        self.part(whole, Build { layers, keep, ..Build::whole(whole.config) })
+        note_streaming(takes.streamed, layers.len());
+        self.part(whole, Build { layers, keep, streamed: takes.streamed, ..Build::whole(whole.config) })
     }
 
     /// Builds a part of a model on the device.
@@ -99,18 +105,19 @@ impl Seat {
 
     /// The device as one that may be a seat of a line of workers.
     pub fn holder<'a>(&self, whole: &Whole<'a>) -> Result<Holder<'a>, ModelError> {
-        Holder::new(self.device.load(&speaking(whole), self.share.dtype)?, self.share.limit, whole)
+        let whole = Whole { offload: self.share.offload, ..*whole };
+        Holder::new(self.device.load(&speaking(&whole), self.share.dtype)?, self.share.limit, &whole)
     }
 
-    /// Measured speed in 1e9 operations per second. Plan and run of a process see the same one, and equal devices are
-    /// equally fast.
-    pub fn gflops(&self) -> Result<f64, Fault> {
+    /// Measured speed. Plan and run of a process see the same one, and equal devices are equally fast.
+    pub fn measured(&self) -> Result<Speed, Fault> {
         let of = (std::ptr::from_ref(self.device.facts()).addr(), self.share.threads, self.share.dtype);
         let mut known = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, speed)) = known.iter().find(|(other, _)| *other == of) {
             return Ok(*speed);
         }
-        let speed = self.speed()?.gflops.max(1e-3);
+        let speed = self.speed()?;
+        let speed = Speed { gflops: speed.gflops.max(1e-3), loading: speed.loading.max(1e-3), ..speed };
         known.push((of, speed));
         Ok(speed)
     }
@@ -136,7 +143,7 @@ impl Opener for Seat {
 
     fn capacity(&self, blueprint: &Blueprint, most: usize) -> Result<Capacity, ModelError> {
         let (seat, whole) = (self.typed(blueprint)?, Whole::of(blueprint));
-        seat.holder(&whole)?.capacity(most, 1e9 * seat.gflops()?)
+        seat.holder(&whole)?.capacity(most, seat.measured()?)
     }
 
     #[cfg(feature = "faults")]

@@ -17,6 +17,7 @@ use crate::backend::Target;
 use crate::numeric::line::Line;
 pub use advice::{largest, least};
 use rehearsals::{Again, Counts, FRUGAL, Rehearsals};
+pub use streaming::{enough, freed};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -168,16 +169,16 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The load of a device that holds `part` alone, whose weights take `weights` bytes. No layer is streamed.
-    pub fn of_part(self, part: Part, weights: u64) -> Self {
-        let (offload, nf4, measured) = (Offload::Never, None, None);
-        Load { part, weights, offload, nf4, measured, ..self }
+    /// The load of a device that holds `part` alone, whose weights take `weights` bytes, those of its smallest and of its
+    /// largest layer `layer`.
+    pub fn of_part(self, part: Part, (weights, layer): (u64, (u64, u64))) -> Self {
+        Load { part, weights, layer, nf4: None, measured: None, ..self }
     }
 
     /// The same load with as many streamed layers as may be.
     pub fn most_streamed(self) -> Self {
         match self.offload {
-            Offload::Auto => Load { offload: Offload::Layers(self.config.layers), ..self },
+            Offload::Auto => Load { offload: Offload::Layers(self.part.layers()), ..self },
             Offload::Never | Offload::Layers(_) => self,
         }
     }
@@ -185,22 +186,14 @@ impl<'a> Load<'a> {
     /// Number of streamed layers where their number does not depend on memory.
     pub fn streamed(&self) -> usize {
         match self.offload {
-            Offload::Layers(n) => n.min(self.config.layers),
+            Offload::Layers(n) => n.min(self.part.layers()),
             Offload::Auto | Offload::Never => 0,
         }
     }
 
     /// Bytes of the weights with that many streamed layers, one of which is on the device at a time.
     pub(super) fn resident(&self, streamed: usize) -> u64 {
-        let (smallest, largest) = self.layer;
-        let away = (streamed as u64 * smallest).saturating_sub(if streamed > 0 { largest } else { 0 });
-        self.weights.saturating_sub(away)
-    }
-
-    /// The least number of streamed layers that makes room for `missing` bytes; more than there are if none does.
-    fn least_streamed(&self, missing: u64) -> usize {
-        let (smallest, largest) = self.layer;
-        if smallest > 0 { (missing + largest).div_ceil(smallest) as usize } else { usize::MAX }
+        self.weights.saturating_sub(freed(self.layer, streamed))
     }
 
     /// The same load with that many streamed layers, and groups of that many microbatches.

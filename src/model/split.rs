@@ -1,5 +1,6 @@
 //! Split of a model's layers among the seats of a line, by the time of a step. The slowest seat or link sets the pace of a
-//! line, and memory is a wall: a seat never gets layers that it has no room for.
+//! line, and memory is a wall: a seat never gets layers that it has no room for. Streaming moves the wall, and costs the
+//! time of reading.
 
 use std::ops::Range;
 
@@ -83,24 +84,22 @@ pub struct Arranged {
     pub seconds: f64,
 }
 
+/// Seconds of reading by index of the seat, place in the line, and layers; `None` if it has no room for them.
+type Reads<'a> = dyn FnMut(usize, usize, &Range<usize>) -> Option<f64> + 'a;
+
 impl Question<'_> {
     /// The order of the seats in which a step is fastest. The given order stays unless another one is faster. `way` gives
-    /// the link between two seats by their indices; `fits` gets an index, the place in the line, and the layers.
-    pub fn arrange(
-        &self,
-        way: &dyn Fn(usize, usize) -> Way,
-        fits: &mut dyn FnMut(usize, usize, &Range<usize>) -> bool,
-    ) -> Option<Arranged> {
+    /// the link between two seats by their indices; `reads` gets an index, the place in the line, and the layers
+    /// ([`Question::split`]).
+    pub fn arrange(&self, way: &dyn Fn(usize, usize) -> Way, reads: &mut Reads<'_>) -> Option<Arranged> {
         let mut best: Option<Arranged> = None;
         for order in orders(self.paces.len()) {
             let paces: Vec<Pace> = order.iter().map(|at| self.paces[*at]).collect();
             let ways: Vec<Way> = order.windows(2).map(|pair| way(pair[0], pair[1])).collect();
             let question = Question { paces: &paces, ways: &ways, ..*self };
             let limit = best.as_ref().map_or(f64::INFINITY, |before| WORTH * before.seconds);
-            let split = question.within(limit, &mut |place, range| fits(order[place], place, range));
-            let better =
-                split.map(|split| (question.step(&split), split)).filter(|(seconds, _)| *seconds < limit);
-            if let Some((seconds, split)) = better {
+            let split = question.within(limit, &mut |place, range| reads(order[place], place, range));
+            if let Some((split, seconds)) = split.filter(|(_, seconds)| *seconds < limit) {
                 best = Some(Arranged { order, split, seconds });
             }
         }
@@ -151,21 +150,18 @@ impl Upper {
 }
 
 impl Question<'_> {
-    /// Seconds of a seat with these layers.
+    /// Seconds of a seat with these layers, if it reads none of them.
     pub fn seconds(&self, seat: usize, layers: &Range<usize>) -> f64 {
         let Pace { layer, head } = self.paces[seat];
         layers.len() as f64 * layer + if layers.end == self.layers { head } else { 0.0 }
     }
 
-    /// Seconds of a step: its first microbatch passes all seats and comes back, and the others follow at the pace of the
-    /// slowest seat, in computing or in sending. A seat that waits for the way back of as many microbatches as its depth is slow too.
-    pub fn step(&self, split: &[Range<usize>]) -> f64 {
-        let upper = split
-            .iter()
-            .enumerate()
-            .rev()
-            .fold(Upper::default(), |upper, (seat, layers)| self.under(&upper, seat, layers));
-        self.of(&upper)
+    /// Seconds of a step in which each seat takes `seconds` for a microbatch: the first one passes all seats and comes
+    /// back, and the others follow at the pace of the slowest seat, in computing or in sending. A seat that waits for the
+    /// way back of as many microbatches as its depth is slow too.
+    pub fn step(&self, seconds: &[f64]) -> f64 {
+        let seats = seconds.iter().enumerate().rev();
+        self.of(&seats.fold(Upper::default(), |upper, (seat, seconds)| self.under(&upper, seat, *seconds)))
     }
 
     fn of(&self, whole: &Upper) -> f64 {
@@ -173,8 +169,8 @@ impl Question<'_> {
     }
 
     /// A seat under others, without the starts of layers.
-    fn under(&self, upper: &Upper, seat: usize, layers: &Range<usize>) -> Upper {
-        let (seconds, above) = (self.seconds(seat, layers), self.paces.len() - 1 - seat);
+    fn under(&self, upper: &Upper, seat: usize, seconds: f64) -> Upper {
+        let above = self.paces.len() - 1 - seat;
         let way = self.ways.get(seat).copied().filter(|_| above > 0).unwrap_or_default();
         let cycle = upper.cycle + seconds + 2.0 * (way.occupied + way.delay);
         // The seat above sends on both of its links: hidden states up and gradients down.
@@ -185,9 +181,13 @@ impl Question<'_> {
     }
 
     /// The layers of each seat with which a step is fastest; among equals, the most even ones. `None` if no split fits.
-    /// Each seat gets a layer where there are enough.
-    pub fn split(&self, fits: &mut dyn FnMut(usize, &Range<usize>) -> bool) -> Option<Vec<Range<usize>>> {
-        self.within(f64::INFINITY, fits)
+    /// Each seat gets a layer where there are enough. `reads` gives the seconds in which a seat of these layers reads
+    /// those that it streams, for both passes of a microbatch; `None` if it has no room for them.
+    pub fn split(
+        &self,
+        reads: &mut dyn FnMut(usize, &Range<usize>) -> Option<f64>,
+    ) -> Option<Vec<Range<usize>>> {
+        self.within(f64::INFINITY, reads).map(|(split, _)| split)
     }
 
     /// Whether a step takes that long at least, with these seats above `seat` and layers from `start` on.
@@ -203,12 +203,12 @@ impl Question<'_> {
             >= limit
     }
 
-    /// The same, if a step takes less than `limit`.
+    /// The same with the seconds of a step, if they are less than `limit`.
     fn within(
         &self,
         limit: f64,
-        fits: &mut dyn FnMut(usize, &Range<usize>) -> bool,
-    ) -> Option<Vec<Range<usize>>> {
+        reads: &mut dyn FnMut(usize, &Range<usize>) -> Option<f64>,
+    ) -> Option<(Vec<Range<usize>>, f64)> {
         let (last, least) = (self.paces.len().checked_sub(1)?, usize::from(self.layers >= self.paces.len()));
         // By the first layer of the seats above.
         let mut above: Vec<Vec<Upper>> = vec![Vec::new(); self.layers + 1];
@@ -220,9 +220,10 @@ impl Question<'_> {
                 let least = if seat == last { least.max(1) } else { least };
                 let most = if seat == 0 { 1 } else { (end + 1).saturating_sub(least) };
                 for start in (0..most).filter(|start| start + least <= end) {
-                    if fits(seat, &(start..end)) {
+                    if let Some(read) = reads(seat, &(start..end)) {
+                        let seconds = self.seconds(seat, &(start..end)) + read;
                         for upper in uppers {
-                            let more = self.under(upper, seat, &(start..end));
+                            let more = self.under(upper, seat, seconds);
                             if !self.reaches(limit, &more, (seat, start)) {
                                 let starts = [&upper.starts[..], &[start]].concat();
                                 Upper { starts, ..more }.enter(&mut below[start]);
@@ -239,7 +240,8 @@ impl Question<'_> {
         };
         let best = above.swap_remove(0).into_iter().reduce(|a, b| if better(&b, &a) { b } else { a })?;
         let ends = best.starts.iter().rev().skip(1).copied().chain([self.layers]);
-        Some(best.starts.iter().rev().copied().zip(ends).map(|(start, end)| start..end).collect())
+        let split = best.starts.iter().rev().copied().zip(ends).map(|(start, end)| start..end).collect();
+        Some((split, self.of(&best)))
     }
 }
 
@@ -263,10 +265,14 @@ mod tests {
         [0].into_iter().chain(ends.iter().copied()).zip(ends).map(|(start, end)| start..*end).collect()
     }
 
-    /// Seconds of a step, written down from the rules of the seats.
-    fn step(question: &Question, ranges: &[Range<usize>]) -> f64 {
-        let seconds: Vec<f64> =
-            ranges.iter().enumerate().map(|(seat, r)| question.seconds(seat, r)).collect();
+    /// Seconds of a step, written down from the rules of the seats; `reads` as in a split. `None` if a seat has no room.
+    fn step(
+        question: &Question,
+        ranges: &[Range<usize>],
+        reads: &dyn Fn(usize, &Range<usize>) -> Option<f64>,
+    ) -> Option<f64> {
+        let one = |(seat, r): (usize, &Range<usize>)| Some(question.seconds(seat, r) + reads(seat, r)?);
+        let seconds: Vec<f64> = ranges.iter().enumerate().map(one).collect::<Option<_>>()?;
         let way = |seat: usize| question.ways.get(seat).copied().unwrap_or_default();
         let seats = ranges.len();
         let cycle = |from: usize| {
@@ -278,13 +284,13 @@ mod tests {
         let up = |seat: usize| if seat + 1 < seats { way(seat).occupied } else { 0.0 };
         let sends = (0..seats).map(|seat| up(seat) + seat.checked_sub(1).map_or(0.0, up));
         let period = slowest.chain(sends).fold(0.0, f64::max);
-        cycle(0) + (question.microbatches - 1) as f64 * period
+        Some(cycle(0) + (question.microbatches - 1) as f64 * period)
     }
 
     #[test]
     fn split_is_as_fast_as_the_best_of_all_splits() {
         let mut draws = Stream::new(&[11]);
-        let (mut split, mut refused) = (0, 0);
+        let (mut split, mut refused, mut streamed) = (0, 0, 0);
         for _ in 0..2000 {
             let (layers, seats) = (1 + draws.below(9) as usize, 1 + draws.below(4) as usize);
             let head = f64::from(draws.below(5));
@@ -298,38 +304,50 @@ mod tests {
             // Memory: a size for each layer, embedding and head, and room on each seat.
             let sizes: Vec<u32> = (0..layers + 2).map(|_| 1 + draws.below(6)).collect();
             let rooms: Vec<u32> = (0..seats).map(|_| 4 + draws.below(24)).collect();
-            let fits = |seat: usize, range: &Range<usize>| {
+            // Some seats may read layers of which they have no room for more than one.
+            let may: Vec<bool> = (0..seats).map(|_| draws.below(3) == 0).collect();
+            let second = 0.25 * f64::from(draws.below(9));
+            let reads = |seat: usize, range: &Range<usize>| {
                 let first = if range.start == 0 { sizes[layers] } else { 0 };
                 let last = if range.end == layers { sizes[layers + 1] } else { 0 };
-                sizes[range.clone()].iter().sum::<u32>() + first + last <= rooms[seat]
+                let needs = |streamed: usize| {
+                    let (away, kept) = sizes[range.clone()].split_at(streamed);
+                    kept.iter().sum::<u32>() + away.iter().max().unwrap_or(&0) + first + last
+                };
+                let most = if may[seat] { range.len() } else { 0 };
+                let streamed = (0..=most).find(|streamed| needs(*streamed) <= rooms[seat])?;
+                Some(streamed as f64 * second)
             };
-            let stands = |ranges: &Vec<Range<usize>>| ranges.iter().enumerate().all(|(s, r)| fits(s, r));
             let possible = all(0, layers, seats, usize::from(layers >= seats));
-            let best = possible.iter().map(|ends| ranges(ends)).filter(stands).map(|r| step(&question, &r));
+            let best = possible.iter().filter_map(|ends| step(&question, &ranges(ends), &reads));
             let best = best.min_by(f64::total_cmp);
-            let found = question.split(&mut |seat, range| fits(seat, range));
-            let seconds = found.as_ref().map(|ranges| step(&question, ranges));
+            let found = question.split(&mut |seat, range| reads(seat, range));
+            let seconds = found.as_ref().and_then(|ranges| step(&question, ranges, &reads));
             assert!(
                 seconds.is_some() == best.is_some()
                     && seconds.zip(best).is_none_or(|(a, b)| (a / b - 1.0).abs() < 1e-8),
                 "{found:?} {seconds:?} {best:?} {question:?} {sizes:?} {rooms:?}"
             );
             if let Some(found) = found {
-                assert!(stands(&found) && found[0].start == 0 && found[seats - 1].end == layers);
+                assert!(found[0].start == 0 && found[seats - 1].end == layers);
+                let read = found.iter().enumerate().filter_map(|(seat, range)| reads(seat, range));
+                streamed += usize::from(read.sum::<f64>() > 0.0);
                 assert!(found.windows(2).all(|pair| pair[0].end == pair[1].start));
                 split += 1;
             } else {
                 refused += 1;
             }
         }
-        assert!(split > 500 && refused > 100, "{split} {refused}");
+        assert!(split > 500 && refused > 100 && streamed > 100, "{split} {refused} {streamed}");
     }
 
     #[test]
     fn equal_seats_get_equal_parts() {
         let split = |layers, speeds: &[f64]| {
             let paces: Vec<Pace> = speeds.iter().map(|speed| Pace::of((1.0, 0.0), *speed)).collect();
-            Question { layers, paces: &paces, ways: &[], microbatches: MANY }.split(&mut |_, _| true).unwrap()
+            Question { layers, paces: &paces, ways: &[], microbatches: MANY }
+                .split(&mut |_, _| Some(0.0))
+                .unwrap()
         };
         assert_eq!(split(30, &[1.0, 1.0]), [0..15, 15..30]);
         assert_eq!(split(30, &[2.0, 1.0]), [0..20, 20..30]);
@@ -363,32 +381,30 @@ mod tests {
             let microbatches = [1, 4, MANY][draws.below(3) as usize];
             // A seat holds more the nearer it is to the first one, and the first one the embedding too.
             let rooms: Vec<usize> = (0..seats).map(|_| 2 + draws.below(12) as usize).collect();
-            let fits = |at: usize, place: usize, range: &Range<usize>| {
-                range.len() * (seats - place) + if place == 0 { 2 } else { 0 } <= rooms[at]
+            let reads = |at: usize, place: usize, range: &Range<usize>| {
+                let needs = range.len() * (seats - place) + if place == 0 { 2 } else { 0 };
+                (needs <= rooms[at]).then_some(0.0)
             };
             let seconds = |order: &[usize], split: &[Range<usize>]| {
                 let paces: Vec<Pace> = order.iter().map(|at| paces[*at]).collect();
                 let ways: Vec<Way> = order.windows(2).map(|pair| links[pair[0]][pair[1]]).collect();
-                step(&Question { layers, paces: &paces, ways: &ways, microbatches }, split)
+                let room = |place: usize, range: &Range<usize>| reads(order[place], place, range);
+                step(&Question { layers, paces: &paces, ways: &ways, microbatches }, split, &room)
             };
             let ends = all(0, layers, seats, 1);
             let orders = orders(seats);
             let best = orders.iter().flat_map(|order| {
-                let all = ends.iter().map(|ends| ranges(ends));
-                let stands = |ranges: &Vec<Range<usize>>| {
-                    ranges.iter().enumerate().all(|(place, range)| fits(order[place], place, range))
-                };
-                all.filter(stands).map(|ranges| seconds(order, &ranges)).collect::<Vec<_>>()
+                ends.iter().filter_map(|ends| seconds(order, &ranges(ends))).collect::<Vec<_>>()
             });
             let best = best.min_by(f64::total_cmp);
             let question = Question { layers, paces: &paces, ways: &[], microbatches };
-            let found = question.arrange(&|a, b| links[a][b], &mut |at, place, range| fits(at, place, range));
+            let found =
+                question.arrange(&|a, b| links[a][b], &mut |at, place, range| reads(at, place, range));
             match (found, best) {
                 (Some(Arranged { order, split, seconds: expected }), Some(best)) => {
-                    let found = seconds(&order, &split);
+                    let found = seconds(&order, &split).expect("each seat has room");
                     assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
                     assert!(found * WORTH <= best * (1.0 + 1e-9), "{order:?} {split:?} {found} {best}");
-                    assert!(split.iter().enumerate().all(|(place, range)| fits(order[place], place, range)));
                     moved += usize::from(!order.is_sorted());
                 }
                 (None, None) => refused += 1,
@@ -404,7 +420,7 @@ mod tests {
         let split = |occupied: f64, delay: f64| {
             let ways = [Way { occupied, delay }];
             Question { layers: 12, paces: &paces, ways: &ways, microbatches: 8 }
-                .split(&mut |_, _| true)
+                .split(&mut |_, _| Some(0.0))
                 .unwrap()
         };
         assert_eq!(split(0.0, 0.0), [0..8, 8..12]);

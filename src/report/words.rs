@@ -177,10 +177,11 @@ pub fn line_formed(formed: &LineFormed) -> String {
     format!("line     {}", formed.seats.iter().map(seat).collect::<Vec<_>>().join("; "))
 }
 
-/// `6 MB of 24.5 GB`: what a seat needs, of what it may use.
+/// `6 MB of 24.5 GB`: what a seat needs, of what it may use; and the number of its layers that it streams, if any.
 pub fn memory_of(seat: &Seat) -> String {
     let limit = seat.limit.map_or_else(String::new, |limit| format!(" of {}", size(limit)));
-    format!("{}{limit}", size(seat.memory))
+    let streamed = if seat.streamed > 0 { format!(", {} streamed", seat.streamed) } else { String::new() };
+    format!("{}{limit}{streamed}", size(seat.memory))
 }
 
 /// A number of bytes: `512 MB`, `1.2 GB`.

@@ -390,6 +390,9 @@ pub struct Seat {
     pub first_layer: u64,
     /// Number of its layers.
     pub layers: u64,
+    /// Number of those that it reads again for each pass.
+    #[serde(default)]
+    pub streamed: u64,
     /// Bytes of memory that it needs at least.
     pub memory: u64,
     /// Bytes of memory that it may use; `None` where unknown.

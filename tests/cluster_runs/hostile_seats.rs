@@ -91,6 +91,8 @@ fn capacity() -> Capacity {
         limit: u64::MAX,
         layers: vec![0; 4],
         needs: vec![(needs, needs); 2],
+        streams: (0, 0),
+        reading: 0.0,
         link: None,
     }
 }

@@ -24,6 +24,7 @@ mod parts;
 mod random_base;
 mod scores;
 mod stages;
+mod streamed_seats;
 mod tap;
 mod verified;
 mod wire;

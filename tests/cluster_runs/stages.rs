@@ -180,8 +180,8 @@ fn workers_without_room_for_the_model_hold_it_together() {
 fn workers_that_are_too_small_together_are_refused_by_name() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{} --max-steps 2 --stages 2", wide()));
-    fleet.worker("little", "--threads 1 --memory-limit 5000KB");
-    fleet.worker("less", "--threads 1 --memory-limit 4900KB");
+    fleet.worker("little", "--threads 1 --offload never --memory-limit 5000KB");
+    fleet.worker("less", "--threads 1 --offload never --memory-limit 4900KB");
     fleet.all_end(&["less"], 78);
     for name in ["less", "coordinator"] {
         assert!(fleet.said(name).contains("no split of the model"), "{}", fleet.all());
@@ -431,7 +431,7 @@ fn a_seat_without_memory_gets_fewer_layers() {
     let alone = Fleet::new().alone(&run);
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{run} --stages 2"));
-    fleet.faulty("little", "--threads 1", "memory@3");
+    fleet.faulty("little", "--threads 1 --offload never", "memory@3");
     fleet.wait_for("little", "waits for its place");
     // The slower one has one layer of four at first.
     fleet.faulty("large", "--threads 1", "slow=50");
@@ -446,7 +446,7 @@ fn a_seat_without_memory_gets_fewer_layers() {
     typed.coordinator(&format!("{run} --stages 2+2"));
     typed.worker("large", "--threads 1");
     typed.wait_for("large", "waits for its place");
-    typed.faulty("little", "--threads 1", "memory@3");
+    typed.faulty("little", "--threads 1 --offload never", "memory@3");
     typed.all_end(&["little"], 78);
     assert!(typed.said("little").contains("give it fewer layers"), "{}", typed.all());
     typed.worker("other", "--threads 1");

@@ -2,12 +2,12 @@
 //! workers that have not joined, so each is assumed to have the same device.
 
 use super::memory_words::{gives, kept, small, sum};
-use crate::cluster::coordinator::{Division, Formed, LinePlan, Place};
+use crate::cluster::coordinator::{Division, Formed, LinePlan, Place, Waits};
 use crate::cluster::message::Capacity;
 use crate::config::Settings;
 use crate::config::groups::Options;
 use crate::config::refusal::Refusal;
-use crate::devices::{self, Holder};
+use crate::devices::{self, Holder, Speed};
 use crate::forecast::counts::Counts;
 use crate::forecast::link;
 use crate::forecast::profile::Link;
@@ -53,11 +53,11 @@ pub fn line(
     let model = prepared.model();
     let (device, holder, speed) = devices::expected_seat(assumed, &options.devices, model, counts.longest)?;
     let (all, link) = (model.0.layers, link.unwrap_or(link::ASSUMED));
-    let worker =
-        Capacity { link: Some(link), ..holder.capacity(plan.division.most(), speed.unwrap_or(1.0))? };
+    let rate = speed.unwrap_or(Speed::ASSUMED);
+    let worker = Capacity { link: Some(link), ..holder.capacity(plan.division.most(), rate)? };
     let places = match places(&plan, &plan.division, &worker) {
         Some(places) => places,
-        None => return Err(settings.refuse("stages", too_small(&plan, (&device, &holder), &worker)?)),
+        None => return Err(settings.refuse("stages", too_small(&plan, (&device, &holder, rate), &worker)?)),
     };
     let held = |(at, Place { layers, needs, .. }): (usize, &Place)| {
         let place = format!("layers {} to {}", layers.start, layers.end - 1);
@@ -71,41 +71,42 @@ pub fn line(
     };
     let seats: Result<Vec<Held>, Refusal> = places.iter().enumerate().map(held).collect();
     let way = plan.between(vec!["a".into(), "b".into()]).way(&[&worker, &worker], 0, 1);
-    let split: Vec<Range<usize>> = places.iter().map(|place| place.layers.clone()).collect();
-    let paces = vec![Pace { layer: worker.seconds.0, head: worker.seconds.1 }; split.len()];
+    let paces = vec![Pace { layer: worker.seconds.0, head: worker.seconds.1 }; places.len()];
     let step = |ways: &[Way]| {
-        Question { layers: all, paces: &paces, ways, microbatches: plan.microbatches }.step(&split)
+        let question = Question { layers: all, paces: &paces, ways, microbatches: plan.microbatches };
+        let one =
+            |(at, place): (usize, &Place)| question.seconds(at, &place.layers) + worker.reads(place.streamed);
+        question.step(&places.iter().enumerate().map(one).collect::<Vec<_>>())
     };
-    let step = speed.map(|_| (step(&vec![way; split.len() - 1]), step(&[])));
+    let step = speed.map(|_| (step(&vec![way; places.len() - 1]), step(&[])));
     let (limit, token, travels) = (holder.limit(), plan.token_bytes(), way.occupied + way.delay);
     Ok(Some(Line { device, limit, seats: seats?, layers: all, token, link, travels, step }))
 }
 
 /// The seats of as few equal workers as there must be; `None` if they have no room.
 fn places(plan: &LinePlan, division: &Division, worker: &Capacity) -> Option<Vec<Place>> {
-    (1..=division.most()).find_map(|workers| {
+    let form = |workers: usize, waits| {
         let between = plan.between((0..workers).map(|at| at.to_string()).collect());
-        match division.form(&vec![worker; workers], &between) {
+        match division.form(&vec![worker; workers], &between, waits) {
             Formed::Line(places) => Some(places),
-            Formed::Whole(_) => {
-                let layers = 0..worker.layers.len();
-                Some(vec![Place { worker: 0, needs: worker.needs(0, &layers), layers }])
-            }
+            Formed::Whole(_) => Some(vec![Place::whole(worker)]),
             Formed::No | Formed::TooSmall(_) => None,
         }
-    })
+    };
+    let more = |waits| (1..=division.most()).find_map(|workers| form(workers, waits));
+    more(Waits::ForMore).or_else(|| more(Waits::NoLonger))
 }
 
 /// Why no split fits, with the number of workers that have room.
 fn too_small(
     plan: &LinePlan,
-    (device, holder): (&str, &Holder),
+    (device, holder, rate): (&str, &Holder, Speed),
     worker: &Capacity,
 ) -> Result<String, Refusal> {
     let most = plan.division.most();
     let mut more = None;
     for seats in most + 1..=worker.layers.len().min(stages::MOST) {
-        let worker = Capacity { link: worker.link, ..holder.capacity(seats, 1.0)? };
+        let worker = Capacity { link: worker.link, ..holder.capacity(seats, rate)? };
         if places(plan, &Division::Seats(seats), &worker).is_some() {
             more = Some(seats);
             break;
@@ -146,6 +147,10 @@ pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
         lines.push(format!("  seat {} {holds}", at + 1));
         lines.push(format!("         memory fits: {} = {}; {of}", size(takes.total()), sum(takes)));
         lines.push(format!("         {}", kept(held.keep, held.layers.len())));
+        if takes.streamed > 0 {
+            let (some, all) = (takes.streamed, held.layers.len());
+            lines.push(format!("         {some} of {all} layers are streamed: read again in each pass"));
+        }
     }
     if let (Some((step, without)), 2..) = (line.step, line.seats.len()) {
         let links = seconds(step - without);
@@ -168,7 +173,7 @@ pub fn json(line: &Line, counts: &Counts) -> Value {
     let seat = |held: &Held| {
         let t = &held.takes;
         json!({
-            "first_layer": held.layers.start, "layers": held.layers.len(),
+            "first_layer": held.layers.start, "layers": held.layers.len(), "streamed_layers": t.streamed,
             "memory_bytes": {
                 "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
                 "workspace": t.scratch, "limit": line.limit, "keeps": kept(held.keep, held.layers.len()),

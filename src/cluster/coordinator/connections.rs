@@ -11,7 +11,7 @@ mod translation;
 #[cfg(test)]
 pub(in crate::cluster) use translation::{Fall, Heard, Translation};
 
-pub use division::{Between, Division, Formed, Place};
+pub use division::{Between, Division, Formed, Place, Waits};
 pub use lines::LinePlan;
 
 use super::super::link::{End, MemberLink};
@@ -40,6 +40,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// The same if such workers are not known: long enough for a worker whose attempt just failed to pause and dial
 /// again.
 pub(super) const UNKNOWN: Duration = Duration::from_millis(2500);
+/// How long workers whose number is open wait for another one before they stream layers.
+const OTHERS: Duration = Duration::from_secs(10);
 /// Interval between checks for workers that have not heard the end of the run.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Messages of one member that may queue for the driver: pieces of at most 1 MiB.
@@ -250,7 +252,22 @@ impl Reception {
     /// A worker has reported what it can hold: it, and workers that waited for it, may get their places. The error is why
     /// it breaks the protocol.
     fn place(self: &Arc<Self>, seat: &Seat, lines: &Lines, capacity: Capacity) -> Result<(), String> {
-        match lines.report(seat.member, capacity)? {
+        let seated = lines.report(seat.member, capacity)?;
+        if let (Seated::No, Some(reports)) = (&seated, lines.awaits_others()) {
+            let this = self.clone();
+            self.runtime.spawn(async move {
+                tokio::time::sleep(OTHERS).await;
+                let seated = this.lines.as_ref().and_then(|lines| lines.wait_no_longer(reports));
+                seated.into_iter().for_each(|seated| this.send(seated));
+            });
+        }
+        self.send(seated);
+        Ok(())
+    }
+
+    /// Sends workers that have waited where they belong.
+    fn send(self: &Arc<Self>, seated: Seated) {
+        match seated {
             Seated::No => {}
             Seated::Line { seats, heard } => {
                 self.runtime.spawn(Line::new(self.clone(), seats, heard).run());
@@ -265,7 +282,6 @@ impl Reception {
                 waiter.outbox.say(ToWorker::Bye(Bye::Refused { reason }));
             }
         }
-        Ok(())
     }
 
     /// A line as a member.

@@ -21,7 +21,7 @@ mod scores;
 mod waiting;
 
 use connections::{Absent, UNKNOWN};
-pub use connections::{Between, Division, Formed, LinePlan, Place, Reception};
+pub use connections::{Between, Division, Formed, LinePlan, Place, Reception, Waits};
 #[cfg(test)]
 pub(super) use connections::{Fall, Heard, Translation};
 pub use events::Hint;

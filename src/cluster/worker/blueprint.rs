@@ -51,6 +51,8 @@ pub struct Shape {
 pub struct Portion {
     /// Its layers.
     pub layers: Range<usize>,
+    /// Number of its layers that it streams, unless its user typed another one.
+    pub streamed: usize,
     /// Its range of the model's flat parameter vector.
     pub values: Range<usize>,
     /// Most microbatches that wait for their backward pass at the same time.
@@ -63,6 +65,7 @@ impl Portion {
         let at = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         Portion {
             layers: plan.layers.0 as usize..plan.layers.1 as usize,
+            streamed: plan.streamed as usize,
             values: at(plan.values.0)..at(plan.values.1),
             depth: usize::from(plan.depth).max(1),
         }

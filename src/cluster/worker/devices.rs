@@ -35,7 +35,8 @@ impl Equipment {
                     Ok(capacity) => {
                         let (layer, head) = capacity.seconds;
                         let slow = self.inject.slow().unwrap_or(1.0);
-                        return Ok(Capacity { seconds: (layer * slow, head * slow), ..capacity });
+                        let (seconds, reading) = ((layer * slow, head * slow), capacity.reading * slow);
+                        return Ok(Capacity { seconds, reading, ..capacity });
                     }
                     Err(e) => why = format!("{}: {e}", candidate.name),
                 }

@@ -141,14 +141,15 @@ impl Worker<'_> {
         Outcome::Refused { reason: format!("no device here can take part: {none}") }
     }
 
-    /// The device ran out of memory with the layers of its seat: from now on it reports that it has no room for them.
+    /// The device ran out of memory with the layers of its seat: from now on it reports that it has less.
     fn gives_up_layers(&mut self) {
         let (Some(plan), Some((_, capacity))) = (&self.seat, &mut self.capacity) else { return };
         let layers = plan.layers.0 as usize..plan.layers.1 as usize;
-        let held = capacity.needs(usize::from(plan.of - 1 - plan.place), &layers);
+        let above = usize::from(plan.of - 1 - plan.place);
+        let held = capacity.needs(above, &layers, plan.streamed as usize);
         capacity.limit = capacity.limit.min(held.saturating_sub(1));
         let (first, last) = (layers.start, layers.end - 1);
-        (self.say)(&format!("layers {first} to {last} are too large for its memory: it asks for fewer"));
+        (self.say)(&format!("layers {first} to {last} are too large for its memory: it asks for less"));
     }
 
     /// What the device can hold, found on a separate thread.

@@ -51,11 +51,11 @@ impl Limit {
         let all = match load.offload {
             Offload::Never => return Ok(None),
             Offload::Layers(_) => return Ok(Some(load.streamed())),
-            Offload::Auto => load.config.layers,
+            Offload::Auto => load.part.layers(),
         };
         runs.load = load.grouped(0, 1);
         let missing = runs.least()?.1.total().saturating_sub(self.bytes());
-        let fewest = load.least_streamed(missing);
+        let fewest = enough(load.layer, missing);
         if fewest > all || group == 1 {
             return Ok(Some(fewest).filter(|fewest| *fewest <= all));
         }
@@ -68,6 +68,18 @@ impl Limit {
         }
         Ok(Some(enough).filter(|enough| *enough <= all))
     }
+}
+
+/// Bytes that leave a device with that many streamed layers, of which the smallest and the largest have these bytes. One
+/// of them is on the device at a time.
+pub fn freed((smallest, largest): (u64, u64), streamed: usize) -> u64 {
+    let away = (streamed as u64).saturating_mul(smallest);
+    away.saturating_sub(if streamed > 0 { largest } else { 0 })
+}
+
+/// The least number of streamed layers that frees `missing` bytes; more than there are if none does.
+pub fn enough((smallest, largest): (u64, u64), missing: u64) -> usize {
+    if smallest > 0 { missing.saturating_add(largest).div_ceil(smallest) as usize } else { usize::MAX }
 }
 
 /// The way that takes the least time, by its arithmetic and its reads.

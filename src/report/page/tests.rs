@@ -89,6 +89,7 @@ fn each_seat_of_a_line_has_a_lane() {
         device: "cpu 0".into(),
         first_layer,
         layers,
+        streamed: 0,
         memory: 1,
         limit: None,
     };

@@ -1,6 +1,7 @@
 //! How the layers of a model are divided among workers that hold it together, from what their devices report.
 
 use crate::cluster::message::{Capacity, Needs};
+use crate::model::memory::{enough, freed};
 use crate::model::split::{MANY, Pace, Question, WORTH, Way, alike};
 use crate::train::event::Link;
 use std::cmp::Reverse;
@@ -14,7 +15,17 @@ pub enum Division {
     /// That many workers.
     Seats(usize),
     /// As few workers as have room for the model, up to that many. A worker that has room for all of it holds it alone.
+    /// Where they have no room together, the fastest of those that stream layers.
     Auto(usize),
+}
+
+/// Whether workers whose number is open wait for more of them before they stream layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// Others may come soon.
+    ForMore,
+    /// None has come for a while.
+    NoLonger,
 }
 
 /// What workers of a line send each other, and where they are.
@@ -57,6 +68,8 @@ pub struct Place {
     pub worker: usize,
     /// Its layers.
     pub layers: Range<usize>,
+    /// Number of them that it streams.
+    pub streamed: usize,
     /// Bytes that it needs at least.
     pub needs: u64,
 }
@@ -84,15 +97,22 @@ impl Division {
     }
 
     /// What workers of these capacities form together.
-    pub fn form(&self, workers: &[&Capacity], between: &Between) -> Formed {
-        if let (Division::Auto(_), Some(at)) = (self, workers.iter().position(|worker| worker.holds_all())) {
-            return Formed::Whole(at);
-        }
+    pub fn form(&self, workers: &[&Capacity], between: &Between, waits: Waits) -> Formed {
         let enough = workers.len() >= self.most();
         let measured = match self {
             Division::Layers(counts) if enough => return Formed::Line(typed(counts, workers)),
             Division::Seats(_) if enough => measured(workers, between).map(|(line, _)| line),
-            Division::Auto(_) => fewest(workers, between),
+            Division::Auto(_) => {
+                let all: Vec<Capacity> = workers.iter().map(|worker| worker.without_streaming()).collect();
+                let resident: Vec<&Capacity> = all.iter().collect();
+                if let Some(at) = resident.iter().position(|worker| worker.holds_all()) {
+                    return Formed::Whole(at);
+                }
+                match (fewest(&resident, between), enough || waits == Waits::NoLonger) {
+                    (None, true) => fastest(workers, between),
+                    (line, _) => line,
+                }
+            }
             _ => None,
         };
         let smallest = (0..workers.len()).min_by_key(|at| workers[*at].limit);
@@ -116,12 +136,23 @@ impl Formed {
     }
 }
 
+impl Place {
+    /// The whole model on a worker.
+    pub fn whole(worker: &Capacity) -> Self {
+        Place::new((0, worker), 0, 0..worker.layers.len())
+    }
+
+    /// The place of a worker with that many seats above it. It needs more than it has if it has no room.
+    pub(super) fn new((worker, capacity): (usize, &Capacity), above: usize, layers: Range<usize>) -> Self {
+        let streamed = capacity.streams(above, &layers).unwrap_or(capacity.most_streamed(&layers));
+        Place { worker, streamed, needs: capacity.needs(above, &layers, streamed), layers }
+    }
+}
+
 fn typed(counts: &[usize], workers: &[&Capacity]) -> Vec<Place> {
     let starts = counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count)));
     let place = |(at, (start, count)): (usize, (usize, &usize))| {
-        let layers = start..start + count;
-        let needs = workers[at].needs(counts.len() - 1 - at, &layers);
-        Place { worker: at, layers, needs }
+        Place::new((at, workers[at]), counts.len() - 1 - at, start..start + count)
     };
     starts.zip(counts).enumerate().map(place).collect()
 }
@@ -129,27 +160,36 @@ fn typed(counts: &[usize], workers: &[&Capacity]) -> Vec<Place> {
 /// Most workers of which every choice is tried.
 const CHOSEN: usize = 6;
 
-/// The fastest line of the fewest workers that fits; of many workers, those with most memory.
+/// The fastest line of the fewest workers that fits.
 fn fewest(workers: &[&Capacity], between: &Between) -> Option<Vec<Place>> {
+    (2..=workers.len()).find_map(|count| of_some(count, workers, between)).map(|(line, _)| line)
+}
+
+/// The fastest line that fits. Another worker must make it faster.
+fn fastest(workers: &[&Capacity], between: &Between) -> Option<Vec<Place>> {
+    let lines = (2..=workers.len()).filter_map(|count| of_some(count, workers, between));
+    lines.reduce(|best, more| if more.1 < WORTH * best.1 { more } else { best }).map(|(line, _)| line)
+}
+
+/// The fastest line of that many workers that fits; of many workers, those with most memory.
+fn of_some(count: usize, workers: &[&Capacity], between: &Between) -> Option<(Vec<Place>, f64)> {
     let mut by_room: Vec<usize> = (0..workers.len()).collect();
     by_room.sort_by_key(|at| Reverse(workers[*at].limit));
-    (2..=workers.len()).find_map(|count| {
-        let choices =
-            if workers.len() <= CHOSEN { choices(&by_room, count) } else { vec![by_room[..count].to_vec()] };
-        let mut best: Option<(Vec<Place>, f64)> = None;
-        for mut chosen in choices {
-            chosen.sort_unstable();
-            let hosts = chosen.iter().filter_map(|at| between.hosts.get(*at).cloned()).collect();
-            let between = Between { hosts, ..*between };
-            let capacities: Vec<&Capacity> = chosen.iter().map(|at| workers[*at]).collect();
-            let Some((line, seconds)) = measured(&capacities, &between) else { continue };
-            if best.as_ref().is_none_or(|(_, before)| seconds < WORTH * before) {
-                let of_all = |place: Place| Place { worker: chosen[place.worker], ..place };
-                best = Some((line.into_iter().map(of_all).collect(), seconds));
-            }
+    let choices =
+        if workers.len() <= CHOSEN { choices(&by_room, count) } else { vec![by_room[..count].to_vec()] };
+    let mut best: Option<(Vec<Place>, f64)> = None;
+    for mut chosen in choices {
+        chosen.sort_unstable();
+        let hosts = chosen.iter().filter_map(|at| between.hosts.get(*at).cloned()).collect();
+        let between = Between { hosts, ..*between };
+        let capacities: Vec<&Capacity> = chosen.iter().map(|at| workers[*at]).collect();
+        let Some((line, seconds)) = measured(&capacities, &between) else { continue };
+        if best.as_ref().is_none_or(|(_, before)| seconds < WORTH * before) {
+            let of_all = |place: Place| Place { worker: chosen[place.worker], ..place };
+            best = Some((line.into_iter().map(of_all).collect(), seconds));
         }
-        best.map(|(line, _)| line)
-    })
+    }
+    best
 }
 
 /// All choices of that many, the first ones first.
@@ -174,13 +214,14 @@ fn measured(workers: &[&Capacity], between: &Between) -> Option<(Vec<Place>, f64
         ways: &[],
         microbatches: between.microbatches,
     };
-    let needs =
-        |at: usize, place: usize, range: &Range<usize>| workers[at].needs(workers.len() - 1 - place, range);
     let found = question.arrange(&|a, b| between.way(workers, a, b), &mut |at, place, range| {
-        needs(at, place, range) <= workers[at].limit
+        let streamed = workers[at].streams(workers.len() - 1 - place, range)?;
+        Some(workers[at].reads(streamed))
     })?;
     let places = found.order.into_iter().zip(found.split).enumerate();
-    let place = |(place, (worker, layers))| Place { worker, needs: needs(worker, place, &layers), layers };
+    let place = |(place, (worker, layers)): (usize, (usize, Range<usize>))| {
+        Place::new((worker, workers[worker]), workers.len() - 1 - place, layers)
+    };
     Some((places.map(place).collect(), found.seconds))
 }
 
@@ -197,24 +238,56 @@ impl Capacity {
             link.bandwidth.is_finite() && link.bandwidth >= 1.0 && (0.0..=SLOWEST).contains(&link.round_trip)
         };
         paces
+            && (0.0..=SLOWEST).contains(&self.reading)
             && self.link.is_none_or(sane)
             && self.layers.len() == layers
             && self.needs.len() == most.min(layers)
     }
 
-    /// Bytes of a seat of these layers, with `above` seats above it.
-    pub fn needs(&self, above: usize, layers: &Range<usize>) -> u64 {
+    /// Bytes of a seat of these layers that streams `streamed` of them, with `above` seats above it.
+    pub fn needs(&self, above: usize, layers: &Range<usize>, streamed: usize) -> u64 {
         let Some((first, later)) = self.needs.get(above) else { return u64::MAX };
         let Needs { one, more } = if layers.start == 0 { first } else { later };
         let further = more.saturating_mul(layers.len().saturating_sub(1) as u64);
         let weights =
             self.layers[layers.clone()].iter().fold(0, |sum: u64, layer| sum.saturating_add(*layer));
-        one.saturating_add(further).saturating_add(weights)
+        let all = one.saturating_add(further).saturating_add(weights);
+        all.saturating_sub(freed(self.bounds(layers), streamed))
+    }
+
+    /// Bytes of the smallest and of the largest layer.
+    fn bounds(&self, layers: &Range<usize>) -> (u64, u64) {
+        let sizes = self.layers[layers.clone()].iter().copied();
+        sizes.clone().min().zip(sizes.max()).unwrap_or_default()
+    }
+
+    /// Most of these layers that it streams.
+    fn most_streamed(&self, layers: &Range<usize>) -> usize {
+        layers.len().min(self.streams.1 as usize)
+    }
+
+    /// The fewest of these layers that it streams as a seat with `above` seats above it; `None` if it has no room for
+    /// them. It streams as many when it opens them (`model::memory`).
+    pub fn streams(&self, above: usize, layers: &Range<usize>) -> Option<usize> {
+        let missing = self.needs(above, layers, 0).saturating_sub(self.limit);
+        let enough = if missing > 0 { enough(self.bounds(layers), missing) } else { 0 };
+        let streamed = enough.max(layers.len().min(self.streams.0 as usize));
+        Some(streamed).filter(|streamed| *streamed <= self.most_streamed(layers))
+    }
+
+    /// Seconds in which that many layers are read for a microbatch.
+    pub fn reads(&self, streamed: usize) -> f64 {
+        streamed as f64 * self.reading
+    }
+
+    /// The same device if it streams no layer that it need not.
+    fn without_streaming(&self) -> Self {
+        Capacity { streams: (self.streams.0, self.streams.0), ..self.clone() }
     }
 
     /// Whether the whole model fits.
     fn holds_all(&self) -> bool {
-        self.needs(0, &(0..self.layers.len())) <= self.limit
+        self.streams(0, &(0..self.layers.len())).is_some()
     }
 }
 
@@ -226,11 +299,12 @@ mod tests {
     fn device(seconds: f64, room: u64) -> Capacity {
         let nothing = Needs { one: 0, more: 0 };
         let needs = vec![(nothing, nothing); 3];
-        Capacity { seconds: (seconds, 0.0), limit: 10 * room, layers: vec![10; 12], needs, link: None }
+        let (limit, layers, streams, reading) = (10 * room, vec![10; 12], (0, 0), 0.0);
+        Capacity { seconds: (seconds, 0.0), limit, layers, needs, streams, reading, link: None }
     }
 
     fn line(division: &Division, devices: &[Capacity]) -> Vec<(usize, Range<usize>)> {
-        match division.form(&devices.iter().collect::<Vec<_>>(), &Between::default()) {
+        match division.form(&devices.iter().collect::<Vec<_>>(), &Between::default(), Waits::ForMore) {
             Formed::Line(places) => places.into_iter().map(|place| (place.worker, place.layers)).collect(),
             other => panic!("{other:?}"),
         }
@@ -243,13 +317,19 @@ mod tests {
         assert_eq!(line(&two, &[device(1.0, 12), device(2.0, 12)]), [(0, 0..8), (1, 8..12)]);
         assert_eq!(line(&two, &[device(1.0, 3), device(2.0, 12)]), [(0, 0..3), (1, 3..12)]);
         let little = [device(1.0, 3), device(1.0, 8)];
-        assert_eq!(two.form(&little.iter().collect::<Vec<_>>(), &Between::default()), Formed::TooSmall(0));
-        assert_eq!(two.form(&[&little[0]], &Between::default()), Formed::No);
+        assert_eq!(
+            two.form(&little.iter().collect::<Vec<_>>(), &Between::default(), Waits::ForMore),
+            Formed::TooSmall(0)
+        );
+        assert_eq!(two.form(&[&little[0]], &Between::default(), Waits::ForMore), Formed::No);
         let typed = Division::Layers(vec![2, 10]);
         assert_eq!(line(&typed, &[device(1.0, 12), device(2.0, 12)]), [(0, 0..2), (1, 2..12)]);
         let small = [device(1.0, 12), device(2.0, 9)];
         let small: Vec<&Capacity> = small.iter().collect();
-        assert_eq!(typed.form(&small, &Between::default()).within(&small), Formed::TooSmall(1));
+        assert_eq!(
+            typed.form(&small, &Between::default(), Waits::ForMore).within(&small),
+            Formed::TooSmall(1)
+        );
     }
 
     #[test]
@@ -264,7 +344,7 @@ mod tests {
         let auto = Division::Auto(3);
         let form = |rooms: &[u64]| {
             let devices: Vec<Capacity> = rooms.iter().map(|room| device(1.0, *room)).collect();
-            auto.form(&devices.iter().collect::<Vec<_>>(), &Between::default())
+            auto.form(&devices.iter().collect::<Vec<_>>(), &Between::default(), Waits::ForMore)
         };
         assert_eq!(form(&[5]), Formed::No);
         assert_eq!(form(&[5, 12]), Formed::Whole(1));
@@ -289,7 +369,7 @@ mod tests {
         let devices: Vec<Capacity> = devices.collect();
         let hosts = (0..workers.len()).map(|at| at.to_string()).collect();
         let between = Between { bytes: 4_000_000, microbatches: 8, hosts };
-        match division.form(&devices.iter().collect::<Vec<_>>(), &between) {
+        match division.form(&devices.iter().collect::<Vec<_>>(), &between, Waits::ForMore) {
             Formed::Line(places) => places.into_iter().map(|place| (place.worker, place.layers)).collect(),
             other => panic!("{other:?}"),
         }
@@ -315,6 +395,57 @@ mod tests {
         assert_eq!(auto([near, slow, near]), [(0, 0..6), (2, 6..12)]);
     }
 
+    /// The layers of each seat, and how many of them it streams.
+    fn streaming(
+        division: &Division,
+        devices: &[(f64, u64, f64)],
+        waits: Waits,
+    ) -> Vec<(usize, Range<usize>, usize)> {
+        let one = |(seconds, room, reading): &(f64, u64, f64)| Capacity {
+            streams: (0, 12),
+            reading: *reading,
+            ..device(*seconds, *room)
+        };
+        let devices: Vec<Capacity> = devices.iter().map(one).collect();
+        match division.form(&devices.iter().collect::<Vec<_>>(), &Between::default(), waits) {
+            Formed::Line(places) => {
+                assert!(places.iter().all(|place| place.needs <= devices[place.worker].limit), "{places:?}");
+                places.into_iter().map(|place| (place.worker, place.layers, place.streamed)).collect()
+            }
+            Formed::No => vec![],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn seats_stream_layers_where_memory_or_time_asks_for_it() {
+        let two = |devices: [(f64, u64, f64); 2]| streaming(&Division::Seats(2), &devices, Waits::ForMore);
+        // One layer is on the device while two or more are streamed.
+        assert_eq!(two([(1.0, 5, 0.5), (1.0, 5, 0.5)]), [(0, 0..6, 2), (1, 6..12, 2)]);
+        assert_eq!(two([(1.0, 5, 0.5), (1.0, 7, 0.5)]), [(0, 0..5, 0), (1, 5..12, 0)]);
+        // The slow worker has room for all that the fast one has not: reading is the lesser evil, or not.
+        assert_eq!(two([(1.0, 4, 0.1), (4.0, 12, 0.1)]), [(0, 0..10, 7), (1, 10..12, 0)]);
+        assert_eq!(two([(1.0, 4, 99.0), (4.0, 12, 99.0)]), [(0, 0..4, 0), (1, 4..12, 0)]);
+        let typed = Division::Layers(vec![8, 4]);
+        let places = streaming(&typed, &[(1.0, 5, 0.5), (1.0, 5, 0.5)], Waits::ForMore);
+        assert_eq!(places, [(0, 0..8, 4), (1, 8..12, 0)]);
+    }
+
+    #[test]
+    fn workers_whose_number_is_open_stream_once_none_comes() {
+        let auto = |rooms: &[u64], waits| {
+            let devices: Vec<(f64, u64, f64)> = rooms.iter().map(|room| (1.0, *room, 0.5)).collect();
+            streaming(&Division::Auto(8), &devices, waits)
+        };
+        assert_eq!(auto(&[4, 4], Waits::ForMore), []);
+        assert_eq!(auto(&[4], Waits::NoLonger), [], "a worker alone does not stream the model");
+        assert_eq!(auto(&[4, 4], Waits::NoLonger), [(0, 0..6, 3), (1, 6..12, 3)]);
+        let three = [(0, 0..4, 0), (1, 4..8, 0), (2, 8..12, 0)];
+        assert_eq!(auto(&[4, 4, 4], Waits::ForMore), three);
+        assert_eq!(auto(&[3, 3, 3], Waits::NoLonger).len(), 3, "the fastest line, not the shortest");
+        assert_eq!(auto(&[7, 7, 7], Waits::NoLonger).len(), 2, "no more than hold it without streaming");
+    }
+
     #[test]
     fn impossible_capacities_are_refused() {
         let good = device(1.0, 12);
@@ -327,8 +458,11 @@ mod tests {
             let link = Some(Link { bandwidth, round_trip });
             assert!(!Capacity { link, ..good.clone() }.is_possible(12, 3), "{link:?}");
         }
+        for reading in [f64::NAN, -1.0, f64::INFINITY] {
+            assert!(!Capacity { reading, ..good.clone() }.is_possible(12, 3), "{reading}");
+        }
         let huge = Needs { one: u64::MAX, more: u64::MAX };
         let huge = Capacity { layers: vec![u64::MAX; 12], needs: vec![(huge, huge); 3], ..good };
-        assert_eq!(huge.needs(1, &(0..12)), u64::MAX);
+        assert_eq!(huge.needs(1, &(0..12), 0), u64::MAX);
     }
 }

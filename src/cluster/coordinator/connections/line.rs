@@ -197,6 +197,7 @@ impl Standing {
             device: chair.device.as_ref().map_or_else(String::new, |device| plain(&device.name)),
             first_layer: u64::from(chair.plan.layers.0),
             layers: u64::from(chair.plan.layers.1 - chair.plan.layers.0),
+            streamed: u64::from(chair.plan.streamed),
             memory: chair.memory.0,
             limit: Limit::Free(chair.memory.1).known(),
         };

@@ -1,7 +1,7 @@
 //! Workers that wait for a seat in a line. Each reports what its device can hold; once there are enough of them, they get
 //! their seats together.
 
-use super::division::{Between, Division, Formed, Place};
+use super::division::{Between, Division, Formed, Place, Waits};
 use super::host;
 use crate::cluster::coordinator::outbox::Outbox;
 use crate::cluster::machine::MemberId;
@@ -54,11 +54,12 @@ impl LinePlan {
     }
 
     fn seats_of(&self, key: [u8; 16], places: &[Place]) -> Vec<SeatPlan> {
-        let seat = |(at, Place { layers, .. }): (usize, &Place)| SeatPlan {
+        let seat = |(at, Place { layers, streamed, .. }): (usize, &Place)| SeatPlan {
             key,
             place: at as u16,
             of: places.len() as u16,
             layers: (layers.start as u32, layers.end as u32),
+            streamed: *streamed as u32,
             values: (self.values[layers.start] as u64, self.values[layers.end] as u64),
             depth: depth(places.len() - 1 - at) as u16,
             wire: self.wire,
@@ -121,6 +122,8 @@ struct Waiting {
     workers: Vec<Waiter>,
     /// The last place of each worker: it may still hold the layers of that seat.
     last: BTreeMap<[u8; 16], usize>,
+    /// Number of reports so far.
+    reports: u64,
     /// The answer to everybody once the run is over.
     over: Option<Bye>,
 }
@@ -163,17 +166,34 @@ impl Lines {
             return Err("it reported what no device can hold".into());
         }
         let mut waiting = self.waiting();
-        let Waiting { workers, last, .. } = &mut *waiting;
-        let Some(at) = workers.iter().position(|waiter| waiter.member == member) else {
+        waiting.reports += 1;
+        let Some(waiter) = waiting.workers.iter_mut().find(|waiter| waiter.member == member) else {
             return Ok(Seated::No);
         };
-        workers[at].capacity = Some(capacity);
+        waiter.capacity = Some(capacity);
+        self.form(&mut waiting, Waits::ForMore)
+    }
+
+    /// The number of reports, if those who wait should stream layers unless another worker comes soon.
+    pub fn awaits_others(&self) -> Option<u64> {
+        matches!(self.plan.division, Division::Auto(_)).then(|| self.waiting().reports)
+    }
+
+    /// What those who wait form if no worker has reported since. Where it fails, they go on waiting.
+    pub fn wait_no_longer(&self, reports: u64) -> Option<Seated> {
+        let mut waiting = self.waiting();
+        if waiting.reports == reports { self.form(&mut waiting, Waits::NoLonger).ok() } else { None }
+    }
+
+    /// What those who have reported form. The error is that no random numbers can be had.
+    fn form(&self, waiting: &mut Waiting, waits: Waits) -> Result<Seated, String> {
+        let Waiting { workers, last, .. } = waiting;
         let ready: Vec<usize> = (0..workers.len()).filter(|at| workers[*at].capacity.is_some()).collect();
         let ready = in_places(ready, |at| last.get(&workers[*at].identity).copied());
         let capacities: Vec<&Capacity> =
             ready.iter().filter_map(|at| workers[*at].capacity.as_ref()).collect();
         let between = self.plan.between(ready.iter().map(|at| host(&workers[*at].peer)).collect());
-        match self.plan.division.form(&capacities, &between).within(&capacities) {
+        match self.plan.division.form(&capacities, &between, waits).within(&capacities) {
             Formed::No => Ok(Seated::No),
             Formed::Whole(one) => {
                 let waiter = workers.remove(ready[one]);
@@ -207,27 +227,34 @@ impl Lines {
 
     /// Why these workers are too small together, for the one of this index.
     fn too_small(&self, capacities: &[&Capacity], one: usize) -> String {
+        let mut ways = vec!["a larger --memory-limit"];
+        if capacities.iter().any(|capacity| capacity.streams.1 == 0) {
+            ways.push("--offload auto");
+        }
         if let Division::Layers(counts) = &self.plan.division {
             let start = counts[..one].iter().sum::<usize>();
-            let layers = start..start + counts[one];
+            let place =
+                Place::new((one, capacities[one]), counts.len() - 1 - one, start..start + counts[one]);
             return format!(
-                "layers {} to {} need {}, its device has {}: use a larger --memory-limit, give it fewer layers (--stages), or \
-                 smaller --micro-batch-tokens",
-                layers.start,
-                layers.end - 1,
-                size(capacities[one].needs(counts.len() - 1 - one, &layers)),
-                size(capacities[one].limit)
+                "layers {} to {} need {}, its device has {}: use {}, give it fewer layers (--stages), or smaller \
+                 --micro-batch-tokens",
+                place.layers.start,
+                place.layers.end - 1,
+                size(place.needs),
+                size(capacities[one].limit),
+                ways.join(", ")
             );
         }
         let has: Vec<String> = capacities.iter().map(|capacity| size(capacity.limit)).collect();
         let all = self.plan.layers();
-        let whole = capacities.iter().map(|capacity| capacity.needs(0, &(0..all))).min().unwrap_or(0);
+        let whole = capacities.iter().map(|capacity| capacity.needs(0, &(0..all), 0)).min().unwrap_or(0);
         format!(
-            "no split of the model, which takes {} whole, fits {} workers with {}: use a larger --memory-limit, more \
-             workers (--stages), smaller --micro-batch-tokens, or --quantize nf4",
+            "no split of the model, which takes {} whole, fits {} workers with {}: use {}, more workers (--stages), \
+             smaller --micro-batch-tokens, or --quantize nf4",
             size(whole),
             capacities.len(),
-            has.join(" and ")
+            has.join(" and "),
+            ways.join(", ")
         )
     }
 }

@@ -121,6 +121,8 @@ fn capacity(d: &mut Draws, seats: usize) -> Capacity {
         limit: 10 * room,
         layers: vec![10; WIDTH],
         needs: vec![(nothing, nothing); seats],
+        streams: (0, 0),
+        reading: 0.0,
         link: None,
     }
 }

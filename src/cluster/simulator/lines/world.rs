@@ -8,7 +8,7 @@ use super::super::truth::{self, Plan, WIDTH};
 use super::super::{Draws, MILLI, Micros, SECOND, SILENCE};
 use super::seat::{Carried, Effect, Seat, joined};
 use super::{Blow, Fate};
-use crate::cluster::coordinator::{Between, Fall, Formed, Heard, Translation};
+use crate::cluster::coordinator::{Between, Fall, Formed, Heard, Translation, Waits};
 use crate::cluster::machine::{Config, Event, MemberId};
 use crate::cluster::message::{Bye, Device, Packed, ToCoordinator, ToWorker};
 use crate::cluster::sum_chunk;
@@ -190,7 +190,7 @@ impl World {
         self.waiting.push(host);
         let capacities: Vec<_> = self.waiting.iter().map(|host| &self.fate.capacities[*host]).collect();
         assert!(capacities.iter().all(|c| c.is_possible(WIDTH, self.fate.division.most())));
-        match self.fate.division.form(&capacities, &Between::default()).within(&capacities) {
+        match self.fate.division.form(&capacities, &Between::default(), Waits::NoLonger).within(&capacities) {
             Formed::No => {}
             Formed::Line(places) => {
                 let ends = places.iter().map(|place| place.layers.end);
