@@ -27,6 +27,11 @@ struct State {
 /// The weights of a quantised checkpoint.
 pub(super) struct Quantised(pub Sharded);
 
+/// Whether a tensor has the shape of a matrix.
+pub(super) fn is_shape(name: &str) -> bool {
+    name.ends_with(STATE)
+}
+
 /// Whether a tensor is a matrix, not one of the further tensors of a matrix.
 fn plain_name(name: &str) -> bool {
     !BESIDE.iter().any(|suffix| name.ends_with(suffix))

@@ -12,12 +12,14 @@ pub mod gguf;
 pub mod hub;
 pub mod map;
 pub mod peft;
+mod positions;
 pub mod rounded;
 pub mod safetensors;
 
 pub use backbone::{Checkpoint, text_model};
 pub use directory::{NF4, id_of_cache_path, is_id, looks_like_id, with_weights, without_weights};
 pub use error::FormatError;
+pub use positions::{Beginning, Positions};
 
 use crate::numeric::tensor::Tensors;
 use serde_json::Value;
@@ -71,6 +73,19 @@ pub fn open(path: &Path) -> Result<ModelFiles, FormatError> {
         "not a model",
         "give a Hugging Face directory (config.json, model.safetensors, tokenizer.json) or a .gguf file",
     ))
+}
+
+/// Positions of the tensors of a file of weights, of which the first `here` bytes are read.
+pub fn positions(path: &Path, here: u64) -> Result<Beginning, FormatError> {
+    if begins_with_gguf(path) {
+        return gguf::positions(path, here);
+    }
+    let mut found = safetensors::positions(path, here)?;
+    if let Beginning::All(Positions { tensors, shapes }) = &mut found {
+        let states = tensors.iter().filter(|(name, _)| bitsandbytes::is_shape(name));
+        shapes.extend(states.map(|(_, range)| range.clone()));
+    }
+    Ok(found)
 }
 
 fn begins_with_gguf(path: &Path) -> bool {

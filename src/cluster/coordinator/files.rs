@@ -34,9 +34,10 @@ impl ModelFiles {
         Ok(ModelFiles { files, parts: vec![] })
     }
 
-    /// The same files, with a hash of each part of large safetensors files, for workers that fetch parts.
+    /// The same files, with a hash of each part of large files of weights, for workers that fetch parts.
     pub fn in_parts(mut self) -> Self {
-        let large = |file: &ModelFile| file.name.ends_with(".safetensors") && file.size > PART as u64;
+        let weights = |name: &str| [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end));
+        let large = |file: &ModelFile| weights(&file.name) && file.size > PART as u64;
         let list = |(file, bytes): &(ModelFile, Bytes)| {
             let hashes: Vec<Hash> =
                 bytes.par_chunks(PART).map(|part| *blake3::hash(part).as_bytes()).collect();

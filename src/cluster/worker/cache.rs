@@ -200,7 +200,7 @@ pub(super) fn check_names(manifest: &Manifest) -> Result<(), Outcome> {
 }
 
 /// The path to open: the folder, or the single file of a GGUF model.
-fn opens(dir: &Path, manifest: &Manifest) -> PathBuf {
+pub(super) fn opens(dir: &Path, manifest: &Manifest) -> PathBuf {
     match manifest.files.as_slice() {
         [one] if !one.name.ends_with(".safetensors") => dir.join(&one.name),
         _ => dir.to_path_buf(),

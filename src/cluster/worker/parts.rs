@@ -4,16 +4,16 @@
 //! folder, and add parts to it.
 
 use super::Outcome;
-use super::cache::{Cache, OTHER, check_names, checked_file, fail, holds, span};
+use super::cache::{Cache, OTHER, check_names, checked_file, fail, holds, opens, span};
 use super::outbox::Outbox;
 use crate::cluster::message::{Hash, Manifest, ModelFile, PART, SeatPlan};
-use crate::format::safetensors::{Positions, header_len, positions};
+use crate::format::{Beginning, Positions, positions};
 use crate::model::config::Config;
 use crate::numeric::block::Blocks;
 use crate::numeric::tensor::{About, Tensor, Tensors, Use};
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -124,8 +124,8 @@ struct InParts {
 }
 
 impl Cache {
-    /// The folder of the run's model with the tensors that are needed, from the cache or fetched. `None` if the model
-    /// cannot be had in parts.
+    /// The path of the run's model with the tensors that are needed, from the cache or fetched. `None` if the model cannot
+    /// be had in parts.
     pub(super) async fn obtain_parts(
         &self,
         (manifest, needed): (&Manifest, &mut Needed),
@@ -143,9 +143,6 @@ impl Cache {
         let mut found = Vec::new();
         for file in &large {
             found.push(file.header(outbox).await?);
-        }
-        if found.iter().any(|positions| positions.has_bytes) {
-            return Ok(None);
         }
         if has_own_head(&dir, &found) {
             needed.has_own_head();
@@ -169,7 +166,7 @@ impl Cache {
                 file.fetch(run, outbox).await?;
             }
         }
-        Ok(Some(dir))
+        Ok(Some(opens(&dir, manifest)))
     }
 }
 
@@ -211,18 +208,24 @@ async fn whole_file(
     checked_file(&dir.join(&file.name), index, file, outbox).await
 }
 
-/// Whether the head is a tensor of its own: the files have one, and the configuration says so.
+/// Whether the head is a tensor of its own: the files have one, and the configuration says so. Of a GGUF the head itself
+/// says so.
 fn has_own_head(dir: &Path, found: &[Positions]) -> bool {
     let mut names = found.iter().flat_map(|positions| positions.tensors.keys());
-    let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
-    let config = serde_json::from_slice(&config).ok().and_then(|json| Config::from_json(&json).ok());
-    config.is_some_and(|config| !config.tied) && names.any(|name| name.contains("lm_head"))
+    let config = std::fs::read(dir.join("config.json"));
+    let untied = |json: Vec<u8>| {
+        let config = serde_json::from_slice(&json).ok().and_then(|json| Config::from_json(&json).ok());
+        config.is_some_and(|config| !config.tied)
+    };
+    config.map_or_else(|e| e.kind() == ErrorKind::NotFound, untied)
+        && names.any(|name| name.contains("lm_head"))
 }
 
 /// The parts in which the needed tensors are.
 fn wanted(positions: &Positions, needed: &Needed) -> BTreeSet<usize> {
     let ranges = positions.tensors.iter().filter(|(name, _)| needed.has(name)).map(|(_, range)| range);
     ranges
+        .chain(&positions.shapes)
         .filter(|range| !range.is_empty())
         .flat_map(|range| range.start / PART..=(range.end - 1) / PART)
         .collect()
@@ -258,18 +261,18 @@ impl InParts {
 
     /// The tensors of the file, for which its header is fetched.
     async fn header(&self, outbox: &mut Outbox<'_>) -> Result<Positions, Outcome> {
-        let mut parts = 1;
-        for _ in 0..2 {
-            for run in self.missing((0..parts).collect(), outbox).await? {
+        let mut here = self.size.min(PART as u64);
+        loop {
+            let parts = 0..here.div_ceil(PART as u64) as usize;
+            for run in self.missing(parts.collect(), outbox).await? {
                 self.fetch(run, outbox).await?;
             }
-            let mut begin = [0; 8];
-            let read = File::open(&self.path).and_then(|mut file| file.read_exact(&mut begin));
-            read.map_err(|e| fail(&self.path, e))?;
-            // A file without a header is refused below.
-            parts = header_len(&begin).map_or(1, |len| len.min(self.size).div_ceil(PART as u64) as usize);
+            match positions(&self.path, here).map_err(|e| fail(&self.path, e))? {
+                Beginning::All(positions) => return Ok(positions),
+                // A GGUF says the length of its next string only.
+                Beginning::Needs(bytes) => here = bytes.max(2 * here).min(self.size),
+            }
         }
-        positions(&self.path).map_err(|e| fail(&self.path, e))
     }
 
     /// The runs of bytes of these parts that are not here.

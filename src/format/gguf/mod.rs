@@ -26,6 +26,7 @@ pub use write_tokenizer::add as add_tokenizer;
 use super::ModelFiles;
 use super::directory::{id_of_cache_path, looks_like_id};
 use super::error::FormatError;
+use super::positions::{Beginning, Positions};
 use std::path::Path;
 use std::sync::Arc;
 use weights::Weights;
@@ -52,6 +53,22 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
         revision,
         kind,
     })
+}
+
+/// Positions of the tensors of a file, of which the first `here` bytes are read.
+pub(super) fn positions(path: &Path, here: u64) -> Result<Beginning, FormatError> {
+    let mut found = Positions::default();
+    let tensors = match Gguf::table(path, here)? {
+        Ok(tensors) => tensors,
+        Err(more) => return Ok(Beginning::Needs(more)),
+    };
+    for (stored, range) in tensors {
+        match weights::is_not_a_weight(&stored) {
+            true => found.shapes.push(range),
+            false => drop(found.tensors.insert(weights::place_of(&stored), range)),
+        }
+    }
+    Ok(Beginning::All(found))
 }
 
 /// The `owner/name` in `general.base_model.0.repo_url`.

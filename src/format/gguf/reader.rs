@@ -44,16 +44,22 @@ impl Gguf {
     /// Maps and checks the file `path`.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         let map = Map::open(path)?;
-        let (metadata, raw, tensors) = parse(&map).map_err(|fault| match fault {
-            Fault::Cut(at) => FormatError::malformed(
-                path,
-                format!("cut short: byte {at} is needed, the file has {}; download it again", map.len()),
-            ),
-            Fault::Bad(what) => FormatError::malformed(path, what),
-            Fault::Tensor(name, what) => FormatError::tensor(path, &name, what),
-            Fault::Unsupported(what, way) => FormatError::unsupported(path, what, way),
-        })?;
+        let parsed = parse(&map, map.len()).map_err(|fault| fault.of(path, map.len()));
+        let (metadata, raw, tensors) = parsed?;
         Ok(Gguf { path: path.to_owned(), map: Bytes::from_owner(map), metadata, raw, tensors })
+    }
+
+    /// The tensor table of a file, of which the first `here` bytes are read; or how many it takes to read more.
+    pub(super) fn table(path: &Path, here: u64) -> Result<Result<Places, u64>, FormatError> {
+        let map = Map::open(path)?;
+        let (size, here) = (map.len(), usize::try_from(here).unwrap_or(usize::MAX));
+        match parse(&map[..here.min(size)], size) {
+            Ok((_, _, tensors)) => {
+                Ok(Ok(tensors.into_iter().map(|(name, info)| (name, info.range)).collect()))
+            }
+            Err(Fault::Cut(at)) if here < size && at <= size as u64 => Ok(Err(at)),
+            Err(fault) => Err(fault.of(path, size)),
+        }
     }
 
     /// Path of the file.
@@ -92,6 +98,9 @@ impl Gguf {
     }
 }
 
+/// The bytes of each tensor.
+type Places = Vec<(String, Range<usize>)>;
+
 enum Fault {
     /// The file ends before this byte.
     Cut(u64),
@@ -100,9 +109,27 @@ enum Fault {
     Unsupported(String, String),
 }
 
+impl Fault {
+    /// The error of the file `path` of `size` bytes.
+    fn of(self, path: &Path, size: usize) -> FormatError {
+        match self {
+            Fault::Cut(at) => FormatError::malformed(
+                path,
+                format!("cut short: byte {at} is needed, the file has {size}; download it again"),
+            ),
+            Fault::Bad(what) => FormatError::malformed(path, what),
+            Fault::Tensor(name, what) => FormatError::tensor(path, &name, what),
+            Fault::Unsupported(what, way) => FormatError::unsupported(path, what, way),
+        }
+    }
+}
+
 struct Cursor<'a> {
+    /// The beginning of the file.
     bytes: &'a [u8],
     at: usize,
+    /// Bytes of the file.
+    size: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -137,7 +164,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn check_count(&self, n: u64, least: u64, what: &str) -> Result<usize, Fault> {
-        let left = (self.bytes.len() - self.at) as u64;
+        let left = (self.size - self.at) as u64;
         match n.checked_mul(least) {
             Some(bytes) if bytes <= left => Ok(n as usize),
             _ => Err(Fault::Bad(format!(
@@ -217,8 +244,9 @@ fn int_of(b: &[u8], kind: u32) -> i64 {
 
 type Parsed = (BTreeMap<String, Value>, Vec<(String, Range<usize>)>, BTreeMap<String, Info>);
 
-fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
-    let mut c = Cursor { bytes, at: 0 };
+/// Parses the header of a file of `size` bytes from its beginning.
+fn parse(bytes: &[u8], size: usize) -> Result<Parsed, Fault> {
+    let mut c = Cursor { bytes, at: 0, size };
     if c.take(4).ok() != Some(b"GGUF") {
         return Err(Fault::Bad("not a GGUF file (it does not begin with 'GGUF')".into()));
     }
@@ -272,7 +300,7 @@ fn table(c: &mut Cursor, count: u64, alignment: u64) -> Result<BTreeMap<String, 
     let mut tensors = BTreeMap::new();
     let mut spans = Vec::with_capacity(raw.len());
     for (name, shape, kind, offset) in raw {
-        let info = place(&name, &shape, kind, (start, offset, alignment, c.bytes.len() as u64))?;
+        let info = place(&name, &shape, kind, (start, offset, alignment, c.size as u64))?;
         spans.push((info.range.clone(), name.clone()));
         if tensors.insert(name.clone(), info).is_some() {
             return Err(Fault::Tensor(name, "appears twice".into()));

@@ -110,6 +110,16 @@ pub(super) fn is_not_a_weight(stored: &str) -> bool {
     stored.starts_with("rope_freqs") || stored.ends_with(".attn_rot_embd.weight")
 }
 
+/// The Hugging Face name of a tensor as far as it does not depend on the family: its layer, or its place outside them.
+pub(super) fn place_of(stored: &str) -> String {
+    let top = TOP.iter().find_map(|(gguf, name)| Some((name, stored.strip_prefix(gguf)?.strip_prefix('.')?)));
+    match (top, stored.strip_prefix("blk.")) {
+        (Some((name, suffix)), _) => format!("{name}.{suffix}"),
+        (None, Some(of_layer)) => format!("model.layers.{of_layer}"),
+        (None, None) => stored.to_owned(),
+    }
+}
+
 /// `of_layer` are the tensors of a layer as (GGUF, Hugging Face).
 pub(super) fn hugging_face_name(stored: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     let (stem, suffix) = stored.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
@@ -290,5 +300,14 @@ mod tests {
         check("blk.0.ffn_gate_exps.weight", None);
         check("blk.x.ffn_gate.weight", None);
         check("blk.0.attn_q.scale", None);
+        for (stored, place) in [
+            ("blk.12.attn_q.bias", "model.layers.12.attn_q.bias"),
+            ("token_embd.weight", "model.embed_tokens.weight"),
+            ("output.weight", "lm_head.weight"),
+            ("output_norm.weight", "model.norm.weight"),
+            ("other", "other"),
+        ] {
+            assert_eq!(place_of(stored), place);
+        }
     }
 }

@@ -13,6 +13,7 @@ pub use write::{MARK, Spec, write, write_sharded, write_streamed};
 
 use super::error::FormatError;
 use super::map::{self, Map};
+use super::positions::{Beginning, Positions};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors, Use};
 use std::borrow::Cow;
@@ -54,15 +55,6 @@ fn open_with_bytes(path: &Path) -> Result<SafeTensors, FormatError> {
     Ok(SafeTensors { path: path.to_owned(), map, entries, raw, metadata })
 }
 
-/// Positions of the tensors of a file.
-#[derive(Debug)]
-pub struct Positions {
-    /// Its numeric tensors.
-    pub tensors: BTreeMap<String, Range<usize>>,
-    /// Whether it has byte tensors too, as a checkpoint in NF4 has.
-    pub has_bytes: bool,
-}
-
 /// Bytes of the header of the file that begins with these bytes; `None` if that is no header.
 pub fn header_len(file: &[u8; 8]) -> Option<u64> {
     let length = u64::from_le_bytes(*file);
@@ -70,10 +62,15 @@ pub fn header_len(file: &[u8; 8]) -> Option<u64> {
 }
 
 /// Positions of the tensors of a file, of which only the header is read.
-pub fn positions(path: &Path) -> Result<Positions, FormatError> {
-    let file = open_with_bytes(path)?;
-    let tensors = file.entries.into_iter().map(|(name, entry)| (name, entry.range)).collect();
-    Ok(Positions { tensors, has_bytes: !file.raw.is_empty() })
+pub(super) fn positions(path: &Path, here: u64) -> Result<Beginning, FormatError> {
+    let map = Map::open(path)?;
+    let header = map.first_chunk().and_then(header_len).filter(|header| *header <= map.len() as u64);
+    if let Some(header) = header.filter(|header| *header > here) {
+        return Ok(Beginning::Needs(header));
+    }
+    let header::Header { entries, raw, .. } = header::parse(path, &map)?;
+    let numeric = entries.into_iter().map(|(name, entry)| (name, entry.range));
+    Ok(Beginning::All(Positions { tensors: numeric.chain(raw).collect(), shapes: Vec::new() }))
 }
 
 impl SafeTensors {
