@@ -90,6 +90,10 @@ impl Spoken for Carry {
             _ => Liveness::NotAbout,
         }
     }
+
+    fn is_farewell(&self) -> bool {
+        false
+    }
 }
 
 /// Puts the parts of values together.

@@ -12,7 +12,7 @@ use crate::cluster::coordinator::{
     Company, Coordinator, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
 };
 use crate::cluster::inject::Inject;
-use crate::cluster::link::{ROOM, pair};
+use crate::cluster::link::{FAREWELL, ROOM, pair};
 use crate::cluster::machine::{Config, Counted, Verify};
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
@@ -37,7 +37,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(500);
 /// Devices of this process end only with the run.
 static NEVER: Stop = Stop::new();
-/// Time limit for the last messages to workers.
+/// Time limit for the last messages to workers where this process was asked to stop, or failed.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Trains with all workers that join.
@@ -170,7 +170,9 @@ impl Hall {
 
     /// Sends the outcome to all workers; the port stays open until workers that lost their connection have received it.
     fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
-        self.coordinator.close(&bye(&outcome), LAST_WORDS, self.port);
+        let bye = bye(&outcome);
+        let patience = if matches!(bye, Bye::Later { .. }) { LAST_WORDS } else { FAREWELL };
+        self.coordinator.close(&bye, patience, self.port);
         self.runtime.shutdown_background();
         // A failure of devices of this process is the reason of the end and replaces the outcome.
         match (self.local.and_then(ended), outcome) {

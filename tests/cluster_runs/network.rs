@@ -109,6 +109,25 @@ fn a_slow_link_changes_the_order_of_seats_and_no_byte() {
     assert!(slow[1] == 0 || slow[1] > slow[0].max(slow[2]), "first layers of two, three, four: {slow:?}");
 }
 
+/// The parameters of the last step are still on their way when the run is over.
+#[test]
+fn workers_behind_a_slow_link_hear_the_end() {
+    let slow = Path { megabits: 20.0, delay: Duration::from_millis(20), loss: 0.0 };
+    let run = &format!("{} --max-steps 2", RUN.replace("--rank 4", "--rank 256"));
+    for how in ["--expect-workers 2", "--stages 2"] {
+        let Some(mut fleet) = Fleet::on_hosts(3, slow) else { return };
+        let alone = fleet.alone(run);
+        fleet.coordinator(&format!("{run} {how}"));
+        fleet.worker("two", "--threads 1");
+        fleet.worker("three", "--threads 1");
+        fleet.all_end(&["coordinator", "two", "three"], 0);
+        assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+        for name in ["two", "three"] {
+            assert!(!fleet.said(name).contains("lost"), "{}", fleet.all());
+        }
+    }
+}
+
 /// Both seats still reach the coordinator; only the silence between them shows the lost direction.
 #[test]
 fn a_silent_drop_between_two_seats_changes_no_byte() {

@@ -14,7 +14,7 @@ pub(in crate::cluster) use translation::{Fall, Heard, Translation};
 pub use division::{Between, Division, Formed, Place, Waits};
 pub use lines::LinePlan;
 
-use super::super::link::{End, MemberLink};
+use super::super::link::{End, FAREWELL, MemberLink};
 use super::super::machine::MemberId;
 use super::super::message::{Bye, Capacity, Hello, Manifest, ToCoordinator, ToWorker};
 use super::super::plain::plain;
@@ -32,11 +32,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 /// Time limit for the first message of an authenticated peer.
 const HELLO: Duration = Duration::from_secs(5);
-/// Time limit for delivering the last messages of a conversation that is over.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long a finished run waits for workers that lost their connection: the longest pause between their dial
 /// attempts.
-const FAREWELL: Duration = Duration::from_secs(2);
+const KNOWN: Duration = Duration::from_secs(2);
 /// The same if such workers are not known: long enough for a worker whose attempt just failed to pause and dial
 /// again.
 pub(super) const UNKNOWN: Duration = Duration::from_millis(2500);
@@ -144,7 +142,7 @@ impl Reception {
         self.hold(async move {
             this.converse(link, Some(peer)).await;
             // A worker that hears the end closes its side; until then the last messages may still be in transit.
-            let _ = tokio::time::timeout(LAST_WORDS, end.ended()).await;
+            let _ = tokio::time::timeout(FAREWELL, end.ended()).await;
         });
     }
 
@@ -177,7 +175,7 @@ impl Reception {
     pub(super) fn shut(&self, bye: &Bye, absent: Absent) {
         let farewell = match (bye, absent) {
             (Bye::Later { .. }, _) => Duration::ZERO,
-            (_, Absent::Known) => FAREWELL,
+            (_, Absent::Known) => KNOWN,
             (_, Absent::Anybody) => UNKNOWN,
         };
         self.over.send_replace(Some(bye.clone()));

@@ -48,12 +48,15 @@ pub(super) fn outbox(most: u64, end: End) -> (Outbox, Postman) {
 }
 
 impl Outbox {
-    /// Queues a message. A message that can no longer be sent is dropped.
+    /// Queues a message. A message that can no longer be sent is dropped. A farewell overtakes the messages before it.
     pub fn say(&self, message: ToWorker) {
         let bytes = self.waiting.bytes.fetch_add(size(&message), Ordering::Relaxed);
         let messages = self.waiting.messages.fetch_add(1, Ordering::Relaxed);
         if bytes > self.waiting.most || messages > MESSAGES {
             self.end.cut("it did not take what was sent to it");
+        }
+        if matches!(message, ToWorker::Bye(_)) {
+            self.end.part();
         }
         // The receiver is dropped with the member, whose loss is reported separately.
         let _ = self.to.send(message);

@@ -2,7 +2,7 @@
 //! the first reason. Messages that were sent before a proper end are delivered before that end.
 
 use super::super::codec::{Body, Bulky, decode, encode};
-use super::{End, LAST_WORDS, Link, ROOM};
+use super::{End, FAREWELL, LAST_WORDS, Link, ROOM};
 use crate::cluster::message::{Packed, ToCoordinator, ToWorker};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -22,6 +22,9 @@ pub trait Spoken: Serialize + DeserializeOwned + Bulky + Send + 'static {
 
     /// Whether the message is about liveness only, and the answer of the other side.
     fn liveness(&self) -> Liveness<Self::Other>;
+
+    /// Whether the sender ends the conversation with it.
+    fn is_farewell(&self) -> bool;
 }
 
 /// The meaning of a message for a pump.
@@ -67,6 +70,10 @@ impl Spoken for ToCoordinator {
     fn liveness(&self) -> Liveness<ToWorker> {
         if matches!(self, ToCoordinator::Pong { .. }) { Liveness::Answers } else { Liveness::NotAbout }
     }
+
+    fn is_farewell(&self) -> bool {
+        matches!(self, ToCoordinator::Leave { .. })
+    }
 }
 
 impl Spoken for ToWorker {
@@ -81,6 +88,10 @@ impl Spoken for ToWorker {
             ToWorker::Ping { number } => Liveness::Asks(ToCoordinator::Pong { number }),
             _ => Liveness::NotAbout,
         }
+    }
+
+    fn is_farewell(&self) -> bool {
+        matches!(self, ToWorker::Bye(_))
     }
 }
 
@@ -141,7 +152,7 @@ async fn read<In: Spoken, R: ReadFrames>(
             frame = reader.next() => frame,
             // Only time without incoming bytes counts: a frame that waits for room was heard.
             () = silent(&end, &heard) => Err("nothing was heard for too long".into()),
-            () = incoming.closed() => return drain(reader, end).await,
+            () = incoming.closed() => return drain(reader, (&heard, end)).await,
             () = end.ended() => return,
         };
         let message = match frame {
@@ -158,7 +169,7 @@ async fn read<In: Spoken, R: ReadFrames>(
             Liveness::Answers => {}
             Liveness::NotAbout => {
                 tokio::select! {
-                    sent = incoming.send(message) => if sent.is_err() { return drain(reader, end).await },
+                    sent = incoming.send(message) => if sent.is_err() { return drain(reader, (&heard, end)).await },
                     () = end.ended() => return,
                 }
             }
@@ -168,10 +179,11 @@ async fn read<In: Spoken, R: ReadFrames>(
 
 /// Reads and drops frames after this side stopped receiving, because the other side may not have read everything: a
 /// connection that is closed with unread bytes is reset, and the last messages sent would be lost.
-async fn drain<R: ReadFrames>(mut reader: R, end: End) {
+async fn drain<R: ReadFrames>(mut reader: R, (heard, end): (&AtomicU64, End)) {
     let rest = async { while let Ok(Some(_)) = reader.next().await {} };
     tokio::select! {
         () = rest => end.cut("both sides have closed"),
+        () = silent(&end, heard) => end.cut("nothing was heard for too long"),
         () = end.ended() => {}
     }
 }
@@ -217,6 +229,7 @@ async fn write<Out: Spoken, W: WriteFrames>(
                 Out::beat(number)
             }
             message = outgoing.recv() => match message {
+                Some(message) if end.is_parting() && !message.is_farewell() => continue,
                 Some(message) => message,
                 None => break,
             },
@@ -234,9 +247,10 @@ async fn write<Out: Spoken, W: WriteFrames>(
             return end.cut(reason);
         }
     }
-    // Everything is sent: the other side reads to the end and closes.
+    // Everything is sent: the other side reads to the end and closes, after a farewell even if that takes long.
+    let patience = if end.is_parting() { FAREWELL } else { LAST_WORDS };
     tokio::select! {
-        () = async { writer.finish().await; tokio::time::sleep(LAST_WORDS).await } => {}
+        () = async { writer.finish().await; tokio::time::sleep(patience).await } => {}
         () = end.ended() => {}
     }
     end.cut("this side has closed");
