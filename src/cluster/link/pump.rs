@@ -260,6 +260,7 @@ async fn write<Out: Spoken, W: WriteFrames>(
 mod tests {
     use super::*;
     use crate::cluster::link::{MemberLink, WorkerLink};
+    use crate::cluster::message::Bye;
     use std::time::Instant;
 
     impl ReadFrames for mpsc::Receiver<Bytes> {
@@ -308,6 +309,24 @@ mod tests {
         assert_eq!(member.from.blocking_recv(), Some(ToCoordinator::Leave { reason: "done".into() }));
         assert_eq!(member.from.blocking_recv(), None);
         assert!(member.end.reason().unwrap().contains("closed"));
+    }
+
+    #[test]
+    fn a_farewell_overtakes_what_waits() {
+        let runtime = runtime();
+        let ((_to, from), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(1));
+        let member: MemberLink = over(runtime.handle(), from, out, Duration::ZERO);
+        for step in 0..ROOM as u64 {
+            member.to.blocking_send(ToWorker::Flush { step }).unwrap();
+        }
+        member.end.part();
+        member.to.blocking_send(ToWorker::Bye(Bye::Done)).unwrap();
+        let mut heard = Vec::new();
+        while heard.last() != Some(&ToWorker::Bye(Bye::Done)) {
+            heard.push(decode(&said.blocking_recv().unwrap()).unwrap());
+        }
+        // One was sent, and the next one was on its way.
+        assert!(heard.len() <= 4, "{heard:?}");
     }
 
     #[test]
