@@ -201,13 +201,17 @@ pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
     }
     let heads = [
         ("classify", Task::Classify),
+        ("token-classification", Task::Tag),
+        ("token_classification", Task::Tag),
+        ("ner", Task::Tag),
         ("regression", Task::Regress),
         ("reward", Task::Reward),
         ("rm", Task::Reward),
     ];
-    let tasks =
-        ["sft", "instruct", "classify", "regression", "reward", "rm", "dpo", "ipo", "orpo", "cpo", "simpo"];
-    let rule = "expected sft, classify, regression, reward, dpo, ipo, orpo, cpo or simpo";
+    let others = ["sft", "instruct", "dpo", "ipo", "orpo", "cpo", "simpo"];
+    let tasks: Vec<&str> = others.into_iter().chain(heads.map(|(name, _)| name)).collect();
+    let rule =
+        "expected sft, classify, token-classification, regression, reward, dpo, ipo, orpo, cpo or simpo";
     let named = choice(s, "task", &tasks, rule)?;
     let objective = objective(s, named)?;
     let head = heads.into_iter().find(|(name, _)| *name == named);
@@ -223,11 +227,11 @@ pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {
     let (task, objective) = task(s)?;
     let class_weights = class_weights(s)?;
-    if task != Task::Classify && s.is_given("num-classes") {
-        return Err(s.refuse("num-classes", "goes with --task classify"));
-    }
-    if task != Task::Classify && class_weights.is_some() {
-        return Err(s.refuse("class-weights", "goes with --task classify"));
+    let of_classes = [("num-classes", s.is_given("num-classes")), ("class-weights", class_weights.is_some())];
+    for (name, given) in of_classes {
+        if given && !task.has_classes() {
+            return Err(s.refuse(name, "goes with --task classify or token-classification"));
+        }
     }
     let centre = "center-rewards-coefficient";
     if task != Task::Reward && s.is_given(centre) {
@@ -440,7 +444,7 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
-        check("task", "translate", 78, "expected sft, classify, regression, reward");
+        check("task", "translate", 78, "expected sft, classify, token-classification");
         check("center-rewards-coefficient", "0.1", 78, "--task reward");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
@@ -462,7 +466,7 @@ mod tests {
         check("sample-rows", "10", 0, "");
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
-        check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+        check("best-metric", "bleu", 78, "loss, accuracy, macro_f1, f1");
     }
 
     #[test]

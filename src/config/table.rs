@@ -101,7 +101,7 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "quantise the weights of an unquantised base while it is loaded"),
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
-    opt(Data, "task", One("NAME"), "sft", "sft, classify, regression, reward, dpo, ipo, orpo, cpo, simpo"),
+    opt(Data, "task", One("NAME"), "sft", "sft, classify, token-classification, regression, reward, dpo, ipo, orpo, cpo, simpo"),
     opt(Data, "data", Many("PATH[=WEIGHT]"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, owner/name[:SPLIT][@REVISION] of the Hub, or - for stdin; WEIGHT: its share of every epoch"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "learn", One("answers|last|marked|all"), "answers", "what is trained on; answers: all answers; last: the last answer of a conversation; marked: only messages with `train: true`; all: prompts too"),
@@ -179,7 +179,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "save-steps", One("N|epoch|P%"), "100", "save a checkpoint every N steps, each epoch or every P% of all steps, and at the end; 0: only at the end, or when stopped"),
     opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints, and the best one (--keep-best)"),
     opt(Output, "keep-best", Switch, "false", "keep the adapter of the best evaluation as the result"),
-    opt(Output, "best-metric", One("[NAME_]loss|accuracy|macro_f1"), "loss", "metric that decides which evaluation is the best; of the first set of --eval-data, or of the named one (code_loss)"),
+    opt(Output, "best-metric", One("[NAME_]loss|accuracy|macro_f1|f1"), "loss", "metric that decides which evaluation is the best; of the first set of --eval-data, or of the named one (code_loss)"),
     opt(Output, "early-stopping", One("N"), "", "end the run after N evaluations in a row without an improvement; 0: never"),
     opt(Output, "token-accuracy", Switch, "false", "count in each evaluation how many supervised tokens are the most probable ones; the output layer is computed twice"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "prompt to answer before and after training; repeatable"),

@@ -28,7 +28,7 @@ use files::{Flow, Raw, RawRow};
 use form::{Chat, Form, Label, Said};
 use labels::Labels;
 use rayon::prelude::*;
-use samples::{Encoded, Thought};
+use samples::{Encoded, NO_CLASS, Thought};
 use std::path::PathBuf;
 
 /// Limits of a chunk that is tokenised together: rows, and bytes of JSON lines.
@@ -45,6 +45,8 @@ pub enum Task {
     Classify,
     /// Learn to predict numbers.
     Regress,
+    /// Learn to predict the class of each word.
+    Tag,
     /// Learn a reward from pairs of a chosen and a rejected answer.
     Reward,
     /// Learn from pairs of a chosen and a rejected answer.
@@ -54,9 +56,14 @@ pub enum Task {
 }
 
 impl Task {
-    /// Whether a head on the last token of each row is trained, in place of the language model's.
+    /// Whether a head is trained, in place of the language model's.
     pub fn has_head(self) -> bool {
-        matches!(self, Task::Classify | Task::Regress | Task::Reward)
+        matches!(self, Task::Regress | Task::Reward) || self.has_classes()
+    }
+
+    /// Whether the outputs of the head are classes.
+    pub fn has_classes(self) -> bool {
+        matches!(self, Task::Classify | Task::Tag)
     }
 }
 
@@ -127,7 +134,7 @@ pub struct Counts {
     pub chat: u64,
     /// Tokens in the kept rows.
     pub tokens: u64,
-    /// Divisor of the loss: supervised targets, or rows for a classifier.
+    /// Divisor of the loss: supervised targets, labelled words, or rows for a classifier.
     pub supervised: u64,
     /// Number of kept rows with a weight other than 1.
     pub weighted: u64,
@@ -254,6 +261,8 @@ struct Ready {
     /// The row, or the parts of a long row that have a supervised token.
     parts: Vec<Encoded>,
     label: Option<Label>,
+    /// Labels of the row's words.
+    tags: Vec<Option<Label>>,
     /// Whether a single answer is wanted.
     wanted: Option<bool>,
     /// Whether the row is longer than `max_seq_len`.
@@ -298,7 +307,7 @@ impl Loader<'_> {
     }
 
     fn limit(&self) -> Option<usize> {
-        self.options.limit.filter(|_| self.options.task != Task::Classify || self.options.labels.is_some())
+        self.options.limit.filter(|_| !self.options.task.has_classes() || self.options.labels.is_some())
     }
 
     /// Tokenizes the waiting rows on all threads and appends them in order.
@@ -317,7 +326,7 @@ impl Loader<'_> {
         Ok(if self.is_full() { Flow::Stop } else { Flow::Continue })
     }
 
-    fn append(&mut self, place: Place, ready: Ready) -> Result<(), DataError> {
+    fn append(&mut self, place: Place, mut ready: Ready) -> Result<(), DataError> {
         let row = self.counts.rows;
         self.counts.rows += 1;
         let long = |done| u64::from(ready.long && self.options.long == done);
@@ -330,6 +339,13 @@ impl Loader<'_> {
         self.counts.lost_thoughts += u64::from(ready.thought.lost);
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
         let label = label.or(ready.wanted.map(u32::from));
+        let tags = ready.tags.into_iter();
+        let tags = tags.map(|tag| tag.map_or(Ok(NO_CLASS), |tag| self.labels.class(tag, &place)));
+        let tags = tags.collect::<Result<Vec<u32>, _>>()?;
+        for class in ready.parts.iter_mut().flat_map(|part| &mut part.classes) {
+            // So far the number of the word.
+            *class = tags.get(*class as usize).copied().unwrap_or(NO_CLASS);
+        }
         match ready.useless {
             None => {
                 let (first, width) = (self.corpus.is_empty(), self.corpus.width());
@@ -366,7 +382,7 @@ impl Loader<'_> {
             _ => {}
         }
         let labels = match self.options.task {
-            Task::Classify => Some(self.labels.settle(&mut self.corpus)),
+            Task::Classify | Task::Tag => Some(self.labels.settle(&mut self.corpus)),
             Task::Regress | Task::Reward | Task::Sft | Task::Pairs | Task::Unpaired => None,
         };
         self.corpus.shrink();
@@ -444,8 +460,9 @@ fn learnt(
         _ => useless(form, &parts, options, cut),
     };
     let label = label.filter(|label| !is_empty(label, options));
+    let tags = if let Form::Words { tags, .. } = form { tags.clone() } else { Vec::new() };
     let chat = tokenizer.template().is_some() && matches!(form, Form::Alpaca(_) | Form::Chat(_));
-    Ok(Ready { parts, label, wanted: None, long, chat, thought, useless })
+    Ok(Ready { parts, label, tags, wanted: None, long, chat, thought, useless })
 }
 
 fn answered(
@@ -459,7 +476,8 @@ fn answered(
     let useless = (nothing || cut && options.long == LongRows::Drop).then_some(why);
     let chat = tokenizer.template().is_some() && !matches!(said, Said::Text { .. });
     let thought = Thought::default();
-    Ok(Ready { parts: vec![encoded], label: None, wanted, long: cut, chat, thought, useless })
+    let (label, tags) = (None, Vec::new());
+    Ok(Ready { parts: vec![encoded], label, tags, wanted, long: cut, chat, thought, useless })
 }
 
 /// Whether a label is an empty cell and no class has that name.
@@ -477,6 +495,7 @@ fn useless(form: &Form, parts: &[Encoded], options: &Options, cut: Option<String
             parts.iter().all(|part| part.ids.is_empty()).then(|| "its text is empty".into())
         }
         _ if parts.iter().any(|part| part.targets() > 0) => None,
+        Form::Words { .. } => Some(cut.unwrap_or_else(|| "none of its words has a label".into())),
         Form::Chat(chat) => Some(unlearnt(chat, options.learn, cut)),
         Form::Alpaca(_) => {
             Some(cut.unwrap_or_else(|| "its output is empty, or the chat template marks none".into()))
@@ -526,7 +545,7 @@ impl Corpus {
         counts.weights = samples.iter().fold([f32::MAX, f32::MIN], |[least, most], sample| {
             [least.min(sample.weight), most.max(sample.weight)]
         });
-        counts.supervised = match labels.is_some() || samples.width() > 0 {
+        counts.supervised = match (labels.is_some() || samples.width() > 0) && !samples.have_classes() {
             true => samples.len() as u64,
             false => samples.total_targets(),
         };

@@ -11,7 +11,7 @@ mod text;
 use super::block::{Below, Hold, Saved};
 use super::config::Config;
 use super::head::Head;
-use super::layout::{self, Entry, Layout, SCORE};
+use super::layout::{self, Entry, Layout, SCORE, head_tensor};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec};
 use super::placement::{self, Placement};
@@ -154,10 +154,10 @@ pub fn initial_parameters(
     tensors: &dyn Tensors,
 ) -> Result<Vec<f32>, ModelError> {
     let mut flat = lora::init(layout, lora);
-    if let Some(entry) = layout.find(SCORE) {
-        let shape = [entry.rows, entry.cols];
-        if let Some(score) = Weights::new(tensors)?.optional("score.weight", &shape)? {
-            flat[entry.range()].copy_from_slice(&score.dtype.widen(&score.bytes));
+    for entry in layout.head() {
+        let (name, shape) = head_tensor(entry);
+        if let Some(stored) = Weights::new(tensors)?.optional(name, &shape)? {
+            flat[entry.range()].copy_from_slice(&stored.dtype.widen(&stored.bytes));
         }
     }
     Ok(flat)
@@ -194,8 +194,8 @@ impl<B: Fused> Decoder<B> {
         let head = match (last, on_device.find(SCORE)) {
             (false, _) => None,
             (true, None) => Some(Head::vocabulary(&mut backend, &weights, config)?),
-            (true, Some(e)) => {
-                Some(Head::classes(&mut backend, &weights, config, e.offset, build.class_weights)?)
+            (true, Some(_)) => {
+                Some(Head::classes(&mut backend, &weights, config, on_device, build.class_weights)?)
             }
         };
         let [mut params, grads] = [on_device.len(); 2].map(|len| backend.memory(len));

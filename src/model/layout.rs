@@ -1,5 +1,5 @@
 //! The only map from tensor names to ranges of the flat parameter vector; gradient, optimizer, network, checkpoint and
-//! export all use it. Order: A and B of each module in model order, then a classifier's head.
+//! export all use it. Order: A and B of each module in model order, then weight and bias of a classifier's head.
 
 use super::config::Config;
 use super::lora::LoraSpec;
@@ -9,6 +9,18 @@ use std::ops::Range;
 /// The name of a classifier's head; all of its values are trained.
 pub const SCORE: &str = "base_model.model.score.weight";
 
+/// The name of the bias of a head that labels tokens. In files it is a vector.
+pub const BIAS: &str = "base_model.model.score.bias";
+
+/// Where values are whose updates differ from those of others, ascending.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Every B: it may have a learning rate of its own.
+    pub of_b: Vec<Range<usize>>,
+    /// The bias of a head, after every B: it has the rate of B, as in PEFT, and no weight decay, as in transformers.
+    pub of_bias: Vec<Range<usize>>,
+}
+
 /// One tensor of the flat vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -16,9 +28,9 @@ pub struct Entry {
     pub name: String,
     /// Offset of the first element.
     pub offset: usize,
-    /// R for A, outputs for B, labels for the head.
+    /// R for A, outputs for B, labels for the head and its bias.
     pub rows: usize,
-    /// Inputs for A, R for B, hidden size for the head.
+    /// Inputs for A, R for B, hidden size for the head, 1 for its bias.
     pub cols: usize,
 }
 
@@ -85,10 +97,15 @@ impl Layout {
         self.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
     }
 
-    /// Where every B is, ascending.
-    pub fn places_of_b(&self) -> Vec<Range<usize>> {
-        let of_b = self.entries.iter().filter(|e| e.name.ends_with(".lora_B.weight"));
-        of_b.map(Entry::range).collect()
+    /// Where values are whose updates differ from those of others.
+    pub fn places(&self) -> Places {
+        let named = |end| self.entries.iter().filter(move |e| e.name.ends_with(end)).map(Entry::range);
+        Places { of_b: named(".lora_B.weight").collect(), of_bias: named(BIAS).collect() }
+    }
+
+    /// Weight and bias of a classifier's head: none, one or two tensors that follow each other.
+    pub fn head(&self) -> impl Iterator<Item = &Entry> {
+        [SCORE, BIAS].into_iter().filter_map(|name| self.find(name))
     }
 
     /// The tensor with that name.
@@ -111,8 +128,17 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
     }
     if let Some(labels) = config.labels.as_ref().filter(|_| layers.end == config.layers) {
         layout.push(SCORE, labels.len(), config.hidden);
+        if config.tags {
+            layout.push(BIAS, labels.len(), 1);
+        }
     }
     layout
+}
+
+/// Name and shape of a part of a classifier's head in a checkpoint.
+pub fn head_tensor(entry: &Entry) -> (&str, Vec<usize>) {
+    let name = entry.name.trim_start_matches("base_model.model.");
+    (name, if entry.name == BIAS { vec![entry.rows] } else { vec![entry.rows, entry.cols] })
 }
 
 /// The matrices of a layer that can have an adapter.
@@ -188,13 +214,15 @@ mod tests {
         assert_eq!(l.find("b").map(Entry::range), Some(6..9));
     }
 
-    /// A classifier's head learns at the rate of A (LoRA+).
+    /// A classifier's head learns at the rate of A (LoRA+), its bias at that of B.
     #[test]
-    fn places_of_b_are_those_of_every_b() {
+    fn places_are_those_of_every_b_and_of_the_bias() {
         let mut l = Layout::default();
         l.push_adapter("x.q_proj", (5, 3), 2);
         l.push_adapter("x.v_proj", (1, 3), 2);
         l.push(SCORE, 2, 3);
-        assert_eq!(l.places_of_b(), [6..16, 22..24]);
+        l.push(BIAS, 2, 1);
+        assert_eq!(l.places(), Places { of_b: vec![6..16, 22..24], of_bias: vec![30..32] });
+        assert_eq!(l.head().map(Entry::range).collect::<Vec<_>>(), [24..30, 30..32]);
     }
 }

@@ -3,7 +3,7 @@
 //! the order in which a block computes them. Where no projection is fused or reordered both are the same.
 
 use super::config::Config;
-use super::layout::{self, Layout, SCORE};
+use super::layout::{self, Layout};
 use super::lora::{LoraSpec, MODULES, Numbers};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -54,10 +54,10 @@ impl Placement {
                 }
             }
         }
-        if let Some(score) = flat.find(SCORE) {
+        for part in flat.head() {
             let device = layout.len();
-            layout.push(SCORE, score.rows, score.cols);
-            stretches.push(Stretch { flat: score.offset, device, len: score.rows * score.cols });
+            layout.push(&*part.name, part.rows, part.cols);
+            stretches.push(Stretch { flat: part.offset, device, len: part.rows * part.cols });
         }
         let differs = flat.len() != layout.len() || stretches.iter().any(|s| s.flat != s.device);
         Placement { layout, stretches: differs.then_some(stretches) }

@@ -84,11 +84,12 @@ fn wire(o: &ClusterOptions) -> Option<String> {
     Some(format!("bf16 (--stages {stages})"))
 }
 
-/// The task of a run whose head gives numbers, as part of its identity.
+/// The task of a run whose head does not classify rows, as part of its identity.
 fn task_of_head(data: &DataOptions) -> Option<&'static str> {
     match data.task {
         Task::Regress => Some("regression"),
         Task::Reward => Some("reward"),
+        Task::Tag => Some("token-classification"),
         _ => None,
     }
 }
@@ -329,6 +330,9 @@ impl Job {
         }
         if options.data.task == Task::Reward {
             work = work.ranking(options.data.centre);
+        }
+        if let (Task::Tag, Some(labels)) = (options.data.task, &p.config.labels) {
+            work = work.tagging(labels);
         }
         work
     }

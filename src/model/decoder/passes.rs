@@ -4,7 +4,7 @@
 use super::{Decoder, Tape, dropout};
 use crate::backend::{Backend, Fault, Fused, TokenRows, Traffic, ViewMut, view, view_mut};
 use crate::model::block::{Below, Streams};
-use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
+use crate::model::head::{self, Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::{Layout, SCORE};
 use crate::model::linear::Batch;
 use crate::model::outputs::squared_errors;
@@ -88,18 +88,23 @@ impl<B: Fused> Decoder<B> {
         };
         let below = Beneath { hidden, params: &self.params, embedding: self.embedding.as_ref() };
         let last: Vec<u32> = batch.bounds[1..].iter().map(|&end| end - 1).collect();
-        if want == Want::Logits {
+        let tags = matches!(batch.targets, Targets::Classes(_));
+        if want == Want::Logits && !tags {
             let logits = head.logits(&mut self.backend, below, &last)?;
             return Ok(Top::Output(Output::Logits(logits)));
         }
         let (rows, targets) = asked(batch, last);
+        if want == Want::Logits {
+            let logits = head.logits(&mut self.backend, below, &rows)?;
+            return Ok(Top::Output(Output::Logits(logits)));
+        }
         if let Want::Scores(top) = want {
             let asked = Asked { rows: &rows, targets: &targets };
             return head
                 .scores(&mut self.backend, below, asked, top)
                 .map(|all| Top::Output(Output::Scores(all)));
         }
-        let trained = self.config.labels.as_ref().map(|labels| labels.len() * c);
+        let trained = self.config.labels.as_ref().map(|labels| head::trained(&self.config, labels.len()));
         if want.ticket().is_some() {
             tape.residual = Some(self.backend.memory(t * c));
             tape.score = trained.map(|n| self.backend.memory(n));
@@ -168,9 +173,10 @@ impl<B: Fused> Decoder<B> {
     /// Puts the gradient of a classifier's head in its place of the flat gradient.
     pub(super) fn leave_head(&mut self, tape: &mut Tape<B>) {
         if let (Some(score), Some(entry)) = (tape.score.take(), self.placement.layout.find(SCORE)) {
-            let (offset, rows, cols) = (entry.offset, entry.rows, entry.cols);
-            let out = ViewMut { memory: &mut self.grads, offset, rows, cols };
-            self.backend.copy(out, view(&score, rows, cols));
+            // The bias follows.
+            let (offset, cols) = (entry.offset, head::trained(&self.config, entry.rows));
+            let out = ViewMut { memory: &mut self.grads, offset, rows: 1, cols };
+            self.backend.copy(out, view(&score, 1, cols));
             self.backend.recycle(score);
         }
         // The head is complete.
@@ -261,7 +267,7 @@ fn asked(batch: &Microbatch, last: Vec<u32>) -> (Vec<u32>, Vec<u32>) {
         Targets::Labels(labels) => (last, labels.clone()),
         Targets::Numbers(_) | Targets::Ranked(_) => (last, Vec::new()),
         Targets::Answers(answers) => answers.asked(batch),
-        Targets::Tokens(all) | Targets::Weighted { targets: all, .. } => {
+        Targets::Tokens(all) | Targets::Weighted { targets: all, .. } | Targets::Classes(all) => {
             (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
         }
     }
