@@ -218,6 +218,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Train(answering(pairs))),
         leased(Work::Train(headed(Targets::Numbers(vec![0.5, f32::NAN])))),
         leased(Work::Eval(headed(Targets::Ranked(Ranking { margins: vec![f32::INFINITY], centre: -1.0 })))),
+        leased(Work::Train(headed(Targets::Classes(vec![0, u32::MAX, 9])))),
         leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),
