@@ -65,6 +65,8 @@ pub struct DataOptions {
     pub eval_split: Option<Split>,
     /// Rows that are read of each entry of `data` and `eval_data`; `None`: all.
     pub max_rows: Option<usize>,
+    /// Whether rows that equal an earlier one are left out.
+    pub unique: bool,
     /// Maximum tokens of a row; `None`: by the model.
     pub max_seq_len: Option<usize>,
     /// What is done with longer rows.
@@ -125,6 +127,8 @@ pub struct OptimOptions {
     pub decay_steps: Amount,
     /// Decay rates of AdamW's moments.
     pub betas: [f64; 2],
+    /// Added to the root of AdamW's second moment; above 0.
+    pub epsilon: f64,
     /// `constant`, `linear`, `cosine`, `wsd`.
     pub scheduler: String,
     /// Steps of the warmup.
@@ -247,6 +251,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         eval_data: eval_sets(s)?,
         eval_split: eval_split(s)?,
         max_rows: whole(s, "max-rows", 1)?,
+        unique: s.switch("drop-duplicates")?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
         long: long_rows(s, task)?,
         packing: s.switch("packing")?,
@@ -358,6 +363,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let beta =
         |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
     let betas = [beta("adam-beta1")?, beta("adam-beta2")?];
+    let epsilon = real(s, "adam-epsilon", |e| e.is_finite() && e > 0.0, "must be finite and above 0")?;
     let ratio = real(s, "loraplus-lr-ratio", |r| r.is_finite() && r > 0.0, "must be finite and above 0")?;
     let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
     let seed = s.parse("seed", "a whole number of at most 64 bits")?;
@@ -384,6 +390,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         min_lr,
         decay_steps: amount(s, "decay-steps")?.unwrap_or(Amount::Percent(10.0)),
         betas,
+        epsilon: filled(s, "adam-epsilon", epsilon)?,
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
         warmup: filled(s, "warmup-steps", amount(s, "warmup-steps")?)?,
         ratio_of_b: filled(s, "loraplus-lr-ratio", ratio)?,
@@ -516,6 +523,8 @@ mod tests {
         check("lr-scheduler", "warmup_stable_decay", 0, "");
         check("adam-beta2", "0.95", 0, "");
         check("adam-beta2", "1", 78, "below 1");
+        check("adam-epsilon", "1e-6", 0, "");
+        check("adam-epsilon", "0", 78, "above 0");
         check("task", "dpo", 0, "");
         check("task", "kto", 78, "KL estimate");
         check("task", "grpo", 78, "rewards");

@@ -4,6 +4,7 @@
 //! reported error depends on the number of threads.
 
 pub mod chat;
+mod counts;
 pub mod encode;
 pub mod error;
 pub mod files;
@@ -17,6 +18,7 @@ pub mod splits;
 pub mod template;
 pub mod tokenizer;
 
+pub use counts::{Counts, Dropped};
 pub use error::{DataError, Place};
 pub use labels::LabelMap;
 pub use learn::{Learn, LongRows};
@@ -91,6 +93,8 @@ pub struct Options {
     pub limit: Option<usize>,
     /// Number of rows of each set that are read, from its beginning; None for all.
     pub max_rows: Option<u64>,
+    /// Whether rows that equal an earlier one are left out.
+    pub unique: bool,
     /// Number of tokenizer threads; 0 for all.
     pub threads: usize,
 }
@@ -108,81 +112,9 @@ impl Default for Options {
             max_dropped: None,
             limit: None,
             max_rows: None,
+            unique: false,
             threads: 0,
         }
-    }
-}
-
-/// Statistics of the rows read.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Counts {
-    /// Number of rows read.
-    pub rows: u64,
-    /// Number of rows dropped because no token is supervised.
-    pub dropped: u64,
-    /// Number of rows truncated at `max_seq_len`, including dropped rows.
-    pub truncated: u64,
-    /// Number of rows that were split at `max_seq_len`, and of the rows that they became.
-    pub split: (u64, u64),
-    /// Number of rows left out because they are longer than `max_seq_len`; `dropped` does not include them.
-    pub too_long: u64,
-    /// Number of rows with a supervised empty think block.
-    pub empty_thoughts: u64,
-    /// Number of rows whose reasoning the chat template leaves out.
-    pub lost_thoughts: u64,
-    /// Number of rows that are turns of the chat template, including dropped rows.
-    pub chat: u64,
-    /// Tokens in the kept rows.
-    pub tokens: u64,
-    /// Divisor of the loss: supervised targets, labelled words, or rows for a classifier.
-    pub supervised: u64,
-    /// Number of kept rows with a weight other than 1.
-    pub weighted: u64,
-    /// The smallest and the largest weight of a kept row.
-    pub weights: [f32; 2],
-    /// The first dropped row.
-    pub first_dropped: Option<Dropped>,
-}
-
-impl Counts {
-    /// The number of rows with a weight and the range of weights, to append to a line about rows.
-    pub fn weights(&self) -> String {
-        let [least, most] = self.weights;
-        match self.weighted {
-            0 => String::new(),
-            n => format!("; {n} with a weight ({least} to {most})"),
-        }
-    }
-
-    /// What was done with rows longer than --max-seq-len, to append to a line about rows.
-    pub fn lengths(&self) -> String {
-        let (truncated, (split, pieces), too_long) = (self.truncated, self.split, self.too_long);
-        let mut line = String::new();
-        if truncated > 0 {
-            line += &format!("; {truncated} cut at --max-seq-len");
-        }
-        if split > 0 {
-            line += &format!("; {split} split into {pieces} at --max-seq-len");
-        }
-        if too_long > 0 {
-            line += &format!("; {too_long} longer than --max-seq-len left out");
-        }
-        line
-    }
-}
-
-/// A dropped row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dropped {
-    /// Position of the row.
-    pub place: Place,
-    /// Why the row has no supervised token.
-    pub why: String,
-}
-
-impl std::fmt::Display for Dropped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.place, self.why)
     }
 }
 
@@ -385,6 +317,11 @@ impl Loader<'_> {
             Task::Classify | Task::Tag => Some(self.labels.settle(&mut self.corpus)),
             Task::Regress | Task::Reward | Task::Sft | Task::Pairs | Task::Unpaired => None,
         };
+        if self.options.unique {
+            let repeated = self.corpus.repeated();
+            self.counts.duplicates = repeated.iter().filter(|again| **again).count() as u64;
+            self.corpus = self.corpus.select(|i| !repeated[i]);
+        }
         self.corpus.shrink();
         Ok(Corpus::of(self.corpus, self.counts, labels, self.ends))
     }

@@ -293,16 +293,24 @@ impl Samples {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// Number of rows whose tokens, labels and numbers equal those of an earlier row.
+    /// Number of rows that equal an earlier row.
     pub fn duplicates(&self) -> u64 {
+        self.repeated().into_iter().filter(|again| *again).count() as u64
+    }
+
+    /// Whether each row equals an earlier one: in tokens, what of them is supervised, label, numbers and weight.
+    pub fn repeated(&self) -> Vec<bool> {
         let mut seen = std::collections::HashSet::with_capacity(self.len());
         let key = |s: Sample<'_>| {
-            let hash = blake3::hash(bytemuck::cast_slice(s.ids));
+            let mut hash = blake3::Hasher::new();
+            hash.update(bytemuck::cast_slice(s.ids)).update(bytemuck::cast_slice(s.classes));
+            let mask: Vec<u8> = (0..s.ids.len()).map(|i| u8::from(s.supervised(i))).collect();
+            hash.update(&mask);
             let mut head = [0; 16];
-            head.copy_from_slice(&hash.as_bytes()[..16]);
-            let values: Vec<u32> = s.values.iter().map(|v| v.to_bits()).collect();
-            (u128::from_le_bytes(head), s.label, values, s.classes.to_vec())
+            head.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+            let values: Vec<u32> = s.values.iter().chain([&s.weight]).map(|v| v.to_bits()).collect();
+            (u128::from_le_bytes(head), s.label, s.second, values)
         };
-        self.iter().filter(|s| !seen.insert(key(*s))).count() as u64
+        self.iter().map(|s| !seen.insert(key(s))).collect()
     }
 }

@@ -69,6 +69,7 @@ fn optimizer(o: &OptimOptions) -> optim::Options {
     optim::Options {
         beta1: o.betas[0],
         beta2: o.betas[1],
+        eps: o.epsilon,
         weight_decay: o.weight_decay,
         max_grad_norm: o.max_grad_norm,
         ratio_of_b: o.ratio_of_b,

@@ -15,7 +15,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
 use crate::format::peft::{self, AdapterConfig, TaskType};
-use crate::model::config::Config;
+use crate::model::config::{Config, ConfigError};
 use crate::model::lora::{LoraError, LoraSpec};
 use crate::model::quantised::Recipe;
 use crate::model::targets::Choice;
@@ -143,14 +143,7 @@ fn read(
     check_width(settings, options, (&train, eval.as_ref()))?;
     check_sets(settings, options, &train)?;
     has_eval(settings, options, eval.as_ref())?;
-    let config = base.config.clone();
-    let config = match (&train.labels, options.data.task) {
-        (Some(labels), Task::Tag) => config.into_tagger(labels.names.clone())?,
-        (Some(labels), _) => config.into_classifier(labels.names.clone())?,
-        (None, Task::Regress) => config.into_regression(train.samples.width())?,
-        (None, Task::Reward) => config.into_regression(1)?,
-        (None, _) => config,
-    };
+    let config = with_head(base.config.clone(), &train, options.data.task)?;
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
     Ok(Prepared {
         base,
@@ -165,6 +158,17 @@ fn read(
         remarks: vec![],
         hash,
     })
+}
+
+/// The model with the head of the task.
+fn with_head(config: Config, train: &Corpus, task: Task) -> Result<Config, ConfigError> {
+    match (&train.labels, task) {
+        (Some(labels), Task::Tag) => config.into_tagger(labels.names.clone()),
+        (Some(labels), _) => config.into_classifier(labels.names.clone()),
+        (None, Task::Regress) => config.into_regression(train.samples.width()),
+        (None, Task::Reward) => config.into_regression(1),
+        (None, _) => Ok(config),
+    }
 }
 
 /// Refuses a classifier as the base of another task.
@@ -339,8 +343,9 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
         max_dropped: None,
         limit: plan_options(options)
             .rows_needed()
-            .filter(|_| data.eval_split.is_none() && data.weights.is_empty()),
+            .filter(|_| data.eval_split.is_none() && data.weights.is_empty() && !data.unique),
         max_rows: data.max_rows.map(|n| n as u64),
+        unique: data.unique,
         threads: options.devices.threads.unwrap_or(0),
     }
 }

@@ -153,6 +153,7 @@ pub fn manifest() -> Manifest {
         files: vec![ModelFile { name: "config.json".into(), size: 3, hash: [3; 32] }],
         parts: vec![],
         labels: Some(vec!["a".into(), "b".into()]),
+        tags: true,
         class_weights: Some(vec![1.0, f32::NAN]),
         quantize: None,
         lora: LoraSpec {

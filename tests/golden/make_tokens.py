@@ -20,7 +20,7 @@ TASK = '--task token-classification'
 # name: (options of finetune, rows, settings of the trainer, longest row, class weights, ratio of LoRA+)
 CASES = {
     'tags': (TASK, 'names', {}, 256, None, None),
-    'decay': (f'{TASK} --weight-decay 0.5', 'names', dict(weight_decay=0.5), 256, None, None),
+    'decay': (f'{TASK} --weight-decay 0.5 --adam-epsilon 1e-3', 'names', dict(weight_decay=0.5, adam_epsilon=1e-3), 256, None, None),
     'cutwords': (f'{TASK} --max-seq-len 9', 'names', {}, 9, None, None),
     'weighted': (f'{TASK} --num-classes 5 --class-weights 1,0.5,2,1.5,0.25', 'integers', {}, 256, [1, 0.5, 2, 1.5, 0.25], None),
     'tagsplus': (f'{TASK} --loraplus-lr-ratio 4', 'names', {}, 256, None, 4.0)}

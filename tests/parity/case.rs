@@ -95,8 +95,8 @@ impl Case {
         let weights: Vec<f32> = (from..from + n).filter_map(weight).collect();
         let targets = match &self.config.labels {
             Some(_) if self.config.tags => {
-                let class = |at: usize| if at % 3 == 1 { IGNORE } else { (at * 5 % 7 % 3) as u32 };
-                Targets::Classes((0..ids.len()).map(class).collect())
+                let class = |id: &u32| if id % 3 == 1 { IGNORE } else { id * 5 % 7 % 3 };
+                Targets::Classes(ids.iter().map(class).collect())
             }
             Some(_) => Targets::Labels(labels),
             None if weights.is_empty() => Targets::Tokens(next),

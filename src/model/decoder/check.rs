@@ -20,6 +20,11 @@ impl<B: Fused> Decoder<B> {
         if !self.span.last {
             return Ok(());
         }
+        self.check_targets(batch)
+    }
+
+    /// The same for what the head reads.
+    fn check_targets(&self, batch: &Microbatch) -> Result<(), Fault> {
         if let (Targets::Answers(answers), None) = (&batch.targets, &self.config.labels) {
             self.check_ids(&batch.ids)?;
             return answers.misfit(batch).map_or(Ok(()), |why| Err(self.fault(why)));

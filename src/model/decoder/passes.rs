@@ -88,12 +88,7 @@ impl<B: Fused> Decoder<B> {
         };
         let below = Beneath { hidden, params: &self.params, embedding: self.embedding.as_ref() };
         let last: Vec<u32> = batch.bounds[1..].iter().map(|&end| end - 1).collect();
-        let tags = matches!(batch.targets, Targets::Classes(_));
-        if want == Want::Logits && !tags {
-            let logits = head.logits(&mut self.backend, below, &last)?;
-            return Ok(Top::Output(Output::Logits(logits)));
-        }
-        let (rows, targets) = asked(batch, last);
+        let (rows, targets) = asked(batch, last, want);
         if want == Want::Logits {
             let logits = head.logits(&mut self.backend, below, &rows)?;
             return Ok(Top::Output(Output::Logits(logits)));
@@ -262,8 +257,9 @@ impl<B: Fused> Decoder<B> {
 }
 
 /// The positions that are asked, and the targets of losses there. `last` are the last ones of the rows.
-fn asked(batch: &Microbatch, last: Vec<u32>) -> (Vec<u32>, Vec<u32>) {
+fn asked(batch: &Microbatch, last: Vec<u32>, want: Want) -> (Vec<u32>, Vec<u32>) {
     match &batch.targets {
+        targets if want == Want::Logits && !matches!(targets, Targets::Classes(_)) => (last, Vec::new()),
         Targets::Labels(labels) => (last, labels.clone()),
         Targets::Numbers(_) | Targets::Ranked(_) => (last, Vec::new()),
         Targets::Answers(answers) => answers.asked(batch),
