@@ -31,8 +31,9 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Options that determine the result: the default is the value of the adapter's run.
-const AS_TRAINED: [&str; 14] = [
+const AS_TRAINED: [&str; 15] = [
     "data-fields",
+    "drop-duplicates",
     "learn",
     "max-seq-len",
     "long-rows",
@@ -81,6 +82,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
         labels: config.labels.clone().filter(|_| task.has_classes()).map(|names| LabelMap { names }),
         max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
+        unique: s.switch("drop-duplicates")?,
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     };

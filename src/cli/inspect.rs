@@ -281,6 +281,7 @@ fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refu
             .filter(|_| task.has_classes())
             .map(|names| LabelMap { names }),
         max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
+        unique: s.switch("drop-duplicates")?,
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     })

@@ -38,7 +38,9 @@ pub fn encode(
             let ids = tokenizer.beginning(text, Special::Add, most)?;
             return Ok((Encoded::new(vec![false; ids.len()], ids), Some(label.clone())));
         }
-        Form::Words { words, .. } => return Ok((tagged(words, tokenizer, most)?, None)),
+        Form::Words { words, tags } => {
+            return Ok((tagged(words, tokenizer, (most, |word| tags[word].is_some()))?, None));
+        }
         Form::Numbers { text, values } => {
             let ids = tokenizer.beginning(text, Special::Add, most)?;
             Encoded { values: values.clone(), ..Encoded::new(vec![false; ids.len()], ids) }
@@ -47,11 +49,16 @@ pub fn encode(
     Ok((encoded, None))
 }
 
-/// Tokens of words. The class of a word's first token is the number of the word, until classes are known.
-fn tagged(words: &[String], tokenizer: &Tokenizer, most: usize) -> Result<Encoded, DataError> {
+/// Tokens of words. The class of the first token of each word for which `learnt` holds is the number of the word, until
+/// classes are known.
+pub fn tagged(
+    words: &[String],
+    tokenizer: &Tokenizer,
+    (most, learnt): (usize, impl Fn(usize) -> bool),
+) -> Result<Encoded, DataError> {
     let (ids, words) = tokenizer.words(words, most)?;
-    let first = |i: &usize| words[*i].is_some() && (*i == 0 || words[i - 1] != words[*i]);
-    let class = |i: usize| words[i].filter(|_| first(&i)).unwrap_or(NO_CLASS);
+    let begins = |i: usize| i == 0 || words[i - 1] != words[i];
+    let class = |i: usize| words[i].filter(|word| begins(i) && learnt(*word as usize)).unwrap_or(NO_CLASS);
     let classes: Vec<u32> = (0..ids.len()).map(class).collect();
     let mask = classes.iter().map(|class| *class != NO_CLASS).collect();
     Ok(Encoded { classes, ..Encoded::new(mask, ids) })

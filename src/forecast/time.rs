@@ -205,7 +205,7 @@ mod tests {
         assert!((f.looks - (10.0 + 6.0)).abs() < 1e-9 && (f.saves - 2.0).abs() < 1e-9);
         // As fast as an evaluation, which takes 10 s for 200 tokens.
         assert!((f.reference - 2.0).abs() < 1e-9 && (f.total() - f.steps - 20.0).abs() < 1e-9);
-        assert!((f.total() - 28.0).abs() < 1e-9);
+        assert!((f.total() - 30.0).abs() < 1e-9);
         assert_eq!((f.shares, f.sync), (vec![1.0], 0.0));
     }
 

@@ -103,7 +103,7 @@ deepspeed: zero2.json
     assert_eq!(said, "", "nothing is lost");
     assert!(String::from_utf8(bench.read("ours.jinja")).unwrap().contains("<|im_start|>{{ m.role }}\n"));
     let run = String::from_utf8(bench.read("out/run.yaml")).unwrap();
-    assert!(run.contains("drop_duplicates: true") && run.contains("adam_epsilon: 1e-6"), "{run}");
+    assert!(run.contains("drop_duplicates: true") && run.contains("adam_epsilon: 0.000001"), "{run}");
 }
 
 #[test]
@@ -214,4 +214,38 @@ env:
         &["learn: answers", "adam_epsilon: 1e-7", "packing: true"],
     );
     assert_eq!(said, "", "nothing is lost");
+}
+
+/// A run with the option trains on each row once, to the bytes of a file without duplicates, and `eval` leaves them out too.
+#[test]
+fn duplicates_are_left_out_where_it_is_asked_for() {
+    let bench = Bench::new();
+    let twice = format!("{}{}", rows(20), rows(12));
+    bench.file("twice.jsonl", &twice);
+    bench.file("once.jsonl", &rows(20));
+    let run = "demo --rank 2 --batch-size 4 --eval-data once.jsonl --gpus cpu";
+    bench.ok(&format!("{run} --data once.jsonl -q -o once"));
+    let out = bench.run(&format!("{run} --data twice.jsonl --drop-duplicates -o twice"));
+    assert!(
+        stderr(&out).contains("32 read") && stderr(&out).contains("12 equal to an earlier one left out"),
+        "{}",
+        stderr(&out)
+    );
+    bench.same_adapter("once", "twice");
+    let loss = |args: &str| {
+        let said = bench.ok(&format!("eval --gpus cpu --json {args}"));
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()["loss"].clone()
+    };
+    assert_eq!(loss("--adapter twice --data twice.jsonl"), loss("--adapter once --data once.jsonl"));
+    assert_ne!(loss("--adapter once --data twice.jsonl"), loss("--adapter once --data once.jsonl"));
+    // Rows that differ in what is trained on are no duplicates.
+    let marked = |train: bool| {
+        let turn = |role: &str, train: bool| json!({ "role": role, "content": "1", "train": train });
+        json!({ "messages": [turn("user", false), turn("assistant", true), turn("user", train), turn("assistant", true)] })
+    };
+    bench.file("marked.jsonl", &format!("{}\n{}\n{}\n", marked(true), marked(false), marked(true)));
+    let said = bench.ok("inspect marked.jsonl --model demo --drop-duplicates --json");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said["rows"], &said["duplicates"]), (&json!(3), &json!(0)), "{said}");
+    assert_eq!(said["rows_shown"].as_array().unwrap().len(), 2);
 }

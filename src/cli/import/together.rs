@@ -247,7 +247,7 @@ mod tests {
                       eos_token: <e>\nlora_modules_to_save: [score]\n"
             ),
             Dialect::Axolotl,
-            &["model: \"o/n@v2\"", "min_lr: 2e-5", "adam_epsilon: 1e-6", "drop_duplicates: true"],
+            &["model: o/n@v2", "min_lr: 2e-5", "adam_epsilon: 1e-6", "drop_duplicates: true"],
             &["special_tokens: eos_token"],
         );
         check(
@@ -274,7 +274,7 @@ mod tests {
             ),
             Dialect::Trl,
             &[
-                "model: \"o/n@v3\"",
+                "model: o/n@v3",
                 "decay_steps: 5",
                 "min_lr: 1e-6",
                 "seed: 1",

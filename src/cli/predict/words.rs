@@ -7,7 +7,7 @@ use crate::config::refusal::Refusal;
 use crate::data::form::{self, Form, Label};
 use crate::data::samples::NO_CLASS;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, DataError, LabelMap, Learn, Place, encode};
+use crate::data::{self, DataError, LabelMap, Place, encode};
 use crate::model::head::argmax;
 use crate::train::entities::{Entities, mark_entities};
 use crate::train::eval::Confusion;
@@ -101,8 +101,8 @@ impl Reader<'_> {
             return Err(Refusal::failure("rows of token classification have words"));
         };
         let bytes = words.iter().map(String::len).sum();
-        let encode = || encode::encode(&form, self.tokenizer, (Learn::Answers, most));
-        let (mut encoded, _) = data::bounded(place, (bytes, most), encode)?;
+        let encode = || encode::tagged(words, self.tokenizer, (most, |_| true));
+        let mut encoded = data::bounded(place, (bytes, most), encode)?;
         encoded.cut(most);
         if encoded.targets() == 0 {
             return Err(Refusal::failure(format!("{place}: it has no word to label: leave it out")));
