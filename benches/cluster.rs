@@ -113,7 +113,8 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     let mut norm = 0.0;
     let mean = seconds(repeat, || norm = Means::of(&sums).grad_norm);
     let update = seconds(repeat, || {
-        let updated = optimizer_step::update(&mut state, &sums, (norm, 1e-6), &Places::default(), &mut |_, _| ());
+        let updated =
+            optimizer_step::update(&mut state, &sums, (norm, 1e-6), &Places::default(), &mut |_, _| ());
         updated.unwrap_or_else(|e| panic!("{e:?}"));
     });
     let mut bytes = Bytes::new();

@@ -1,6 +1,6 @@
 //! What was read: numbers of rows and tokens, and the first row that was left out.
 
-use super::Place;
+use super::error::Dropped;
 
 /// Statistics of the rows read.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -62,20 +62,5 @@ impl Counts {
             line += &format!("; {} equal to an earlier one left out", self.duplicates);
         }
         line
-    }
-}
-
-/// A dropped row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dropped {
-    /// Position of the row.
-    pub place: Place,
-    /// Why the row has no supervised token.
-    pub why: String,
-}
-
-impl std::fmt::Display for Dropped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.place, self.why)
     }
 }

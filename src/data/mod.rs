@@ -18,8 +18,8 @@ pub mod splits;
 pub mod template;
 pub mod tokenizer;
 
-pub use counts::{Counts, Dropped};
-pub use error::{DataError, Place};
+pub use counts::Counts;
+pub use error::{DataError, Dropped, Place};
 pub use labels::LabelMap;
 pub use learn::{Learn, LongRows};
 pub use samples::{Sample, Samples};

@@ -66,6 +66,14 @@ pub struct Below<'a, B: Backend> {
     pub embedding: Option<&'a B::Weight>,
 }
 
+/// The factors of the product that gives a classifier's logits.
+struct Factors<'a, M> {
+    /// Normed rows [n, C].
+    x: View<'a, M>,
+    /// `score.weight` [labels, C].
+    score: View<'a, M>,
+}
+
 /// Returns the weights of losses, and the sums that they give.
 pub type Weigh<'a> = &'a dyn Fn(&[f32]) -> (Vec<f32>, LossSums);
 
@@ -324,8 +332,10 @@ impl<B: Fused> Head<B> {
                 None
             }
             Top::Classes(classes) => {
-                let of = (below.params, classes, asked.targets);
-                Some(self.class_loss(backend, out, (x, of), score))
+                let mut logits = backend.memory(n * self.outputs);
+                let into = view_mut(&mut logits, n, self.outputs);
+                let factors = self.multiply(backend, into, (below.params, classes), x);
+                Some(self.class_loss(backend, out, (logits, factors, asked.targets), score))
             }
         };
         let weight = self.weight(asked.targets);
@@ -360,7 +370,7 @@ impl<B: Fused> Head<B> {
         mut logits: ViewMut<B::Memory>,
         (params, classes): (&'a B::Memory, &Classes<B>),
         x: View<'a, B::Memory>,
-    ) -> (View<'a, B::Memory>, View<'a, B::Memory>) {
+    ) -> Factors<'a, B::Memory> {
         let at = |offset, rows, cols| View { memory: params, offset, rows, cols };
         let score = at(classes.score, self.outputs, self.hidden);
         let product = Product { a: x, b: score, transpose: Transpose::Right, scale: 1.0 };
@@ -368,22 +378,21 @@ impl<B: Fused> Head<B> {
         if let Some(offset) = classes.bias {
             backend.bias(logits, at(offset, 1, self.outputs));
         }
-        (x, score)
+        Factors { x, score }
     }
 
-    /// Computes losses and dx (both =) of a classifier and the gradient of its head. Returns its logits.
+    /// Computes losses and dx (both =) of a classifier from its logits, and the gradient of its head. Returns the logits.
     fn class_loss(
         &self,
         backend: &mut B,
         (losses, dx): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>),
-        (x, (params, classes, targets)): (View<B::Memory>, (&B::Memory, &Classes<B>, &[u32])),
+        (mut logits, factors, targets): (B::Memory, Factors<B::Memory>, &[u32]),
         dscore: Option<&mut B::Memory>,
     ) -> B::Memory {
         let n = targets.len();
-        let mut logits = backend.memory(n * self.outputs);
-        let factors = self.multiply(backend, view_mut(&mut logits, n, self.outputs), (params, classes), x);
         let mut kept = backend.memory(n * self.outputs);
         backend.copy(view_mut(&mut kept, n, self.outputs), view(&logits, n, self.outputs));
+        let Top::Classes(classes) = &self.top else { return kept };
         let ids = backend.ids(targets);
         let class_weights = classes.weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
         backend.cross_entropy(losses, view_mut(&mut logits, n, self.outputs), &ids, class_weights);
@@ -397,7 +406,7 @@ impl<B: Fused> Head<B> {
         &self,
         backend: &mut B,
         (dx, dscore): (Option<ViewMut<B::Memory>>, Option<&mut B::Memory>),
-        (x, score): (View<B::Memory>, View<B::Memory>),
+        Factors { x, score }: Factors<B::Memory>,
         dlogits: View<B::Memory>,
     ) {
         if let (Some(dx), Some(dscore)) = (dx, dscore) {

@@ -17,22 +17,7 @@ fn trained(bench: &Bench, theirs: &str, lines: &[&str]) -> String {
     stderr(&out)
 }
 
-#[test]
-fn axolotl_configuration_trains_to_the_end() {
-    let bench = Bench::new();
-    bench.model("base");
-    let turn = |role: &str, text: &str| json!({ "role": role, "content": text });
-    let row = |i: usize| {
-        json!({
-            "talk": [turn("user", &format!("add {i} and 1"))], "good": turn("assistant", &format!("{}", i + 1)),
-            "bad": turn("assistant", "no"),
-        })
-    };
-    bench.file("prefs.jsonl", &(0..24).chain(0..2).map(|i| row(i).to_string() + "\n").collect::<String>());
-    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content }}<|im_end|>\\n{% endfor %}\
-                    {% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}";
-    let theirs = format!(
-        "
+const AXOLOTL: &str = r#"
 base_model: ./base
 model_type: LlamaForCausalLM
 tokenizer_type: AutoTokenizer
@@ -43,7 +28,7 @@ load_in_8bit: false
 load_in_4bit: true
 strict: false
 chat_template: jinja
-chat_template_jinja: \"{template}\"
+chat_template_jinja: "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 rl: dpo
 datasets:
   - path: prefs.jsonl
@@ -85,11 +70,23 @@ evals_per_epoch: 2
 saves_per_epoch: 1
 weight_decay: 0.0
 deepspeed: zero2.json
-"
-    );
+"#;
+
+#[test]
+fn axolotl_configuration_trains_to_the_end() {
+    let bench = Bench::new();
+    bench.model("base");
+    let turn = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let row = |i: usize| {
+        json!({
+            "talk": [turn("user", &format!("add {i} and 1"))], "good": turn("assistant", &format!("{}", i + 1)),
+            "bad": turn("assistant", "no"),
+        })
+    };
+    bench.file("prefs.jsonl", &(0..24).chain(0..2).map(|i| row(i).to_string() + "\n").collect::<String>());
     let said = trained(
         &bench,
-        &theirs,
+        AXOLOTL,
         &[
             "task: dpo",
             "quantize: nf4",
@@ -106,24 +103,7 @@ deepspeed: zero2.json
     assert!(run.contains("drop_duplicates: true") && run.contains("adam_epsilon: 0.000001"), "{run}");
 }
 
-#[test]
-fn llama_factory_configuration_trains_to_the_end() {
-    let bench = Bench::new();
-    bench.model("base");
-    bench.file(
-        "data/texts.jsonl",
-        &(0..40).map(|i| json!({"body": format!("git log -{i}")}).to_string() + "\n").collect::<String>(),
-    );
-    bench.file(
-        "data/more.jsonl",
-        &(0..9).map(|i| json!({"body": format!("git show {i}")}).to_string() + "\n").collect::<String>(),
-    );
-    bench.file(
-        "data/dataset_info.json",
-        r#"{"texts": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
-            "more": {"file_name": "more.jsonl", "columns": {"prompt": "body"}}}"#,
-    );
-    let theirs = "
+const LLAMA_FACTORY: &str = "
 ### model
 model_name_or_path: ./base
 trust_remote_code: true
@@ -160,9 +140,27 @@ bf16: true
 ddp_timeout: 180000000
 resume_from_checkpoint: null
 ";
+
+#[test]
+fn llama_factory_configuration_trains_to_the_end() {
+    let bench = Bench::new();
+    bench.model("base");
+    bench.file(
+        "data/texts.jsonl",
+        &(0..40).map(|i| json!({"body": format!("git log -{i}")}).to_string() + "\n").collect::<String>(),
+    );
+    bench.file(
+        "data/more.jsonl",
+        &(0..9).map(|i| json!({"body": format!("git show {i}")}).to_string() + "\n").collect::<String>(),
+    );
+    bench.file(
+        "data/dataset_info.json",
+        r#"{"texts": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
+            "more": {"file_name": "more.jsonl", "columns": {"prompt": "body"}}}"#,
+    );
     let said = trained(
         &bench,
-        theirs,
+        LLAMA_FACTORY,
         &[
             "task: sft",
             "long_rows: split",

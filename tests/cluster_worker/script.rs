@@ -118,6 +118,7 @@ pub fn manifest() -> Manifest {
         files: files().into_iter().map(|(file, _)| file).collect(),
         parts: vec![],
         labels: shape.labels,
+        tags: shape.tags,
         class_weights: shape.class_weights,
         quantize: None,
         lora: shape.lora,
