@@ -101,7 +101,7 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "quantise the weights of an unquantised base while it is loaded"),
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
-    opt(Data, "task", One("NAME"), "sft", "sft, classify, ner, regression, reward, dpo, ipo, orpo, cpo, simpo"),
+    opt(Data, "task", One("NAME"), "sft", "sft, classify, ner, regression, reward, dpo, orpo, cpo, simpo"),
     opt(Data, "data", Many("PATH[=WEIGHT]"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, owner/name[:SPLIT][@REVISION] of the Hub, or - for stdin; WEIGHT: its share of every epoch"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "learn", One("answers|last|marked|all"), "answers", "what is trained on; answers: all answers; last: the last answer of a conversation; marked: only messages with `train: true`; all: prompts too"),

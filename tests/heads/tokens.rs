@@ -115,8 +115,11 @@ fn what_is_learnt_of_words_is_predicted_and_exported() {
     let plain =
         bench.command("predict --adapter out --gpus cpu").args(["--text", "git  push"]).output().unwrap();
     let plain = String::from_utf8(plain.stdout).unwrap();
-    let shown: Vec<&str> = plain.lines().collect();
-    assert!(shown.len() == 3 && shown[0].starts_with("git  ") && shown[1].starts_with("push  "), "{plain}");
+    let labelled: Vec<&str> = plain.lines().collect();
+    assert!(
+        labelled.len() == 3 && labelled[0].starts_with("git  ") && labelled[1].starts_with("push  "),
+        "{plain}"
+    );
     let scores = bench.ok("eval --adapter out --data words.jsonl --gpus cpu");
     assert!(scores.contains("entity F1   "), "{scores}");
     bench.ok("merge out -o merged");
