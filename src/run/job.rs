@@ -73,7 +73,6 @@ fn optimizer(o: &OptimOptions) -> optim::Options {
         weight_decay: o.weight_decay,
         max_grad_norm: o.max_grad_norm,
         ratio_of_b: o.ratio_of_b,
-        ..optim::Options::default()
     }
 }
 
