@@ -18,7 +18,7 @@ pub struct Places {
     /// Every B: it may have a learning rate of its own.
     pub of_b: Vec<Range<usize>>,
     /// The bias of a head, after every B: it has the rate of B, as in PEFT, and no weight decay, as in transformers.
-    pub of_bias: Vec<Range<usize>>,
+    pub of_bias: Option<Range<usize>>,
 }
 
 /// One tensor of the flat vector.
@@ -100,7 +100,7 @@ impl Layout {
     /// Where values are whose updates differ from those of others.
     pub fn places(&self) -> Places {
         let named = |end| self.entries.iter().filter(move |e| e.name.ends_with(end)).map(Entry::range);
-        Places { of_b: named(".lora_B.weight").collect(), of_bias: named(BIAS).collect() }
+        Places { of_b: named(".lora_B.weight").collect(), of_bias: named(BIAS).next() }
     }
 
     /// Weight and bias of a classifier's head: none, one or two tensors that follow each other.
@@ -222,7 +222,7 @@ mod tests {
         l.push_adapter("x.v_proj", (1, 3), 2);
         l.push(SCORE, 2, 3);
         l.push(BIAS, 2, 1);
-        assert_eq!(l.places(), Places { of_b: vec![6..16, 22..24], of_bias: vec![30..32] });
+        assert_eq!(l.places(), Places { of_b: vec![6..16, 22..24], of_bias: Some(30..32) });
         assert_eq!(l.head().map(Entry::range).collect::<Vec<_>>(), [24..30, 30..32]);
     }
 }

@@ -219,7 +219,7 @@ mod tests {
             STRETCH - 1..STRETCH + 9,
             len - 9..len - 7,
         ];
-        let places = Places { of_b, of_bias: vec![len - 2..len] };
+        let places = Places { of_b, of_bias: Some(len - 2..len) };
         let options = Options { weight_decay: 0.1, ..Options::default() };
         let start = State::new(draw(1, len), options);
         let mut sums = Sums::new(len);
@@ -236,7 +236,7 @@ mod tests {
         let (slow, fast, kept) = (at(1e-3, 0.1), at(16e-3, 0.1), at(16e-3, 0.0));
         for (i, found) in bits(&state).2.into_iter().enumerate() {
             let among = |all: &[Range<usize>]| all.iter().any(|place| place.contains(&(i % len)));
-            let want = match (among(&places.of_b), among(&places.of_bias)) {
+            let want = match (among(&places.of_b), among(places.of_bias.as_slice())) {
                 (true, _) => &fast,
                 (_, true) => &kept,
                 _ => &slow,
