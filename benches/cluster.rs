@@ -10,6 +10,7 @@ use finetune::cluster::link;
 use finetune::cluster::message::{PIECE, Packed, ToCoordinator, ToWorker};
 use finetune::cluster::reduce::{Claim, Holds, Reducer};
 use finetune::cluster::sum_chunk;
+use finetune::model::layout::Places;
 use finetune::numeric::fixed;
 use finetune::numeric::rng::Stream;
 use finetune::train::checkpoint::State;
@@ -112,7 +113,8 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     let mut norm = 0.0;
     let mean = seconds(repeat, || norm = Means::of(&sums).grad_norm);
     let update = seconds(repeat, || {
-        let updated = optimizer_step::update(&mut state, &sums, (norm, 1e-6), &[], &mut |_| ());
+        let updated =
+            optimizer_step::update(&mut state, &sums, (norm, 1e-6), &Places::default(), &mut |_| ());
         updated.unwrap_or_else(|e| panic!("{e:?}"));
     });
     let mut bytes = Bytes::new();

@@ -6,6 +6,8 @@ mod chosen;
 mod cli_fixture;
 #[path = "cli_runs/eval_sets.rs"]
 mod eval_sets;
+#[path = "cli_runs/imported.rs"]
+mod imported;
 #[path = "cli_runs/learn.rs"]
 mod learn;
 #[path = "cli_runs/rows_of_a_run.rs"]

@@ -68,6 +68,7 @@ fn manifest() -> Manifest {
         files: vec![],
         parts: vec![],
         labels: None,
+        tags: false,
         class_weights: None,
         quantize: None,
         lora: LoraSpec { rank: 3, alpha: 6.0, targets: vec![], ..LoraSpec::none() },

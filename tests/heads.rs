@@ -1,12 +1,14 @@
 //! Heads whose outputs are numbers learn and score as in transformers' Trainer and TRL's RewardTrainer: loss, gradient
-//! norm and rewards of every step, the final adapter, and its outputs. The number of devices, a line, streamed layers
-//! and a resume change no byte.
+//! norm and rewards of every step, the final adapter, and its outputs. The same for heads that label tokens. The number
+//! of devices, a line, streamed layers and a resume change no byte.
 //!
-//! More cases: `FINETUNE_HEADS=folder cargo test --test heads` runs those that make_heads.py wrote there.
+//! More cases: `FINETUNE_HEADS=folder cargo test --test heads` runs those that make_heads.py and make_tokens.py wrote there.
 
 mod cli_fixture;
+#[path = "heads/tokens.rs"]
+mod tokens;
 
-use cli_fixture::{Bench, numbers, pairs, stderr};
+use cli_fixture::{Bench, numbers, pairs, stderr, words};
 use finetune::data::form::is_field;
 use finetune::data::plan::{Plan, PlanOptions};
 use finetune::data::{self, Options, Task, Tokenizer};
@@ -25,12 +27,17 @@ fn read_json(path: &Path) -> Value {
 }
 
 fn cases(dir: &Path) -> Vec<Value> {
-    read_json(&dir.join("expected.json"))["cases"].as_array().unwrap().clone()
+    cases_in(&dir.join("expected.json"))
+}
+
+fn cases_in(file: &Path) -> Vec<Value> {
+    read_json(file)["cases"].as_array().unwrap().clone()
 }
 
 /// The command of a case, without its output.
 fn command(dir: &Path, case: &Value, devices: &str) -> String {
-    let (rows, options, outputs) = (&case["rows"], &case["options"], &case["outputs"]);
+    let (rows, options) = (&case["rows"], &case["options"]);
+    let outputs = case["outputs"].to_string().replace('"', "");
     let [rows, options] = [rows, options].map(|value| value.as_str().unwrap());
     let dir = dir.display();
     format!(
@@ -80,7 +87,7 @@ fn compare_adapters(name: &str, got: &Path, want: &Path) {
 }
 
 fn check(bench: &Bench, dir: &Path, devices: &str) {
-    for case in cases(dir) {
+    for case in [cases(dir), cases_in(&dir.join("tokens.json"))].concat() {
         let name = case["name"].as_str().unwrap();
         bench.ok(&format!("{} --overwrite -o {name}", command(dir, &case, devices)));
         compare(name, &bench.events(name, "step"), case["log"].as_array().unwrap());
@@ -103,6 +110,7 @@ fn further_cases_are_those_of_transformers_and_trl() {
     };
     check(&Bench::new(), Path::new(&dir), "--gpus cpu");
     outputs_are_those_of(Path::new(&dir));
+    tokens::probabilities_are_those_of(Path::new(&dir));
 }
 
 /// All cases on a software driver, where it is installed.
@@ -168,10 +176,10 @@ fn outputs_are_those_of_peft() {
 }
 
 /// Rows, and options of a run with several microbatches a step, dropout and an evaluation.
-fn runs() -> [(&'static str, String); 2] {
+fn runs() -> [(&'static str, String); 3] {
     let common = "--dropout 0.1 --micro-batch-tokens 60 --batch-size 6 --max-steps 4 --eval-split 6 --threads 2 \
                   --rank 4 -q";
-    [("regression", "numbers.jsonl"), ("reward", "pairs.jsonl")]
+    [("regression", "numbers.jsonl"), ("reward", "pairs.jsonl"), ("token-classification", "words.jsonl")]
         .map(|(task, data)| (task, format!("demo --task {task} --data {data} {common}")))
 }
 
@@ -179,6 +187,7 @@ fn bench() -> Bench {
     let bench = Bench::new();
     bench.file("numbers.jsonl", &numbers(30));
     bench.file("pairs.jsonl", &pairs(30));
+    bench.file("words.jsonl", &words(30));
     bench
 }
 
@@ -197,6 +206,7 @@ fn devices_lines_streams_and_resumes_change_no_byte() {
                 "min_reward",
                 "max_reward",
                 "pearson",
+                "f1",
                 "eval_loss",
             ];
             let log = |out: &str| {
@@ -237,10 +247,12 @@ fn eval_gives_the_numbers_of_the_run() {
         let held = run.split(" --data ").nth(1).unwrap().split(' ').next().unwrap().to_owned();
         let run = run.replace("--eval-split 6", &format!("--eval-data {held}"));
         bench.ok(&format!("{run} -o {task}"));
-        let keys: &[&str] = if task == "reward" {
-            &["rewards_chosen", "rewards_rejected", "margin", "accuracy", "min_reward", "max_reward"]
-        } else {
-            &["pearson", "spearman"]
+        let keys: &[&str] = match task {
+            "reward" => {
+                &["rewards_chosen", "rewards_rejected", "margin", "accuracy", "min_reward", "max_reward"]
+            }
+            "regression" => &["pearson", "spearman"],
+            _ => &["accuracy", "macro_f1", "f1"],
         };
         bench.same_eval(task, &held, keys);
     }

@@ -55,6 +55,43 @@ fn plan_counts_match_a_run() {
     check("demo --data pairs.jsonl --task reward --batch-size 9 --epochs 2");
 }
 
+/// The reference scores each answer of the plan and of the evaluation once, and none after a resume.
+#[test]
+fn plan_counts_the_answers_that_a_reference_scores() {
+    let b = Bench::new();
+    b.file("pairs.jsonl", &pairs(60));
+    let args = "demo --data pairs.jsonl --rank 2 --batch-size 6 --gpus cpu -q";
+    let counted = |more: &str| {
+        let planned = plan(&b, &format!("{args} {more}"));
+        let number = |part: &str, key: &str| planned[part][key].as_f64().unwrap();
+        let forecast = &planned["forecast"];
+        let sum: f64 = ["steps", "look", "reference", "checkpoint"]
+            .iter()
+            .map(|part| forecast[format!("{part}_seconds")].as_f64().unwrap())
+            .sum();
+        assert!((sum - number("forecast", "seconds")).abs() < 1e-6, "{forecast}");
+        assert_eq!(number("reference", "tokens") > 0.0, number("forecast", "reference_seconds") > 0.0);
+        (
+            number("reference", "tokens"),
+            number("rows", "tokens"),
+            number("steps", "tokens"),
+            number("eval", "tokens"),
+        )
+    };
+    let (reference, rows, _, _) = counted("--task dpo --epochs 2");
+    assert_eq!(reference, rows, "every row once");
+    let (reference, rows, steps, eval) = counted("--task dpo --max-steps 3 --eval-split 10");
+    assert!(eval > 0.0 && steps < rows, "{steps} of {rows}");
+    assert_eq!(reference, steps + eval, "only rows of the plan");
+    for without in ["--task orpo", "--task reward"] {
+        assert_eq!(counted(without).0, 0.0, "{without}");
+    }
+    b.ok(&format!("{args} --task dpo --max-steps 2 --save-steps 1 -o out"));
+    assert_eq!(counted("--task dpo --max-steps 2 --resume=out/checkpoint-1").0, 0.0);
+    let text = b.ok(&format!("plan {args} --task dpo"));
+    assert!(text.contains(" tokens of answers, scored once") && text.contains(" of the reference"), "{text}");
+}
+
 fn names(b: &Bench) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(b.dir.path())
         .unwrap()

@@ -24,7 +24,9 @@ use finetune::backend::{Backend, Cpu, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
-use finetune::model::stage::{Cancel, Fault, LossSums, Microbatch, Output, Stage, Targets, Ticket, Want};
+use finetune::model::stage::{
+    Cancel, Fault, IGNORE, LossSums, Microbatch, Output, Stage, Targets, Ticket, Want,
+};
 
 /// Loss and gradient of one microbatch, and how they are computed.
 struct Try<'a> {
@@ -79,6 +81,10 @@ fn each_case(check: impl Fn(&Case)) {
     for dir in case::golden() {
         println!("{:?}", dir.file_name());
         check(&Case::open(&dir));
+        // Whole matrices, and matrices of several projections.
+        if ["qwen3", "phi3", "glm4"].iter().any(|name| dir.ends_with(name)) {
+            check(&Case::open(&dir).tagger());
+        }
     }
 }
 
@@ -273,6 +279,10 @@ fn gradients_match_central_differences_of_the_loss() {
                 let weight: f64 = labels.iter().map(|&l| [0.5, 2.0, 1.25][l as usize]).sum();
                 assert_eq!(sums.weight, weight);
             }
+            if let Targets::Classes(classes) = &batch.targets {
+                let classes = classes.iter().filter(|class| **class != IGNORE);
+                assert_eq!(sums.weight, classes.map(|&c| [0.5, 2.0, 1.25][c as usize]).sum::<f64>());
+            }
             let mut at = |shift: &dyn Fn(usize) -> f32| {
                 let moved: Vec<f32> = parameters.iter().enumerate().map(|(i, x)| x + shift(i)).collect();
                 stage.set_parameters(&moved).unwrap();
@@ -400,6 +410,15 @@ fn bad_microbatches_are_faults() {
             let fault = Try::new(&case).stage().forward(&bad, None, Want::Loss);
             assert!(matches!(fault, Err(Fault::Device { .. })), "{bad:?}");
         }
+    }
+    let tagger = Case::open(&case::golden().into_iter().find(|dir| dir.ends_with("qwen3")).unwrap()).tagger();
+    let all = tagger.microbatch(0, 2);
+    let n = all.ids.len();
+    let rows = [Targets::Labels(vec![0, 1]), Targets::Tokens(vec![0; n]), Targets::Numbers(vec![0.0; 6])];
+    for targets in rows.into_iter().chain([Targets::Classes(vec![3; n]), Targets::Classes(vec![0; n - 1])]) {
+        let bad = Microbatch { targets, ..all.clone() };
+        let fault = Try::new(&tagger).stage().forward(&bad, None, Want::Loss);
+        assert!(matches!(fault, Err(Fault::Device { .. })), "{bad:?}");
     }
     let nothing = Microbatch { targets: Targets::Tokens(vec![u32::MAX; t]), ..good };
     let (sums, gradient) = gradient(&mut stage, &case.adapter("adapter_init"), &nothing);

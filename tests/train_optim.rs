@@ -72,7 +72,7 @@ fn b_at_its_own_rate_is_peft_to_the_bit() {
     for (name, values) in case["start"].as_object().unwrap() {
         layout.push(name.replace(".default", ""), 1, values.as_array().unwrap().len());
     }
-    assert_eq!(layout.places_of_b().len(), 2);
+    assert_eq!(layout.places().of_b.len(), 2);
     // Objects of serde_json keep the order of the file.
     let flat = |v: &Value| v.as_object().unwrap().values().flat_map(numbers).collect::<Vec<f32>>();
     let number = |key: &str| case[key].as_f64().unwrap();
@@ -88,7 +88,7 @@ fn b_at_its_own_rate_is_peft_to_the_bit() {
         sums.add_gradient(&flat(&step["gradient"]), fixed::cap(1)).unwrap();
         sums.set_scalars(Scalars { weight: 1 << fixed::FRACTION_BITS, ..Scalars::default() });
         let rates = (1.0, number("rate"));
-        optimizer_step::update(&mut state, &sums, rates, &layout.places_of_b(), &mut |_| {}).unwrap();
+        optimizer_step::update(&mut state, &sums, rates, &layout.places(), &mut |_| {}).unwrap();
         assert_eq!(bits(&state.parameters), bits(&flat(&step["parameters"])));
     }
 }

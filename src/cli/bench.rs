@@ -15,6 +15,7 @@ use crate::forecast::profile::{self, Measured, ModelShape, Profiles};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::generate::generate;
+use crate::model::head;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;
 use crate::model::memory::{InUse, Used};
@@ -116,10 +117,8 @@ fn microbatch(config: &Config, rows: usize, length: usize) -> Microbatch {
     let mut draws = Stream::new(&[7]);
     let ids: Vec<u32> = (0..rows * length).map(|_| draws.below(config.vocab as u32)).collect();
     let next = |row: &[u32]| row[1..].iter().copied().chain([IGNORE]).collect::<Vec<_>>();
-    let targets = match &config.labels {
-        Some(_) => Targets::Labels(vec![0; rows]),
-        None => Targets::Tokens(ids.chunks(length).flat_map(next).collect()),
-    };
+    let of_head = head::targets(config, (rows, ids.len()));
+    let targets = of_head.unwrap_or_else(|| Targets::Tokens(ids.chunks(length).flat_map(next).collect()));
     let bounds = (0..=rows).map(|r| (r * length) as u32).collect();
     Microbatch { step: 1, rows: (0..rows as u64).collect(), ids, bounds, targets }
 }

@@ -33,8 +33,9 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Options that determine the result: the default is the value of the adapter's run.
-const AS_TRAINED: [&str; 14] = [
+const AS_TRAINED: [&str; 15] = [
     "data-fields",
+    "drop-duplicates",
     "learn",
     "max-seq-len",
     "long-rows",
@@ -81,8 +82,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         long: groups::long_rows(s, task)?,
         fields: field_names(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.max_positions),
-        labels: config.labels.clone().filter(|_| task == Task::Classify).map(|names| LabelMap { names }),
+        labels: config.labels.clone().filter(|_| task.has_classes()).map(|names| LabelMap { names }),
         max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
+        unique: s.switch("drop-duplicates")?,
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     };
@@ -155,7 +157,9 @@ fn scores(
     );
     let (stop, known) = (Stop::new(), RefCell::new(Known::default()));
     let (none, mut local) = (Samples::default(), Local::new(model, &stop));
+    let tags = rows.labels.as_ref().filter(|_| rows.samples.have_classes());
     let mut work = Batches::new(&none, &plan, Some(&rows.samples));
+    work = work.tagging(tags.map_or(&[], |labels| &labels.names));
     if predicts {
         work = work.predicting();
     }
@@ -178,7 +182,7 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
         let line = json!({
             "loss": e.eval_loss, "perplexity": e.perplexity, "token_accuracy": e.token_accuracy, "rows": c.rows, "dropped": c.dropped,
             "truncated": c.truncated, "split": c.split.0, "too_long": c.too_long, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
-            "macro_f1": e.macro_f1, "pearson": e.pearson, "spearman": e.spearman, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
+            "macro_f1": e.macro_f1, "f1": e.f1, "pearson": e.pearson, "spearman": e.spearman, "confusion": e.confusion, "rewards_chosen": e.rewards.rewards_chosen,
             "rewards_rejected": e.rewards.rewards_rejected, "margin": e.rewards.margin, "min_reward": e.rewards.min_reward, "max_reward": e.rewards.max_reward, "labels": rows.labels.as_ref().map(|l| &l.names),
         });
         return inv.say(&line.to_string());
@@ -200,6 +204,7 @@ fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
         inv.say(&format!("accuracy    {accuracy:.4}"))?;
         inv.say(&format!("macro F1    {f1:.4}"))?;
     }
+    e.f1.map_or(Ok(()), |f1| inv.say(&format!("entity F1   {f1:.4}")))?;
     for (name, value) in [("pearson", e.pearson), ("spearman", e.spearman)] {
         value.map_or(Ok(()), |value| inv.say(&format!("{name:<10}  {value:.4}")))?;
     }

@@ -193,6 +193,11 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
                     options.task = match () {
                         () if has(&["chosen", "rejected"]) => data::Task::Pairs,
                         () if has(&["prompt", "completion", "label"]) => data::Task::Unpaired,
+                        () if has(&["tokens"])
+                            && ["tags", "ner_tags", "labels"].iter().any(|t| has(&[t])) =>
+                        {
+                            data::Task::Tag
+                        }
                         () if map.get("label").is_some_and(is_numbers) => data::Task::Regress,
                         () if has(&["label"]) => data::Task::Classify,
                         () => options.task,
@@ -243,6 +248,7 @@ fn form_name(form: &Form) -> &'static str {
         Form::Answers { wanted: None, .. } => "chosen/rejected",
         Form::Answers { .. } => "completion/label",
         Form::Class { .. } => "classification",
+        Form::Words { .. } => "tokens/tags",
         Form::Numbers { .. } => "regression",
     }
 }
@@ -256,12 +262,12 @@ fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refu
     let task = match (s.text("task")?, s.text("loss")?) {
         (Some("classify"), _) => data::Task::Classify,
         (Some("regression"), _) => data::Task::Regress,
+        (Some("token-classification" | "token_classification" | "ner"), _) => data::Task::Tag,
         (Some("reward" | "rm"), _) => data::Task::Reward,
         (_, Some("apo_zero_unpaired")) => data::Task::Unpaired,
         (Some("dpo" | "ipo" | "orpo" | "cpo" | "simpo"), _) => data::Task::Pairs,
         _ => data::Task::Sft,
     };
-    let classify = task == data::Task::Classify;
     let longest = base.map_or(usize::MAX, |b| b.config.max_positions);
     Ok(data::Options {
         task,
@@ -272,9 +278,10 @@ fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refu
         num_classes: whole(s, "num-classes", 2)?,
         labels: base
             .and_then(|b| b.config.labels.clone())
-            .filter(|_| classify)
+            .filter(|_| task.has_classes())
             .map(|names| LabelMap { names }),
         max_rows: whole(s, "max-rows", 1)?.map(|n| n as u64),
+        unique: s.switch("drop-duplicates")?,
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     })

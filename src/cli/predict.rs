@@ -1,7 +1,8 @@
-//! `finetune predict`: labels and probabilities for texts or rows, or the numbers of a regression or a reward model, and
+//! `finetune predict`: labels and probabilities for texts or rows, or for each of their words, or the numbers of a regression or a reward model, and
 //! scores where the rows have labels. Rows are computed in bounded microbatches, in the order of the data.
 
 mod numbers;
+mod words;
 
 use super::invocation::Invocation;
 use super::speaker::{as_trained, model_name, recipe_of, task_of, template_of};
@@ -10,10 +11,11 @@ use crate::config::groups::{self, field_names, whole};
 use crate::config::refusal::Refusal;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
+use crate::data::samples::NO_CLASS;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, LabelMap, Learn, encode};
 use crate::devices::{self, Need};
-use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
+use crate::model::stage::{IGNORE, Microbatch, Model, Output, Targets, Want};
 use crate::report::confusion;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model;
@@ -46,7 +48,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let Loaded { config, spec, flat, .. } = adapter::load_or_base(dir.as_deref(), &base)?;
     let Some(labels) = config.labels.clone() else {
         let what = dir.as_ref().unwrap_or(&base.path).display();
-        let why = "is not a classifier: train one with --task classify, or use `finetune generate`";
+        let why = "is not a classifier: train one with --task classify or token-classification, or use `finetune generate`";
         return Err(Refusal::configuration(format!("{what}: {why}")));
     };
     let longest = config.max_positions;
@@ -61,6 +63,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let head = Head { model: &mut *model, outputs: labels.len() };
     match task {
         data::Task::Classify => label(inv, &settings, (&options, &tokenizer, labels), head),
+        data::Task::Tag => words::tag(inv, &settings, (&options, &tokenizer, labels), head),
         _ => score(inv, &settings, (&options, &tokenizer), head),
     }
 }
@@ -79,8 +82,26 @@ impl Head<'_> {
             ids.extend_from_slice(text);
             bounds.push(ids.len() as u32);
         }
-        let rows = (0..texts.len() as u64).collect();
-        let targets = Targets::Labels(vec![0; texts.len()]);
+        self.logits((ids, bounds), Targets::Labels(vec![0; texts.len()]))
+    }
+
+    /// The outputs of each word that has a token, row after row.
+    fn outputs_of_words(&mut self, rows: &[words::Row]) -> Result<Vec<Vec<f32>>, Refusal> {
+        let (mut ids, mut bounds, mut classes) = (Vec::new(), vec![0], Vec::new());
+        for row in rows {
+            ids.extend_from_slice(&row.ids);
+            bounds.push(ids.len() as u32);
+            classes.extend(row.starts.iter().map(|word| if *word == NO_CLASS { IGNORE } else { 0 }));
+        }
+        self.logits((ids, bounds), Targets::Classes(classes))
+    }
+
+    fn logits(
+        &mut self,
+        (ids, bounds): (Vec<u32>, Vec<u32>),
+        targets: Targets,
+    ) -> Result<Vec<Vec<f32>>, Refusal> {
+        let rows = (0..bounds.len() as u64 - 1).collect();
         let microbatch = Microbatch { step: 0, rows, ids, bounds, targets };
         match self.model.forward(&microbatch, None, Want::Logits)? {
             Output::Logits(logits) => Ok(logits.chunks(self.outputs).map(<[f32]>::to_vec).collect()),
@@ -176,7 +197,7 @@ fn label(
         },
     )?;
     match confusion.scores() {
-        Some(scores) => say_scores(out, &scores, &labels),
+        Some(scores) => say_scores(out, &scores, (&labels, None)),
         None => Ok(()),
     }
 }
@@ -213,14 +234,22 @@ fn softmax(logits: &[f32]) -> Vec<f64> {
     e.iter().map(|x| x / sum).collect()
 }
 
-fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(), Refusal> {
+fn say_scores(
+    out: &mut Invocation,
+    s: &Scores,
+    (labels, f1): (&[String], Option<f64>),
+) -> Result<(), Refusal> {
     if out.json {
-        let scores = json!({
+        let mut scores = json!({
             "accuracy": s.accuracy, "macro_f1": s.macro_f1, "confusion": s.confusion, "labels": labels,
         });
+        if let Some(f1) = f1 {
+            scores["f1"] = json!(f1);
+        }
         return out.say(&scores.to_string());
     }
-    out.say(&format!("accuracy {:.4}  macro F1 {:.4}", s.accuracy, s.macro_f1))?;
+    let f1 = f1.map(|f1| format!("  entity F1 {f1:.4}")).unwrap_or_default();
+    out.say(&format!("accuracy {:.4}  macro F1 {:.4}{f1}", s.accuracy, s.macro_f1))?;
     confusion::lines(labels, &s.confusion).iter().try_for_each(|line| out.say(line))
 }
 

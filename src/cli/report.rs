@@ -84,6 +84,7 @@ fn summary(name: &str, history: &History) -> serde_json::Value {
         "best_eval_step": best.map(|e| e.step),
         "accuracy": eval.and_then(|e| e.accuracy),
         "macro_f1": eval.and_then(|e| e.macro_f1),
+        "f1": eval.and_then(|e| e.f1),
         "tokens": p.tokens,
         "seconds": p.seconds,
     })

@@ -119,7 +119,8 @@ pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String
 /// What a model is asked for: the typed task, as far as its head can do it.
 pub fn task_of(config: &Config, typed: Task) -> Task {
     match (&config.labels, typed) {
-        (Some(outputs), Task::Reward) if outputs.len() == 1 => Task::Reward,
+        (Some(outputs), Task::Reward) if outputs.len() == 1 && !config.tags => Task::Reward,
+        (Some(_), _) if config.tags => Task::Tag,
         (Some(_), Task::Regress) => Task::Regress,
         (Some(_), _) if config.numbers => Task::Regress,
         (Some(_), _) => Task::Classify,

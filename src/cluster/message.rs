@@ -343,6 +343,8 @@ pub struct Manifest {
     pub parts: Vec<ModelFile>,
     /// A classifier's labels.
     pub labels: Option<Vec<String>>,
+    /// Whether they are those of tokens.
+    pub tags: bool,
     /// Class weights of a classifier's loss.
     pub class_weights: Option<Vec<f32>>,
     /// How every worker quantizes the loaded model: text of `model::quantised::Recipe`.

@@ -24,6 +24,8 @@ pub enum Rule {
     PerEpoch(&'static str),
     /// Not supported here.
     Lost(&'static str),
+    /// Done without this key or by another command, which the sentence names.
+    Elsewhere(&'static str),
     /// Dropped without loss, for this reason: the key changes neither the training nor the output.
     Needless(&'static str),
 }
@@ -42,7 +44,7 @@ pub enum Becomes {
 }
 
 use Becomes::{Lost as No, Near, Same, Set};
-use Rule::{Key, Lost, Needless, PerEpoch, When};
+use Rule::{Elsewhere, Key, Lost, Needless, PerEpoch, When};
 
 /// (key, rule)
 type Table = &'static [(&'static str, Rule)];
@@ -70,11 +72,13 @@ const LOSS: Rule = When(
 );
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
 const TOKENS: &str = "tokens and their meaning are the model's own";
-const MODULES: &str = "only a head is trained in full (task: classify, regression, reward)";
+/// Modules that are trained in full.
+#[rustfmt::skip]
+const MODULES: Rule = When(&[("score", Same), ("classifier", Same), ("score,classifier", Same), ("classifier,score", Same)], No("only a head is trained in full (task: classify, token-classification, regression, reward)"));
 
 const COSINE: &str = "the cosine falls once, to min_lr";
 #[rustfmt::skip]
-const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("warmup_stable_decay", Set("lr_scheduler", "wsd")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("expected one of constant, linear, cosine, wsd"));
+const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("warmup_stable_decay", Set("lr_scheduler", "wsd")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Set("lr_scheduler", "cosine")), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("expected one of constant, linear, cosine, wsd"));
 
 const EIGHT_BITS: Becomes = No("computed with AdamW in f32, moments too");
 #[rustfmt::skip]
@@ -83,7 +87,7 @@ const OPTIMIZER: Rule = When(&[("adamw", Same), ("adamw_torch", Same), ("adamw_t
 #[rustfmt::skip]
 const EVALS: Rule = When(&[("epoch", Set("eval_steps", "epoch")), ("no", Set("eval_steps", "0")), ("false", Set("eval_steps", "0")), ("steps", Same)], No("expected one of no, steps, epoch"));
 #[rustfmt::skip]
-const METRIC: Rule = When(&[("loss", Same), ("eval_loss", Same), ("accuracy", Set("best_metric", "accuracy")), ("eval_accuracy", Set("best_metric", "accuracy")), ("macro_f1", Set("best_metric", "macro_f1")), ("eval_macro_f1", Set("best_metric", "macro_f1"))], No("the best eval is that of the lowest loss; a classifier's also by accuracy or macro_f1"));
+const METRIC: Rule = When(&[("loss", Same), ("eval_loss", Same), ("accuracy", Set("best_metric", "accuracy")), ("eval_accuracy", Set("best_metric", "accuracy")), ("macro_f1", Set("best_metric", "macro_f1")), ("eval_macro_f1", Set("best_metric", "macro_f1")), ("f1", Set("best_metric", "f1")), ("eval_f1", Set("best_metric", "f1"))], No("the best eval is that of the lowest loss; a classifier's also by accuracy or macro_f1, that of words by f1"));
 
 const SPEED: Rule = Needless("it is about speed: no value depends on it");
 const CACHE: Rule = Needless("every run tokenises its rows, in seconds");
@@ -92,12 +96,13 @@ const KERNELS: Rule = Needless("another kernel of the same product");
 const PROCESSES: Rule = Needless("it is about processes of torch, of which there are none");
 const PADDING: Rule = Needless("padding is never computed");
 const SHOWN: Rule = Needless("it is about what the other trainer shows while it runs");
-const UPLOADED: &str = "a run uploads nothing (`finetune push` does)";
-const MANY: Rule = Lost("several cards and machines share the rows: --gpus, --role");
+const UPLOADED: Rule = Elsewhere("`finetune push OUT owner/name` uploads the result, once");
+const MANY: Rule = Elsewhere(
+    "several cards and machines share the rows, and layers that do not fit are streamed: --gpus, --role, --offload",
+);
 const WANDB: Rule = Lost("nothing is sent to Weights & Biases; metrics.jsonl has every number");
 const MLFLOW: Rule = Lost("nothing is sent to MLflow; metrics.jsonl has every number");
 const WATCHDOG: Rule = Lost("a loss that is not finite ends the run with exit code 3; a high one does not");
-const REVISION: Rule = Lost("write it behind the model: owner/name@revision");
 const STREAMING: Rule =
     When(&[("false", Same)], No("all rows are read before the first step, 4 bytes a token"));
 const DTYPE: Rule = When(
@@ -115,13 +120,12 @@ pub const SHARED: Table = &[
     ("load_in_4bit", When(&[("true", Set("quantize", "nf4"))], Same)),
     ("load_in_8bit", When(&[("true", Set("quantize", "q8_0"))], Same)),
     ("lr_scheduler_type", SCHEDULE), ("lr_scheduler", SCHEDULE),
-    ("lr_scheduler_kwargs", Lost("settings of schedules are warmup_steps, min_lr and decay_steps")),
     ("optim", OPTIMIZER), ("optimizer", OPTIMIZER),
-    ("optim_args", Lost("AdamW's betas are adam_beta1 and adam_beta2, its epsilon is 1e-8")),
+    ("optim_args", Lost("AdamW's numbers are adam_beta1, adam_beta2 and adam_epsilon")),
     ("fp16", When(&[("true", No("products are computed in what dtype says; sums and parameters are f32"))], Same)),
     ("lora_target_linear", When(&[("true", Set("target_modules", "all-linear"))], Same)),
     ("overwrite_output_dir", Key("overwrite")),
-    ("resume_from_checkpoint", Lost("`--resume=OUT` goes on with a run of finetune's own; checkpoints of others are not read")),
+    ("resume_from_checkpoint", When(&[("true", Set("resume", "true")), ("false", Same)], No("`--resume=OUT` goes on with a run of finetune's own; checkpoints of others are not read"))),
     ("eval_strategy", EVALS), ("evaluation_strategy", EVALS),
     ("save_strategy", When(&[("epoch", Set("save_steps", "epoch")), ("no", Set("save_steps", "0")), ("false", Set("save_steps", "0")), ("best", Set("keep_best", "true")), ("steps", Same)], No("expected one of no, steps, epoch, best"))),
     ("evals_per_epoch", PerEpoch("eval_steps")), ("saves_per_epoch", PerEpoch("save_steps")),
@@ -131,12 +135,9 @@ pub const SHARED: Table = &[
     ("early_stopping_threshold", When(&[("0", Same), ("0.0", Same)], No("any improvement counts"))),
     ("eval_on_start", When(&[("true", Same)], No("the model is scored before the first step, too"))),
     ("eval_delay", When(&[("0", Same), ("0.0", Same)], No("the first eval is not delayed"))),
-    ("adam_epsilon", When(&[("1e-8", Same), ("1e-08", Same), ("0.00000001", Same)], No("AdamW's epsilon is 1e-8"))),
-    ("push_to_hub", When(&[("false", Same)], No(UPLOADED))),
-    ("hub_model_id", Lost(UPLOADED)), ("hub_strategy", Lost(UPLOADED)),
+    ("push_to_hub", UPLOADED), ("hub_model_id", UPLOADED), ("hub_strategy", UPLOADED),
     ("deepspeed", MANY), ("fsdp", MANY), ("fsdp_config", MANY),
-    ("model_revision", REVISION),
-    ("trust_remote_code", When(&[("false", Same)], No("no code of a model is ever run"))),
+    ("trust_remote_code", Needless("no code of a model is ever run: a class that is not known here is refused")),
     ("run_name", Lost("the name of a run is its folder: output")),
     ("save_safetensors", When(&[("true", Same)], No("adapters are always safetensors"))),
     ("save_only_model", When(&[("false", Same)], No("checkpoints hold the optimizer too, so that a run can go on"))),
@@ -144,7 +145,6 @@ pub const SHARED: Table = &[
     ("do_train", When(&[("true", Same)], No("a run trains; `finetune plan` and `inspect` do not"))),
     ("do_eval", When(&[("true", Same)], No("rows to evaluate on are scored wherever there are any"))),
     ("use_cpu", When(&[("true", Set("gpus", "cpu"))], Same)), ("no_cuda", When(&[("true", Set("gpus", "cpu"))], Same)),
-    ("data_seed", Lost("one seed fixes everything: seed")),
     ("debug", When(&[("false", Same)], No("nothing more is printed for it; `finetune inspect` shows which tokens of a row are trained on"))),
     ("strict", When(&[("false", Same)], No("weights that are missing are always an error"))),
     ("gradient_checkpointing_kwargs", Needless("what is computed twice has the same bits")),
@@ -164,28 +164,25 @@ const AXOLOTL: Table = &[
     ("lora_model_dir", Key("init_adapter")),
     ("peft_use_rslora", Key("rslora")),
     ("peft_use_dora", When(&[("false", Same)], No("DoRA is not supported; plain LoRA is trained"))),
-    ("lora_modules_to_save", Lost(MODULES)),
+    ("lora_modules_to_save", MODULES),
     ("lora_fan_in_fan_out", When(&[("false", Same)], No("weights are read as [out, in], as Llama, Mistral and Qwen store them"))),
     ("shuffle_merged_datasets", Key("shuffle")),
-    ("chat_template", When(&[("tokenizer_default", Same), ("chatml", Set("chat_template", "chatml"))], No(TEMPLATE))),
-    ("chat_template_jinja", Lost("write it to a file and name that: chat_template: FILE")),
+    ("chat_template", When(&[("tokenizer_default", Same), ("chatml", Set("chat_template", "chatml")), ("jinja", Same)], No(TEMPLATE))),
     ("default_system_message", Lost("put it into the rows")),
-    ("special_tokens", Lost(TOKENS)), ("tokens", Lost(TOKENS)), ("added_tokens_overrides", Lost(TOKENS)),
+    ("tokens", Lost(TOKENS)), ("added_tokens_overrides", Lost(TOKENS)),
     ("rl", When(&[("dpo", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No(REWARDS))), ("reward_model", When(&[("true", Set("task", "reward"))], Same)),
     ("rl_beta", Key("beta")), ("dpo_label_smoothing", Key("label_smoothing")), ("orpo_alpha", Key("beta")), ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     ("gradient_clipping", Key("max_grad_norm")),
-    ("cosine_min_lr_ratio", Lost("write the rate itself: min_lr")),
     ("loraplus_lr_ratio", Key("loraplus_lr_ratio")),
-    ("revision_of_model", REVISION),
-    ("dataset_exact_deduplication", When(&[("false", Same)], No("`finetune inspect` counts duplicates; they are trained on"))),
+    ("dataset_exact_deduplication", Key("drop_duplicates")), ("exact_deduplication", Key("drop_duplicates")),
     ("excess_length_strategy", When(&[("truncate", Set("long_rows", "cut")), ("drop", Set("long_rows", "drop")), ("raise", Set("long_rows", "refuse"))], No("expected one of drop, truncate, raise"))),
     ("train_on_inputs", When(&[("true", Set("learn", "all"))], Same)),
     ("unfrozen_parameters", Lost(FULL)),
     ("plugins", Lost("plugins are code of Axolotl's, and some of them change the loss: none of it is run")),
     ("loss_watchdog_threshold", WATCHDOG), ("loss_watchdog_patience", WATCHDOG),
     ("s2_attention", When(&[("false", Same)], No("shifted sparse attention is not supported: every row is attended to in full"))),
-    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("qwen3moeforcausallm", Same), ("gemma3forcausallm", Same), ("smollm3forcausallm", Same), ("graniteforcausallm", Same), ("olmo2forcausallm", Same), ("olmo3forcausallm", Same), ("ministral3forcausallm", Same), ("glm4forcausallm", Same), ("phi3forcausallm", Same), ("lfm2forcausallm", Same), ("gemma3forconditionalgeneration", Same), ("mistral3forconditionalgeneration", Same), ("qwen3vlforconditionalgeneration", Same), ("automodelforimagetexttotext", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
+    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("qwen3moeforcausallm", Same), ("gemma3forcausallm", Same), ("smollm3forcausallm", Same), ("graniteforcausallm", Same), ("olmo2forcausallm", Same), ("olmo3forcausallm", Same), ("ministral3forcausallm", Same), ("glm4forcausallm", Same), ("phi3forcausallm", Same), ("lfm2forcausallm", Same), ("gemma3forconditionalgeneration", Same), ("mistral3forconditionalgeneration", Same), ("qwen3vlforconditionalgeneration", Same), ("automodelforimagetexttotext", Same), ("automodelforsequenceclassification", Set("task", "classify")), ("automodelfortokenclassification", Set("task", "token-classification"))], No("the architecture is that of the model's config.json"))),
     ("tokenizer_type", When(&[("autotokenizer", Same), ("pretrainedtokenizerfast", Same), ("llamatokenizer", Same), ("llamatokenizerfast", Same)], No("the tokenizer is the model's tokenizer.json"))),
     ("is_llama_derived_model", Needless("the model's config.json says what it is")),
     ("is_mistral_derived_model", Needless("the model's config.json says what it is")),
@@ -207,14 +204,14 @@ const AXOLOTL: Table = &[
 
 #[rustfmt::skip]
 const LLAMA_FACTORY: Table = &[
-    ("stage", When(&[("sft", Same), ("dpo", Set("task", "dpo")), ("rm", Set("task", "reward")), ("kto", No(KTO))], No(REWARDS))),
+    ("stage", When(&[("sft", Same), ("pt", Set("task", "sft")), ("dpo", Set("task", "dpo")), ("rm", Set("task", "reward")), ("kto", No(KTO))], No(REWARDS))),
     ("finetuning_type", When(&[("lora", Same)], No(FULL))),
     ("lora_target", When(&[("all", Set("target_modules", "all-linear"))], Set("target_modules", ""))),
     ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
     ("quantization_method", When(&[("bnb", Same), ("bitsandbytes", Same)], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
     ("adapter_name_or_path", Key("init_adapter")),
-    ("additional_target", Lost(MODULES)),
-    ("template", Lost(TEMPLATE)),
+    ("additional_target", MODULES),
+    ("template", When(&[("chatml", Set("chat_template", "chatml"))], No(TEMPLATE))),
     ("eval_on_each_dataset", When(&[("false", Same)], No("name the sets: eval_data: {code: code.jsonl, chat: chat.jsonl}"))),
     ("compute_accuracy", When(&[("true", Set("token_accuracy", "true"))], Same)),
     ("enable_thinking", When(&[("true", Set("template_args", "enable_thinking=true")), ("false", Set("template_args", "enable_thinking=false"))], No("expected true or false"))),
@@ -226,11 +223,10 @@ const LLAMA_FACTORY: Table = &[
     ("rope_scaling", Lost("positions are the model's own")),
     ("resize_vocab", When(&[("false", Same)], No(TOKENS))), ("new_special_tokens", Lost(TOKENS)),
     ("streaming", STREAMING), ("buffer_size", Lost("all rows are shuffled, not those of a buffer")),
-    ("mix_strategy", When(&[("concat", Same)], No("rows of all files are shuffled together"))),
     ("tokenized_path", Lost("every run tokenises its rows: name their files under data")),
     ("predict_with_generate", ANSWERS),
     ("upcast_layernorm", Needless("norms are computed in f32")),
-    ("pref_loss", LOSS), ("pref_beta", Key("beta")), ("pref_ftx", Key("nll_weight")), ("dpo_label_smoothing", Key("label_smoothing")), ("reward_model", Lost(REWARDS)),
+    ("pref_loss", LOSS), ("pref_beta", Key("beta")), ("pref_ftx", Key("nll_weight")), ("ref_model_adapters", Key("reference_adapter")), ("ref_model", Lost("the reference is the base, with the adapter of reference_adapter")), ("dpo_label_smoothing", Key("label_smoothing")), ("reward_model", Lost(REWARDS)),
     ("preprocessing_num_workers", SPEED), ("overwrite_cache", CACHE),
     ("plot_loss", Needless("loss.svg and report.html are always written")),
     ("flash_attn", EXACT), ("enable_liger_kernel", KERNELS), ("use_unsloth", KERNELS),
@@ -243,19 +239,23 @@ const LLAMA_FACTORY: Table = &[
 #[rustfmt::skip]
 const TRL: Table = &[
     ("use_peft", When(&[("true", Same)], No(FULL))),
-    ("lora_modules_to_save", Lost(MODULES)),
-    ("lora_task_type", When(&[("causal_lm", Same), ("seq_cls", Set("task", "classify"))], No("expected one of CAUSAL_LM, SEQ_CLS"))),
+    ("lora_modules_to_save", MODULES),
+    ("lora_task_type", When(&[("causal_lm", Same), ("seq_cls", Set("task", "classify")), ("token_cls", Set("task", "token-classification"))], No("expected one of CAUSAL_LM, SEQ_CLS, TOKEN_CLS"))),
     ("bnb_4bit_quant_type", When(&[("nf4", Same)], No("4 bits are nf4 here"))),
     ("assistant_only_loss", When(&[("true", Set("learn", "answers"))], Same)),
     ("completion_only_loss", When(&[("false", Set("learn", "all"))], Same)),
     ("truncation_mode", When(&[("keep_start", Same)], No("longer rows lose their end; long_rows: split keeps it"))),
     ("dataset_streaming", STREAMING), ("dataset_kwargs", Lost("rows are what their fields say")),
-    ("env", Lost("set variables in the shell")),
     ("eos_token", Lost(TOKENS)), ("pad_token", Lost("padding is never computed, and the tokenizer stays the model's own")),
     ("chat_template_path", Key("chat_template")),
     ("packing_strategy", When(&[("bfd", Same), ("bfd_split", Set("long_rows", "split")), ("bfd-requeue", Set("long_rows", "split"))], No("rows are packed whole, and do not see each other"))),
     ("torch_dtype", DTYPE), ("dtype", DTYPE),
-    ("loss_type", When(&[("nll", Same), ("sigmoid", Set("task", "dpo")), ("ipo", Set("task", "ipo")), ("orpo", Set("task", "orpo")), ("simpo", Set("task", "simpo")), ("kto", No(KTO))], No("write task: dpo, and loss: one of hinge, robust, apo_zero, apo_down, apo_zero_unpaired"))), ("cpo_alpha", Key("nll_weight")),
+    ("shuffle_dataset", Key("shuffle")), ("test_split_size", Key("eval_split")),
+    ("precompute_ref_log_probs", Needless("the reference scores the answers once, before the first step")), ("precompute_ref_batch_size", SPEED),
+    ("disable_dropout", When(&[("true", Same)], No("dropout is what dropout says"))),
+    ("sync_ref_model", When(&[("false", Same)], No("the reference stays what it is"))),
+    ("use_weighting", When(&[("false", Same)], No("answers are not weighted by their probabilities"))),
+    ("cpo_alpha", Key("nll_weight")),
     ("num_labels", Key("num_classes")),
     // Converted together with load_in_4bit.
     ("use_bnb_nested_quant", Needless("it decides between nf4 and nf4-double")),
@@ -331,6 +331,23 @@ impl Dialect {
     }
 }
 
+/// Keys that `finetune import` converts together with others, and what they are here.
+#[rustfmt::skip]
+pub const TOGETHER: &[(&str, &str)] = &[
+    ("model_revision", "write it behind the model: owner/name@revision"),
+    ("revision_of_model", "write it behind the model: owner/name@revision"),
+    ("lr_scheduler_kwargs", "settings of schedules are warmup_steps, min_lr and decay_steps"),
+    ("cosine_min_lr_ratio", "write the rate itself: min_lr"),
+    ("data_seed", "one seed fixes everything: seed"),
+    ("env", "set variables in the shell"),
+    ("chat_template_jinja", "write it to a file and name that: chat_template: FILE"),
+    ("special_tokens", TOKENS),
+    ("mix_strategy", "give each set a weight: data: [a.jsonl=0.7, b.jsonl=0.3]"),
+    ("interleave_probs", "give each set a weight: data: [a.jsonl=0.7, b.jsonl=0.3]"),
+    ("loss_type", "this is loss here, with a task: dpo, orpo, cpo or simpo"),
+    ("loss_weights", "the weight of the chosen answers' own loss is nll_weight"),
+];
+
 /// Keys of rows, which `finetune import` converts without the tables.
 pub const ROW_KEYS: &[&str] = &[
     "datasets",
@@ -347,6 +364,9 @@ pub const ROW_KEYS: &[&str] = &[
 
 /// The tables' explanation of an unknown key, for a user who wrote it into a configuration of finetune.
 pub fn explanation(key: &str, value: &str) -> Option<String> {
+    if let Some((_, why)) = TOGETHER.iter().find(|(known, _)| *known == key) {
+        return Some((*why).into());
+    }
     if ROW_KEYS.contains(&key) {
         return Some("name the rows under data and eval_data; `finetune import FILE` looks for them".into());
     }
@@ -354,7 +374,7 @@ pub fn explanation(key: &str, value: &str) -> Option<String> {
     let leave = |why: &str| format!("{why}; leave it out");
     Some(match rule {
         Rule::Key(ours) | Rule::PerEpoch(ours) => format!("this is {ours} here"),
-        Rule::Lost(why) | Rule::Needless(why) => leave(why),
+        Rule::Lost(why) | Rule::Needless(why) | Rule::Elsewhere(why) => leave(why),
         Rule::When(cases, otherwise) => {
             let word = value.to_lowercase();
             match cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b) {

@@ -65,6 +65,8 @@ pub struct DataOptions {
     pub eval_split: Option<Split>,
     /// Rows that are read of each entry of `data` and `eval_data`; `None`: all.
     pub max_rows: Option<usize>,
+    /// Whether rows that equal an earlier one are left out.
+    pub unique: bool,
     /// Maximum tokens of a row; `None`: by the model.
     pub max_seq_len: Option<usize>,
     /// What is done with longer rows.
@@ -127,6 +129,8 @@ pub struct OptimOptions {
     pub decay_steps: Amount,
     /// Decay rates of AdamW's moments.
     pub betas: [f64; 2],
+    /// Added to the root of AdamW's second moment; above 0.
+    pub epsilon: f64,
     /// `constant`, `linear`, `cosine`, `wsd`.
     pub scheduler: String,
     /// Steps of the warmup.
@@ -207,13 +211,17 @@ pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
     }
     let heads = [
         ("classify", Task::Classify),
+        ("token-classification", Task::Tag),
+        ("token_classification", Task::Tag),
+        ("ner", Task::Tag),
         ("regression", Task::Regress),
         ("reward", Task::Reward),
         ("rm", Task::Reward),
     ];
-    let tasks =
-        ["sft", "instruct", "classify", "regression", "reward", "rm", "dpo", "ipo", "orpo", "cpo", "simpo"];
-    let rule = "expected sft, classify, regression, reward, dpo, ipo, orpo, cpo or simpo";
+    let others = ["sft", "instruct", "dpo", "ipo", "orpo", "cpo", "simpo"];
+    let tasks: Vec<&str> = others.into_iter().chain(heads.map(|(name, _)| name)).collect();
+    let rule =
+        "expected sft, classify, token-classification, regression, reward, dpo, ipo, orpo, cpo or simpo";
     let named = choice(s, "task", &tasks, rule)?;
     let objective = objective(s, named)?;
     let head = heads.into_iter().find(|(name, _)| *name == named);
@@ -229,11 +237,11 @@ pub fn task(s: &Settings) -> Result<(Task, Option<Objective>), Refusal> {
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {
     let (task, objective) = task(s)?;
     let class_weights = class_weights(s)?;
-    if task != Task::Classify && s.is_given("num-classes") {
-        return Err(s.refuse("num-classes", "goes with --task classify"));
-    }
-    if task != Task::Classify && class_weights.is_some() {
-        return Err(s.refuse("class-weights", "goes with --task classify"));
+    let of_classes = [("num-classes", s.is_given("num-classes")), ("class-weights", class_weights.is_some())];
+    for (name, given) in of_classes {
+        if given && !task.has_classes() {
+            return Err(s.refuse(name, "goes with --task classify or token-classification"));
+        }
     }
     let centre = "center-rewards-coefficient";
     if task != Task::Reward && s.is_given(centre) {
@@ -249,6 +257,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         eval_data: eval_sets(s)?,
         eval_split: eval_split(s)?,
         max_rows: whole(s, "max-rows", 1)?,
+        unique: s.switch("drop-duplicates")?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
         long: long_rows(s, task)?,
         packing: s.switch("packing")?,
@@ -361,6 +370,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let beta =
         |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
     let betas = [beta("adam-beta1")?, beta("adam-beta2")?];
+    let epsilon = real(s, "adam-epsilon", |e| e.is_finite() && e > 0.0, "must be finite and above 0")?;
     let ratio = real(s, "loraplus-lr-ratio", |r| r.is_finite() && r > 0.0, "must be finite and above 0")?;
     let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
     let seed = s.parse("seed", "a whole number of at most 64 bits")?;
@@ -387,6 +397,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         min_lr,
         decay_steps: amount(s, "decay-steps")?.unwrap_or(Amount::Percent(10.0)),
         betas,
+        epsilon: filled(s, "adam-epsilon", epsilon)?,
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
         warmup: filled(s, "warmup-steps", amount(s, "warmup-steps")?)?,
         ratio_of_b: filled(s, "loraplus-lr-ratio", ratio)?,
@@ -468,7 +479,7 @@ mod tests {
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
-        check("task", "translate", 78, "expected sft, classify, regression, reward");
+        check("task", "translate", 78, "expected sft, classify, token-classification");
         check("center-rewards-coefficient", "0.1", 78, "--task reward");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
@@ -490,7 +501,7 @@ mod tests {
         check("sample-rows", "10", 0, "");
         check("sample-rows", "-1", 78, "at least 0");
         check("sample-rows", "ten", 2, "a whole number");
-        check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+        check("best-metric", "bleu", 78, "loss, accuracy, macro_f1, f1");
     }
 
     #[test]
@@ -540,6 +551,8 @@ mod tests {
         check("lr-scheduler", "warmup_stable_decay", 0, "");
         check("adam-beta2", "0.95", 0, "");
         check("adam-beta2", "1", 78, "below 1");
+        check("adam-epsilon", "1e-6", 0, "");
+        check("adam-epsilon", "0", 78, "above 0");
         check("task", "dpo", 0, "");
         check("task", "kto", 78, "KL estimate");
         check("task", "grpo", 78, "rewards");

@@ -128,7 +128,12 @@ fn best(
     evals: Every,
 ) -> Result<(Choice, Option<String>), Refusal> {
     let name = filled(s, "best-metric", s.text("best-metric")?.map(str::to_string))?;
-    let metrics = [("loss", Metric::Loss), ("accuracy", Metric::Accuracy), ("macro_f1", Metric::MacroF1)];
+    let metrics = [
+        ("loss", Metric::Loss),
+        ("accuracy", Metric::Accuracy),
+        ("macro_f1", Metric::MacroF1),
+        ("f1", Metric::F1),
+    ];
     let of = name.strip_prefix("eval_").unwrap_or(&name);
     let found = metrics.into_iter().find_map(|(end, metric)| {
         let set = of.strip_suffix(end)?;
@@ -137,21 +142,25 @@ fn best(
     });
     let Some((set, metric)) = found else {
         let rule =
-            "expected one of loss, accuracy, macro_f1, or a set of --eval-data before it, as code_loss";
+            "expected one of loss, accuracy, macro_f1, f1, or a set of --eval-data before it, as code_loss";
         return Err(s.refuse("best-metric", format!("{name:?}: {rule}")));
     };
     if !set.is_empty() && !sets.contains(&set) {
         return Err(s.refuse("best-metric", format!("{name}: no set of --eval-data has the name {set}")));
     }
     let known = match task {
-        Task::Classify => true,
-        Task::Pairs | Task::Reward => metric != Metric::MacroF1,
+        Task::Tag => true,
+        Task::Classify => metric != Metric::F1,
+        Task::Pairs | Task::Reward => matches!(metric, Metric::Loss | Metric::Accuracy),
         Task::Sft | Task::Unpaired | Task::Regress => metric == Metric::Loss,
     };
     if !known {
         return Err(s.refuse(
             "best-metric",
-            format!("{name} goes with --task classify; accuracy also with pairs of answers"),
+            format!(
+                "{name} goes with --task classify and token-classification (f1: the latter); accuracy also with pairs of \
+                 answers"
+            ),
         ));
     }
     let keep = s.switch("keep-best")?;

@@ -151,7 +151,7 @@ fn conflicting_or_unknown_keys_are_refused() {
     check(
         "hub_model_id: a/b",
         "rank",
-        "c.yaml:1: hub_model_id: a run uploads nothing (`finetune push` does); leave it out",
+        "c.yaml:1: hub_model_id: `finetune push OUT owner/name` uploads the result, once; leave it out",
     );
     check(
         "shuffle: true\nno_shuffle: true",

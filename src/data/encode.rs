@@ -1,7 +1,7 @@
 //! Converts a row to token ids and a mask, as described in the guide. Text: all tokens are supervised, with EOS at the
 //! end. Prompt and completion: the completion and EOS are supervised. Conversation: the assistant turns with their
 //! end-of-turn tokens are supervised, or what [`Learn`] says. Classification and regression: no token is added or
-//! supervised; only the label counts.
+//! supervised; only the label counts. Words with labels are tokenised one by one, and the first token of each has its label.
 //!
 //! Prompts with answers are converted as in TRL's DPOTrainer: the prompt alone, and the prompt with each answer are
 //! tokenised; the answers begin at the first token where the prompt alone differs from one of them. Texts get the end
@@ -11,7 +11,7 @@ use crate::data::Learn;
 use crate::data::chat;
 use crate::data::error::DataError;
 use crate::data::form::{Alpaca, Chat, Form, Label, Said};
-use crate::data::samples::{Encoded, Thought};
+use crate::data::samples::{Encoded, NO_CLASS, Thought};
 use crate::data::template::{ChatTemplate, Ending};
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
@@ -38,12 +38,30 @@ pub fn encode(
             let ids = tokenizer.beginning(text, Special::Add, most)?;
             return Ok((Encoded::new(vec![false; ids.len()], ids), Some(label.clone())));
         }
+        Form::Words { words, tags } => {
+            return Ok((tagged(words, tokenizer, (most, |word| tags[word].is_some()))?, None));
+        }
         Form::Numbers { text, values } => {
             let ids = tokenizer.beginning(text, Special::Add, most)?;
             Encoded { values: values.clone(), ..Encoded::new(vec![false; ids.len()], ids) }
         }
     };
     Ok((encoded, None))
+}
+
+/// Tokens of words. The class of the first token of each word for which `learnt` holds is the number of the word, until
+/// classes are known.
+pub fn tagged(
+    words: &[String],
+    tokenizer: &Tokenizer,
+    (most, learnt): (usize, impl Fn(usize) -> bool),
+) -> Result<Encoded, DataError> {
+    let (ids, words) = tokenizer.words(words, most)?;
+    let begins = |i: usize| i == 0 || words[i - 1] != words[i];
+    let class = |i: usize| words[i].filter(|word| begins(i) && learnt(*word as usize)).unwrap_or(NO_CLASS);
+    let classes: Vec<u32> = (0..ids.len()).map(class).collect();
+    let mask = classes.iter().map(|class| *class != NO_CLASS).collect();
+    Ok(Encoded { classes, ..Encoded::new(mask, ids) })
 }
 
 fn eos(tokenizer: &Tokenizer) -> Result<u32, DataError> {

@@ -1,6 +1,5 @@
 //! Errors of rows, tokenizers and templates: facts with fields, each printed as one line.
 
-use super::Dropped;
 use std::fmt;
 
 /// The position of a row: `rows.jsonl:12` by line, `rows.parquet row 12` for a file without lines (both from 1).
@@ -125,5 +124,20 @@ impl DataError {
             }
             other => other,
         }
+    }
+}
+
+/// A dropped row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dropped {
+    /// Position of the row.
+    pub place: Place,
+    /// Why the row has no supervised token.
+    pub why: String,
+}
+
+impl std::fmt::Display for Dropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.place, self.why)
     }
 }

@@ -1,10 +1,12 @@
 //! Determines the form of each row from the names of its fields, in this order: messages, conversations, preference
 //! (rejected with an error; `--task dpo` and others read nothing else), instruction + output, prompt + completion, text.
-//! Rows of a classifier and of a regression have text (or input) and label. Exception: a row that matches several forms
-//! has the first of them, unless `--data-fields FIELD=COLUMN` selects another one.
+//! Rows of a classifier and of a regression have text (or input) and label, those of token classification have tokens and
+//! tags. Exception: a row that matches several forms has the first of them, unless `--data-fields FIELD=COLUMN` selects
+//! another one.
 
 mod preference;
 mod turns;
+mod words;
 
 pub use preference::Said;
 pub use turns::mark;
@@ -42,6 +44,13 @@ pub enum Form {
         text: String,
         /// The label as in the row.
         label: Label,
+    },
+    /// `tokens` with a label each.
+    Words {
+        /// The words.
+        words: Vec<String>,
+        /// Their labels; None for a word that is not learnt.
+        tags: Vec<Option<Label>>,
     },
     /// `text` or `input`, with numbers as `label`.
     Numbers {
@@ -172,7 +181,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// All fields of all forms: the names that --data-fields may assign.
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 18] = [
     "text",
     "prompt",
     "completion",
@@ -187,6 +196,8 @@ const FIELDS: [&str; 16] = [
     "label",
     "chosen",
     "rejected",
+    words::TOKENS,
+    words::TAGS,
     MARGIN,
     WEIGHT,
 ];
@@ -232,6 +243,7 @@ pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
     match options.task {
         Task::Classify => classification(&fields),
         Task::Regress => regression(&fields),
+        Task::Tag => words::of(&fields),
         Task::Sft => sft(&fields),
         Task::Pairs | Task::Reward => preference::pair(&fields),
         Task::Unpaired => preference::single(&fields),
@@ -261,6 +273,12 @@ pub fn scored(row: &Value, options: &Options) -> Result<Scored, String> {
         _ => Vec::new(),
     };
     Ok(Scored::Text(fields.text(field)?, label))
+}
+
+/// The words of a row, with their labels if there are any.
+pub fn words(row: &Value, options: &Options) -> Result<Form, String> {
+    let map = row.as_object().ok_or_else(|| format!("a row must be an object, this is {}", kind(row)))?;
+    words::any(&Fields { row: map, renamed: &options.fields })
 }
 
 /// The factor of the losses of a row's tokens: the field `weight`, a number or its text. 1 for a row without one, and
@@ -393,7 +411,12 @@ fn labelled<'a>(fields: &Fields<'a>) -> Result<(String, &'a Value), String> {
 
 fn classification(fields: &Fields<'_>) -> Result<Form, String> {
     let (text, label) = labelled(fields)?;
-    let label = match label {
+    Ok(Form::Class { text, label: class("label", label)? })
+}
+
+/// The class that a value names.
+fn class(field: &str, value: &Value) -> Result<Label, String> {
+    Ok(match value {
         Value::String(s) => match s.parse::<i64>() {
             Ok(i) if i.to_string() == *s => Label::Int(i),
             _ => Label::Name(s.clone()),
@@ -402,12 +425,11 @@ fn classification(fields: &Fields<'_>) -> Result<Form, String> {
         Value::Number(n) => {
             match n.as_i64().or_else(|| n.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64)) {
                 Some(i) => Label::Int(i),
-                None => return Err(format!("`label` must be an integer or a string, it is {n}")),
+                None => return Err(format!("`{field}` must be an integer or a string, it is {n}")),
             }
         }
-        other => return Err(format!("`label` must be an integer or a string, it is {}", kind(other))),
-    };
-    Ok(Form::Class { text, label })
+        other => return Err(format!("`{field}` must be an integer or a string, it is {}", kind(other))),
+    })
 }
 
 fn regression(fields: &Fields<'_>) -> Result<Form, String> {

@@ -4,6 +4,7 @@
 //! reported error depends on the number of threads.
 
 pub mod chat;
+mod counts;
 pub mod encode;
 pub mod error;
 pub mod files;
@@ -17,7 +18,8 @@ pub mod splits;
 pub mod template;
 pub mod tokenizer;
 
-pub use error::{DataError, Place};
+pub use counts::Counts;
+pub use error::{DataError, Dropped, Place};
 pub use labels::LabelMap;
 pub use learn::{Learn, LongRows};
 pub use samples::{Sample, Samples};
@@ -28,7 +30,7 @@ use files::{Flow, Raw, RawRow};
 use form::{Chat, Form, Label, Said};
 use labels::Labels;
 use rayon::prelude::*;
-use samples::{Encoded, Thought};
+use samples::{Encoded, NO_CLASS, Thought};
 use std::path::PathBuf;
 
 /// Limits of a chunk that is tokenised together: rows, and bytes of JSON lines.
@@ -45,6 +47,8 @@ pub enum Task {
     Classify,
     /// Learn to predict numbers.
     Regress,
+    /// Learn to predict the class of each word.
+    Tag,
     /// Learn a reward from pairs of a chosen and a rejected answer.
     Reward,
     /// Learn from pairs of a chosen and a rejected answer.
@@ -54,9 +58,14 @@ pub enum Task {
 }
 
 impl Task {
-    /// Whether a head on the last token of each row is trained, in place of the language model's.
+    /// Whether a head is trained, in place of the language model's.
     pub fn has_head(self) -> bool {
-        matches!(self, Task::Classify | Task::Regress | Task::Reward)
+        matches!(self, Task::Regress | Task::Reward) || self.has_classes()
+    }
+
+    /// Whether the outputs of the head are classes.
+    pub fn has_classes(self) -> bool {
+        matches!(self, Task::Classify | Task::Tag)
     }
 }
 
@@ -84,6 +93,8 @@ pub struct Options {
     pub limit: Option<usize>,
     /// Number of rows of each set that are read, from its beginning; None for all.
     pub max_rows: Option<u64>,
+    /// Whether rows that equal an earlier one are left out.
+    pub unique: bool,
     /// Number of tokenizer threads; 0 for all.
     pub threads: usize,
 }
@@ -101,81 +112,9 @@ impl Default for Options {
             max_dropped: None,
             limit: None,
             max_rows: None,
+            unique: false,
             threads: 0,
         }
-    }
-}
-
-/// Statistics of the rows read.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Counts {
-    /// Number of rows read.
-    pub rows: u64,
-    /// Number of rows dropped because no token is supervised.
-    pub dropped: u64,
-    /// Number of rows truncated at `max_seq_len`, including dropped rows.
-    pub truncated: u64,
-    /// Number of rows that were split at `max_seq_len`, and of the rows that they became.
-    pub split: (u64, u64),
-    /// Number of rows left out because they are longer than `max_seq_len`; `dropped` does not include them.
-    pub too_long: u64,
-    /// Number of rows with a supervised empty think block.
-    pub empty_thoughts: u64,
-    /// Number of rows whose reasoning the chat template leaves out.
-    pub lost_thoughts: u64,
-    /// Number of rows that are turns of the chat template, including dropped rows.
-    pub chat: u64,
-    /// Tokens in the kept rows.
-    pub tokens: u64,
-    /// Divisor of the loss: supervised targets, or rows for a classifier.
-    pub supervised: u64,
-    /// Number of kept rows with a weight other than 1.
-    pub weighted: u64,
-    /// The smallest and the largest weight of a kept row.
-    pub weights: [f32; 2],
-    /// The first dropped row.
-    pub first_dropped: Option<Dropped>,
-}
-
-impl Counts {
-    /// The number of rows with a weight and the range of weights, to append to a line about rows.
-    pub fn weights(&self) -> String {
-        let [least, most] = self.weights;
-        match self.weighted {
-            0 => String::new(),
-            n => format!("; {n} with a weight ({least} to {most})"),
-        }
-    }
-
-    /// What was done with rows longer than --max-seq-len, to append to a line about rows.
-    pub fn lengths(&self) -> String {
-        let (truncated, (split, pieces), too_long) = (self.truncated, self.split, self.too_long);
-        let mut line = String::new();
-        if truncated > 0 {
-            line += &format!("; {truncated} cut at --max-seq-len");
-        }
-        if split > 0 {
-            line += &format!("; {split} split into {pieces} at --max-seq-len");
-        }
-        if too_long > 0 {
-            line += &format!("; {too_long} longer than --max-seq-len left out");
-        }
-        line
-    }
-}
-
-/// A dropped row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dropped {
-    /// Position of the row.
-    pub place: Place,
-    /// Why the row has no supervised token.
-    pub why: String,
-}
-
-impl std::fmt::Display for Dropped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.place, self.why)
     }
 }
 
@@ -254,6 +193,8 @@ struct Ready {
     /// The row, or the parts of a long row that have a supervised token.
     parts: Vec<Encoded>,
     label: Option<Label>,
+    /// Labels of the row's words.
+    tags: Vec<Option<Label>>,
     /// Whether a single answer is wanted.
     wanted: Option<bool>,
     /// Whether the row is longer than `max_seq_len`.
@@ -298,7 +239,7 @@ impl Loader<'_> {
     }
 
     fn limit(&self) -> Option<usize> {
-        self.options.limit.filter(|_| self.options.task != Task::Classify || self.options.labels.is_some())
+        self.options.limit.filter(|_| !self.options.task.has_classes() || self.options.labels.is_some())
     }
 
     /// Tokenizes the waiting rows on all threads and appends them in order.
@@ -317,7 +258,7 @@ impl Loader<'_> {
         Ok(if self.is_full() { Flow::Stop } else { Flow::Continue })
     }
 
-    fn append(&mut self, place: Place, ready: Ready) -> Result<(), DataError> {
+    fn append(&mut self, place: Place, mut ready: Ready) -> Result<(), DataError> {
         let row = self.counts.rows;
         self.counts.rows += 1;
         let long = |done| u64::from(ready.long && self.options.long == done);
@@ -330,6 +271,13 @@ impl Loader<'_> {
         self.counts.lost_thoughts += u64::from(ready.thought.lost);
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
         let label = label.or(ready.wanted.map(u32::from));
+        let tags = ready.tags.into_iter();
+        let tags = tags.map(|tag| tag.map_or(Ok(NO_CLASS), |tag| self.labels.class(tag, &place)));
+        let tags = tags.collect::<Result<Vec<u32>, _>>()?;
+        for class in ready.parts.iter_mut().flat_map(|part| &mut part.classes) {
+            // So far the number of the word.
+            *class = tags.get(*class as usize).copied().unwrap_or(NO_CLASS);
+        }
         match ready.useless {
             None => {
                 let (first, width) = (self.corpus.is_empty(), self.corpus.width());
@@ -366,9 +314,14 @@ impl Loader<'_> {
             _ => {}
         }
         let labels = match self.options.task {
-            Task::Classify => Some(self.labels.settle(&mut self.corpus)),
+            Task::Classify | Task::Tag => Some(self.labels.settle(&mut self.corpus)),
             Task::Regress | Task::Reward | Task::Sft | Task::Pairs | Task::Unpaired => None,
         };
+        if self.options.unique {
+            let repeated = self.corpus.repeated();
+            self.counts.duplicates = repeated.iter().filter(|again| **again).count() as u64;
+            self.corpus = self.corpus.select(|i| !repeated[i]);
+        }
         self.corpus.shrink();
         Ok(Corpus::of(self.corpus, self.counts, labels, self.ends))
     }
@@ -444,8 +397,9 @@ fn learnt(
         _ => useless(form, &parts, options, cut),
     };
     let label = label.filter(|label| !is_empty(label, options));
+    let tags = if let Form::Words { tags, .. } = form { tags.clone() } else { Vec::new() };
     let chat = tokenizer.template().is_some() && matches!(form, Form::Alpaca(_) | Form::Chat(_));
-    Ok(Ready { parts, label, wanted: None, long, chat, thought, useless })
+    Ok(Ready { parts, label, tags, wanted: None, long, chat, thought, useless })
 }
 
 fn answered(
@@ -459,7 +413,8 @@ fn answered(
     let useless = (nothing || cut && options.long == LongRows::Drop).then_some(why);
     let chat = tokenizer.template().is_some() && !matches!(said, Said::Text { .. });
     let thought = Thought::default();
-    Ok(Ready { parts: vec![encoded], label: None, wanted, long: cut, chat, thought, useless })
+    let (label, tags) = (None, Vec::new());
+    Ok(Ready { parts: vec![encoded], label, tags, wanted, long: cut, chat, thought, useless })
 }
 
 /// Whether a label is an empty cell and no class has that name.
@@ -477,6 +432,7 @@ fn useless(form: &Form, parts: &[Encoded], options: &Options, cut: Option<String
             parts.iter().all(|part| part.ids.is_empty()).then(|| "its text is empty".into())
         }
         _ if parts.iter().any(|part| part.targets() > 0) => None,
+        Form::Words { .. } => Some(cut.unwrap_or_else(|| "none of its words has a label".into())),
         Form::Chat(chat) => Some(unlearnt(chat, options.learn, cut)),
         Form::Alpaca(_) => {
             Some(cut.unwrap_or_else(|| "its output is empty, or the chat template marks none".into()))
@@ -526,7 +482,7 @@ impl Corpus {
         counts.weights = samples.iter().fold([f32::MAX, f32::MIN], |[least, most], sample| {
             [least.min(sample.weight), most.max(sample.weight)]
         });
-        counts.supervised = match labels.is_some() || samples.width() > 0 {
+        counts.supervised = match (labels.is_some() || samples.width() > 0) && !samples.have_classes() {
             true => samples.len() as u64,
             false => samples.total_targets(),
         };

@@ -19,7 +19,12 @@ pub struct Samples {
     weights: Vec<f32>,
     /// Numbers of each row, equally many of each; empty for rows without.
     values: Vec<f32>,
+    /// Class of each token, else [`NO_CLASS`]; empty where words have no classes.
+    classes: Vec<u32>,
 }
+
+/// The class of a token that has none.
+pub const NO_CLASS: u32 = u32::MAX;
 
 /// A tokenised row.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +41,8 @@ pub struct Sample<'a> {
     pub weight: f32,
     /// The numbers that a regression learns, or the margin of a pair of rewards.
     pub values: &'a [f32],
+    /// The class of each token, else [`NO_CLASS`]; empty where words have no classes.
+    pub classes: &'a [u32],
     mask: &'a [u64],
     start: usize,
     targets: u32,
@@ -55,7 +62,7 @@ impl Sample<'_> {
         [0..at, at..end].into_iter().filter(|row| !row.is_empty())
     }
 
-    /// Number of supervised tokens that have a predecessor in the row.
+    /// Number of supervised tokens that have a predecessor in the row, or of tokens with a class.
     pub fn supervised_targets(&self) -> usize {
         self.targets as usize
     }
@@ -80,6 +87,8 @@ pub struct Encoded {
     pub weight: f32,
     /// As in [`Sample`].
     pub values: Vec<f32>,
+    /// As in [`Sample`].
+    pub classes: Vec<u32>,
 }
 
 /// What is suspicious about a row's reasoning.
@@ -94,13 +103,15 @@ pub struct Thought {
 impl Encoded {
     /// A single row.
     pub fn new(mask: Vec<bool>, ids: Vec<u32>) -> Self {
-        Encoded { ids, mask, second: 0, thought: Thought::default(), weight: 1.0, values: Vec::new() }
+        let (thought, weight) = (Thought::default(), 1.0);
+        Encoded { ids, mask, second: 0, thought, weight, values: Vec::new(), classes: Vec::new() }
     }
 
     /// Keeps the first `most` tokens, and releases the memory of the others.
     pub fn cut(&mut self, most: usize) {
         self.ids.truncate(most);
         self.mask.truncate(most);
+        self.classes.truncate(most);
         self.ids.shrink_to_fit();
         self.mask.shrink_to_fit();
     }
@@ -113,8 +124,11 @@ impl Encoded {
         parts.filter(|part| part.targets() > 0).collect()
     }
 
-    /// Number of supervised tokens that have a predecessor.
+    /// Number of supervised tokens that have a predecessor, or of tokens with a class.
     pub fn targets(&self) -> usize {
+        if !self.classes.is_empty() {
+            return self.classes.iter().filter(|class| **class != NO_CLASS).count();
+        }
         let (first, second) = self.mask.split_at(self.second as usize);
         [first, second].iter().flat_map(|row| row.iter().skip(1)).filter(|&&m| m).count()
     }
@@ -141,6 +155,7 @@ impl Samples {
             second: self.seconds.get(i).map(|&at| at as usize),
             weight: self.weights.get(i).copied().unwrap_or(1.0),
             values: &self.values[i * self.width()..][..self.width()],
+            classes: self.classes.get(range.clone()).unwrap_or_default(),
             mask: &self.mask,
             start: range.start,
             targets: self.targets[i],
@@ -150,6 +165,11 @@ impl Samples {
     /// Numbers of each row.
     pub fn width(&self) -> usize {
         self.values.len() / self.len().max(1)
+    }
+
+    /// Whether tokens have classes.
+    pub fn have_classes(&self) -> bool {
+        !self.classes.is_empty()
     }
 
     /// All rows in order.
@@ -198,6 +218,7 @@ impl Samples {
         let weighted = encoded.weight != 1.0 || self.are_weighted();
         self.weights.extend(weighted.then_some(encoded.weight));
         self.values.extend_from_slice(&encoded.values);
+        self.classes.extend_from_slice(&encoded.classes);
         self.ids.extend_from_slice(&encoded.ids);
         self.ends.push(self.ids.len() as u64);
         self.rows.push(row);
@@ -215,7 +236,8 @@ impl Samples {
 
     /// Replaces each label `l` by `of(l)`.
     pub(crate) fn relabel(&mut self, of: impl Fn(u32) -> u32) {
-        self.labels.iter_mut().for_each(|l| *l = of(*l));
+        let classes = self.classes.iter_mut().filter(|class| **class != NO_CLASS);
+        self.labels.iter_mut().chain(classes).for_each(|l| *l = of(*l));
     }
 
     /// The rows whose index `keep` accepts.
@@ -225,8 +247,9 @@ impl Samples {
             let sample = self.get(i);
             let mask = (0..sample.ids.len()).map(|k| sample.supervised(k)).collect();
             let second = sample.second.unwrap_or(0) as u32;
-            let (weight, values) = (sample.weight, sample.values.to_vec());
-            let encoded = Encoded { second, weight, values, ..Encoded::new(mask, sample.ids.to_vec()) };
+            let (weight, values, classes) = (sample.weight, sample.values.to_vec(), sample.classes.to_vec());
+            let encoded =
+                Encoded { second, weight, values, classes, ..Encoded::new(mask, sample.ids.to_vec()) };
             out.push(sample.row, &encoded, sample.label);
         }
         out.shrink();
@@ -239,6 +262,7 @@ impl Samples {
         self.ends.shrink_to_fit();
         self.weights.shrink_to_fit();
         self.values.shrink_to_fit();
+        self.classes.shrink_to_fit();
     }
 
     /// The blake3 hash, in hex, of all row data that training uses; equal hashes mean equal training data.
@@ -263,18 +287,30 @@ impl Samples {
         if !self.values.is_empty() {
             part("values", bytemuck::cast_slice(&self.values));
         }
+        if !self.classes.is_empty() {
+            part("classes", bytemuck::cast_slice(&self.classes));
+        }
         hasher.finalize().to_hex().to_string()
     }
 
-    /// Number of rows whose tokens, label and numbers equal those of an earlier row.
+    /// Number of rows that equal an earlier row.
     pub fn duplicates(&self) -> u64 {
+        self.repeated().into_iter().filter(|again| *again).count() as u64
+    }
+
+    /// Whether each row equals an earlier one: in tokens, what of them is supervised, label, numbers and weight.
+    pub fn repeated(&self) -> Vec<bool> {
         let mut seen = std::collections::HashSet::with_capacity(self.len());
         let key = |s: Sample<'_>| {
-            let hash = blake3::hash(bytemuck::cast_slice(s.ids));
+            let mut hash = blake3::Hasher::new();
+            hash.update(bytemuck::cast_slice(s.ids)).update(bytemuck::cast_slice(s.classes));
+            let mask: Vec<u8> = (0..s.ids.len()).map(|i| u8::from(s.supervised(i))).collect();
+            hash.update(&mask);
             let mut head = [0; 16];
-            head.copy_from_slice(&hash.as_bytes()[..16]);
-            (u128::from_le_bytes(head), s.label, s.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>())
+            head.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+            let values: Vec<u32> = s.values.iter().chain([&s.weight]).map(|v| v.to_bits()).collect();
+            (u128::from_le_bytes(head), s.label, s.second, values)
         };
-        self.iter().filter(|s| !seen.insert(key(*s))).count() as u64
+        self.iter().map(|s| !seen.insert(key(s))).collect()
     }
 }

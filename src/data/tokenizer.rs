@@ -96,6 +96,21 @@ impl Tokenizer {
         beginning(text, most, |text| self.encode_with_offsets(text, special), |e| &e.ids)
     }
 
+    /// The ids of words that are tokenised one by one, and the word of each id; none of tokens that the tokenizer adds.
+    /// If there are more than `most` ids, the result has more than `most`, the first `most` of which are right.
+    pub fn words(&self, words: &[String], most: usize) -> Result<(Vec<u32>, Vec<Option<u32>>), DataError> {
+        let mut enough = most.saturating_add(1);
+        loop {
+            // Words do not change each other's tokens.
+            let beginning = words[..enough.min(words.len())].to_vec();
+            let encoding = answered(|| self.inner.encode(beginning.clone(), true))?;
+            if encoding.len() > most || enough >= words.len() {
+                return Ok((encoding.get_ids().to_vec(), encoding.get_word_ids().to_vec()));
+            }
+            enough = enough.saturating_mul(4);
+        }
+    }
+
     /// Decodes ids to text; bytes that are not a complete character become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: Skip) -> Result<String, DataError> {
         self.inner.decode(ids, skip_special == Skip::Special).map_err(|e| DataError::Tokenizer(e.to_string()))

@@ -10,6 +10,7 @@ use super::{
 pub const GEMMA3: Family = Family {
     name: "Gemma3",
     classifier: Classifier::Named("Gemma3Text"),
+    labels_tokens: false,
     releases: &["Gemma 3"],
     model_type: "gemma3_text",
     gguf: Gguf { architecture: "gemma3", adjacent_pairs: false, all_sizes: false, complete: true },

@@ -6,6 +6,7 @@ use super::{Classifier, EmbeddingScale, Family, Gguf, LLAMA, ScoreScale};
 pub const GRANITE: Family = Family {
     name: "Granite",
     classifier: Classifier::Missing,
+    labels_tokens: false,
     releases: &["Granite 3"],
     model_type: "granite",
     gguf: Gguf { architecture: "granite", adjacent_pairs: true, all_sizes: true, complete: true },

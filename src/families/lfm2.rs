@@ -7,6 +7,7 @@ use super::{Bias, Biases, Classifier, Family, FeedForward, Gguf, HeadNorms, LLAM
 pub const LFM2: Family = Family {
     name: "Lfm2",
     classifier: Classifier::Missing,
+    labels_tokens: false,
     releases: &["LFM2", "LFM2.5"],
     model_type: "lfm2",
     gguf: Gguf { architecture: "lfm2", adjacent_pairs: false, all_sizes: false, complete: true },

@@ -9,6 +9,7 @@ use super::{
 pub const LLAMA: Family = Family {
     name: "Llama",
     classifier: Classifier::OfName,
+    labels_tokens: true,
     releases: &["Llama"],
     model_type: "llama",
     gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true, complete: false },

@@ -127,6 +127,8 @@ pub struct Family {
     pub embedding_scale: EmbeddingScale,
     /// Key in config.json for the factor of each half's output, before the addition to the residual stream.
     pub residual_scale: Option<&'static str>,
+    /// Whether transformers has a class of it whose head labels each token (`LlamaForTokenClassification`).
+    pub labels_tokens: bool,
     /// Key in config.json for the divisor of the logits.
     pub logits_scale: Option<&'static str>,
     /// Keys in config.json for whether the head is the embedding; the first that is there counts.

@@ -12,6 +12,7 @@ pub const OLMO2: Family = Family {
     mlp_norms: Norms { before: None, after: Some("post_feedforward_layernorm") },
     eps: 1e-5,
     head_norms: HeadNorms::Whole,
+    labels_tokens: false,
     biases: Biases { qkv: Bias::Key("attention_bias"), o: Bias::Key("attention_bias"), mlp: Bias::Never },
     ..LLAMA
 };

@@ -36,6 +36,8 @@ pub struct Counts {
     pub evals: u64,
     /// Tokens of each evaluation.
     pub eval_tokens: u64,
+    /// Tokens of the answers that a reference scores before the first step; 0 for a loss without one.
+    pub reference: u64,
     /// Number of checkpoints.
     pub saves: u64,
 }
@@ -106,6 +108,13 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     c.evals = if eval.is_some() { looks } else { 0 };
     c.saves = times(saves) + ends(saves);
     load.eval = (c.eval_tokens, c.evals);
+    // A resumed run has the scores in its folder.
+    let compares = options.data.objective.is_some_and(|objective| objective.loss.has_reference());
+    if compares && done == 0 {
+        c.reference =
+            plan.rows().iter().map(|&row| train.samples.tokens(row) as u64).sum::<u64>() + c.eval_tokens;
+    }
+    load.reference = c.reference;
     load.saves = c.saves;
     let rows = options.output.sample_rows.min(eval.map_or(0, |e| e.samples.len()));
     let asked = options.output.sample_prompts.len() + rows;

@@ -23,6 +23,8 @@ pub struct Workload {
     pub times: Option<f64>,
     /// Tokens of one evaluation, and the number of evaluations.
     pub eval: (u64, u64),
+    /// Tokens of the answers that a reference scores before the first step.
+    pub reference: u64,
     /// Number of checkpoints.
     pub saves: u64,
     /// Number of answered prompts.
@@ -60,6 +62,8 @@ pub struct TimeForecast {
     pub sync: f64,
     /// Seconds of all evaluations and answers.
     pub looks: f64,
+    /// Seconds in which a reference scores answers.
+    pub reference: f64,
     /// Seconds of all checkpoints.
     pub saves: f64,
     /// Tokens of all steps by their seconds.
@@ -73,7 +77,7 @@ pub struct TimeForecast {
 impl TimeForecast {
     /// Total seconds.
     pub fn total(&self) -> f64 {
-        self.steps + self.looks + self.saves
+        self.steps + self.looks + self.reference + self.saves
     }
 }
 
@@ -137,6 +141,7 @@ pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
     (all.steps, all.sync) = (all.steps * times, all.sync * times);
     let together: f64 = team.iter().map(|w| 1.0 / w.pace.eval.max(1e-12)).sum();
     all.looks = (load.eval.0 * load.eval.1) as f64 / together;
+    all.reference = load.reference as f64 / together;
     all.looks += load.answers as f64 * team.iter().map(|w| w.pace.answer).fold(f64::INFINITY, f64::min);
     all.saves = load.saves as f64 * team.iter().map(|w| w.pace.save).fold(0.0, f64::max);
     all
@@ -214,13 +219,16 @@ mod tests {
 
     #[test]
     fn single_device_forecast_adds_up() {
-        let load = Workload { eval: (100, 2), saves: 1, answers: 2, ..load(&[&[10, 20], &[30]]) };
+        let load =
+            Workload { eval: (100, 2), reference: 40, saves: 1, answers: 2, ..load(&[&[10, 20], &[30]]) };
         let f = forecast(&[worker(1.0, 0.1, None)], &load);
         // Three microbatches, 60 tokens, two steps.
         assert!((f.steps - (3.0 + 6.0 + 1.0)).abs() < 1e-9, "{f:?}");
         assert!((f.tokens_per_second - 6.0).abs() < 1e-9);
         assert!((f.looks - (10.0 + 6.0)).abs() < 1e-9 && (f.saves - 2.0).abs() < 1e-9);
-        assert!((f.total() - 28.0).abs() < 1e-9);
+        // As fast as an evaluation, which takes 10 s for 200 tokens.
+        assert!((f.reference - 2.0).abs() < 1e-9 && (f.total() - f.steps - 20.0).abs() < 1e-9);
+        assert!((f.total() - 30.0).abs() < 1e-9);
         assert_eq!((f.shares, f.sync), (vec![1.0], 0.0));
     }
 

@@ -83,6 +83,8 @@ pub struct Config {
     pub labels: Option<Vec<String>>,
     /// Whether the outputs of its head are numbers, not classes: a regression or a reward.
     pub numbers: bool,
+    /// Whether its head labels each token, not each row, and has a bias.
+    pub tags: bool,
 }
 
 /// Why a model cannot be used: a configuration error (exit code 78).
@@ -155,15 +157,20 @@ impl Config {
     /// Like [`Config::from_json`], with the families in `known`.
     pub fn of_families(json: &Value, known: &[&'static Family]) -> Result<Config, ConfigError> {
         let fields = Fields::new(json)?;
-        let (family, classifier) = architecture(&fields, known)?;
+        let (family, head) = architecture(&fields, known)?;
+        let tags = head == Some(HeadOf::Tokens);
+        if tags && fields.flag("token_classification_bias")? == Some(false) {
+            let way = "only heads with a bias label tokens here";
+            return Err(unsupported("`token_classification_bias: false`", way));
+        }
         refuse(&fields, family)?;
         let layers = fields.size("num_hidden_layers", 1..=4096)?;
         let hidden = fields.size("hidden_size", 1..=1 << 20)?;
         let heads = heads(&fields, hidden)?;
         let (rope, local_rope) = rope::read(&fields, family)?;
         let (score_scale, soft_cap) = attention::read(&fields, family, heads)?;
-        let labels = classifier.then(|| labels(&fields)).transpose()?;
-        let one = labels.as_ref().is_some_and(|labels| labels.len() == 1);
+        let labels = head.map(|_| labels(&fields)).transpose()?;
+        let one = head == Some(HeadOf::Rows) && labels.as_ref().is_some_and(|labels| labels.len() == 1);
         let config = Config {
             family,
             wrapper: None,
@@ -198,8 +205,9 @@ impl Config {
             score_scale,
             soft_cap,
             // As in transformers, a single output is a number.
-            numbers: one || labels.is_some() && fields.text("problem_type")? == Some("regression"),
+            numbers: one || head == Some(HeadOf::Rows) && fields.text("problem_type")? == Some("regression"),
             labels,
+            tags,
         };
         config.rope.scaling.check(config.rotary / 2)?;
         (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;
@@ -213,6 +221,7 @@ impl Config {
         }
         match (&self.labels, self.family.classifier) {
             (None, _) => format!("{}ForCausalLM", self.family.name),
+            (Some(_), _) if self.tags => format!("{}ForTokenClassification", self.family.name),
             (Some(_), Classifier::Named(name)) => format!("{name}ForSequenceClassification"),
             (Some(_), _) => format!("{}ForSequenceClassification", self.family.name),
         }
@@ -220,14 +229,30 @@ impl Config {
 
     /// Returns the same base as a sequence classifier over `labels`. A base that is already a classifier keeps its own
     /// names; the number of labels must be equal.
-    pub fn into_classifier(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
+    pub fn into_classifier(self, labels: Vec<String>) -> Result<Config, ConfigError> {
         if self.family.classifier == Classifier::Missing || self.wrapper.is_some() {
-            let what = format!("a classifier on {}", self.architecture());
-            return Err(unsupported(
-                what,
-                "there is no class for it here; use a text model of a family with one",
-            ));
+            return Err(unsupported(format!("a classifier on {}", self.architecture()), NO_CLASS));
         }
+        if self.tags {
+            let what = format!("a classifier of rows on {}", self.architecture());
+            return Err(unsupported(what, "its head labels tokens: give --task token-classification"));
+        }
+        self.with_labels(labels)
+    }
+
+    /// The same for a head that labels each token.
+    pub fn into_tagger(self, labels: Vec<String>) -> Result<Config, ConfigError> {
+        if !self.family.labels_tokens || self.wrapper.is_some() {
+            return Err(unsupported(format!("token classification on {}", self.architecture()), NO_CLASS));
+        }
+        if self.labels.is_some() && !self.tags {
+            let what = format!("token classification on {}", self.architecture());
+            return Err(unsupported(what, "its head is for whole rows: give the base without it"));
+        }
+        Ok(Config { tags: true, ..self.with_labels(labels)? })
+    }
+
+    fn with_labels(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
         match &self.labels {
             Some(own) if own.len() != labels.len() => {
                 Err(ConfigError::Labels { model: own.len(), asked: labels.len() })
@@ -378,13 +403,27 @@ impl Config {
     }
 }
 
-fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static Family, bool), ConfigError> {
+const NO_CLASS: &str = "there is no class for it here; use a text model of a family with one";
+
+/// What a head labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HeadOf {
+    Rows,
+    Tokens,
+}
+
+type Architecture = (&'static Family, Option<HeadOf>);
+
+fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<Architecture, ConfigError> {
     let named = fields.strings("architectures")?;
     let model_type = fields.text("model_type")?;
     for name in &named {
         for &family in known {
             if let Some("ForCausalLM" | "Model") = name.strip_prefix(family.name) {
-                return Ok((family, false));
+                return Ok((family, None));
+            }
+            if family.labels_tokens && name.strip_prefix(family.name) == Some("ForTokenClassification") {
+                return Ok((family, Some(HeadOf::Tokens)));
             }
             let classifier = match family.classifier {
                 Classifier::OfName => family.name,
@@ -392,14 +431,14 @@ fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static 
                 Classifier::Missing => continue,
             };
             if name.strip_prefix(classifier) == Some("ForSequenceClassification") {
-                return Ok((family, true));
+                return Ok((family, Some(HeadOf::Rows)));
             }
         }
     }
     if named.is_empty() {
         let of_type = known.iter().find(|f| Some(f.model_type) == model_type);
         if let Some(&family) = of_type {
-            return Ok((family, false));
+            return Ok((family, None));
         }
     }
     let name = named.first().copied().or(model_type);

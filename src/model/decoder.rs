@@ -13,7 +13,9 @@ use super::config::Config;
 use super::embedding_change::{Embedded, EmbeddingChange, take_from_base};
 use super::head::Head;
 use super::head_change::HeadChange;
-use super::layout::{self, EMBEDDING_A, EMBEDDING_ROWS, Entry, HEAD_PATH, HEAD_ROWS, Layout, SCORE};
+use super::layout::{
+    self, EMBEDDING_A, EMBEDDING_ROWS, Entry, HEAD_PATH, HEAD_ROWS, Layout, SCORE, head_tensor,
+};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraError, LoraSpec, TRAIN_TOKENS};
 use super::placement::{self, Placement};
@@ -173,10 +175,10 @@ pub fn initial_parameters(
 ) -> Result<Vec<f32>, ModelError> {
     let mut flat = lora::init(layout, lora);
     take_from_base(&mut flat, layout, lora, &Weights::new(tensors)?)?;
-    if let Some(entry) = layout.find(SCORE) {
-        let shape = [entry.rows, entry.cols];
-        if let Some(score) = Weights::new(tensors)?.optional("score.weight", &shape)? {
-            flat[entry.range()].copy_from_slice(&score.dtype.widen(&score.bytes));
+    for entry in layout.head() {
+        let (name, shape) = head_tensor(entry);
+        if let Some(stored) = Weights::new(tensors)?.optional(name, &shape)? {
+            flat[entry.range()].copy_from_slice(&stored.dtype.widen(&stored.bytes));
         }
     }
     Ok(flat)
@@ -328,8 +330,8 @@ fn head<B: Fused>(
     weights: &Weights,
     (config, lora, on_device, class_weights): (&Config, &LoraSpec, &Layout, Option<Vec<f32>>),
 ) -> Result<Head<B>, ModelError> {
-    if let Some(score) = on_device.find(SCORE) {
-        return Head::classes(backend, weights, config, score.offset, class_weights);
+    if on_device.find(SCORE).is_some() {
+        return Head::classes(backend, weights, config, on_device, class_weights);
     }
     let (tokens, rows) = match config.tied {
         true => (&lora.rows.embedding, on_device.ending(EMBEDDING_ROWS)),

@@ -1,9 +1,10 @@
 //! The top of a model: the last norm, then either the vocabulary or a classifier's trained head. Only the requested
 //! rows are gathered and computed, and the logits of all rows never exist at once.
 
+use super::config::Config;
 use super::head_change::{Gradients, HeadChange};
-use super::stage::{LossSums, TokenScore};
-
+use super::layout::{BIAS, Layout, SCORE};
+use super::stage::{LossSums, Targets, TokenScore};
 use super::weights::{ModelError, Weights};
 use crate::backend::{
     Backend, DropoutKey, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write,
@@ -31,8 +32,25 @@ pub struct Head<B: Backend> {
 enum Top<B: Backend> {
     /// Logits over the vocabulary: the frozen matrix, `None` where the embedding is the head, and its change.
     Vocabulary(Option<B::Weight>, Option<HeadChange<B>>),
-    /// Trained logits over classes: offset of `score.weight` in the flat vector, and class weights.
-    Classes(usize, Option<(Vec<f32>, B::Memory)>),
+    /// Trained logits over classes.
+    Classes(Classes<B>),
+}
+
+struct Classes<B: Backend> {
+    /// Offset of `score.weight` in the flat vector.
+    score: usize,
+    /// Offset of its bias, which follows.
+    bias: Option<usize>,
+    /// Class weights.
+    weights: Option<(Vec<f32>, B::Memory)>,
+}
+
+/// Targets of a model with a head, its first class everywhere, for measurements; `None` for a language model.
+pub fn targets(config: &Config, (rows, tokens): (usize, usize)) -> Option<Targets> {
+    config.labels.as_ref().map(|_| match config.tags {
+        true => Targets::Classes(vec![0; tokens]),
+        false => Targets::Labels(vec![0; rows]),
+    })
 }
 
 /// Inputs of a head besides its own weights.
@@ -47,6 +65,14 @@ pub struct Below<'a, B: Backend> {
     pub dropout: Option<(DropoutKey<'a>, &'a B::Tokens)>,
 }
 
+/// The factors of the product that gives a classifier's logits.
+struct Factors<'a, M> {
+    /// Normed rows [n, C].
+    x: View<'a, M>,
+    /// `score.weight` [labels, C].
+    score: View<'a, M>,
+}
+
 /// Returns the weights of losses, and the sums that they give.
 pub type Weigh<'a> = &'a dyn Fn(&[f32]) -> (Vec<f32>, LossSums);
 
@@ -54,7 +80,7 @@ pub type Weigh<'a> = &'a dyn Fn(&[f32]) -> (Vec<f32>, LossSums);
 pub struct HeadGrad<'a, M> {
     /// Gradient of the hidden states [T, C] (=).
     pub hidden: &'a mut M,
-    /// Gradient of the head's trained values [labels or trained rows, C] (=).
+    /// Gradient of the head's trained values: [labels or trained rows, C], then a bias [labels] where it has one (=).
     pub own: Option<&'a mut M>,
 }
 
@@ -71,7 +97,7 @@ impl<B: Fused> Head<B> {
     pub fn vocabulary(
         backend: &mut B,
         weights: &Weights,
-        config: &super::config::Config,
+        config: &Config,
         change: Option<HeadChange<B>>,
     ) -> Result<Self, ModelError> {
         let (v, c) = (config.vocab, config.hidden);
@@ -79,27 +105,30 @@ impl<B: Fused> Head<B> {
         Self::new(backend, weights, config, (v, Top::Vocabulary(own, change)))
     }
 
-    /// A head over classes: `score.weight` is at `offset` of the flat vector.
+    /// A head over classes, whose values are where `layout` says.
     pub fn classes(
         backend: &mut B,
         weights: &Weights,
-        config: &super::config::Config,
-        offset: usize,
+        config: &Config,
+        layout: &Layout,
         class_weights: Option<Vec<f32>>,
     ) -> Result<Self, ModelError> {
+        let offset = |name| layout.find(name).map(|entry| entry.offset);
+        let (score, bias) = (offset(SCORE).unwrap_or(0), offset(BIAS));
         let n = config.labels.as_ref().map_or(0, Vec::len);
         let class_weights = class_weights.map(|w| {
             let mut memory = backend.memory(n);
             backend.upload(view_mut(&mut memory, 1, n), &w);
             (w, memory)
         });
-        Self::new(backend, weights, config, (n, Top::Classes(offset, class_weights)))
+        let classes = Classes { score, bias, weights: class_weights };
+        Self::new(backend, weights, config, (n, Top::Classes(classes)))
     }
 
     fn new(
         backend: &mut B,
         weights: &Weights,
-        config: &super::config::Config,
+        config: &Config,
         (outputs, top): (usize, Top<B>),
     ) -> Result<Self, ModelError> {
         let name = weights.name(&format!("{}.weight", config.family.last_norm));
@@ -116,7 +145,10 @@ impl<B: Fused> Head<B> {
     pub fn trained(&self) -> Option<(usize, usize)> {
         match &self.top {
             Top::Vocabulary(_, change) => change.as_ref().map(|change| (change.offset, change.len())),
-            Top::Classes(offset, _) => Some((*offset, self.outputs * self.hidden)),
+            Top::Classes(classes) => {
+                let each = self.hidden + usize::from(classes.bias.is_some());
+                Some((classes.score, self.outputs * each))
+            }
         }
     }
 
@@ -137,7 +169,7 @@ impl<B: Fused> Head<B> {
                     change.add_to(backend, out, x, below.params);
                 }
             }
-            Top::Classes(offset, _) => backend.matmul(out, Write::Set, self.score(below.params, *offset, x)),
+            Top::Classes(classes) => drop(self.multiply(backend, out, (below.params, classes), x)),
         }
         let mut values = vec![0.0; n * self.outputs];
         let read = backend.read(view(&logits, n, self.outputs), &mut values);
@@ -272,7 +304,7 @@ impl<B: Fused> Head<B> {
         rows: &[u32],
         (grad, weigh): (Option<HeadGrad<B::Memory>>, Weigh),
     ) -> Result<LossSums, Fault> {
-        let Top::Classes(offset, _) = &self.top else {
+        let Top::Classes(classes) = &self.top else {
             return Err(Fault::Device {
                 device: backend.class(),
                 reason: "a loss of outputs needs a head".into(),
@@ -281,9 +313,8 @@ impl<B: Fused> Head<B> {
         let (n, c, outputs) = (rows.len(), self.hidden, self.outputs);
         let top = self.normed_rows(backend, &below, rows);
         let mut logits = backend.memory(n * outputs);
-        let product = self.score(below.params, *offset, view(&top.normed, n, c));
-        let factors = (product.a, product.b);
-        backend.matmul(view_mut(&mut logits, n, outputs), Write::Set, product);
+        let (out, x) = (view_mut(&mut logits, n, outputs), view(&top.normed, n, c));
+        let factors = self.multiply(backend, out, (below.params, classes), x);
         let mut values = vec![0.0; n * outputs];
         let read = backend.read(view(&logits, n, outputs), &mut values);
         let (slopes, sums) = weigh(&values);
@@ -344,9 +375,11 @@ impl<B: Fused> Head<B> {
                 }
                 None
             }
-            Top::Classes(offset, _) => {
-                let product = self.score(below.params, *offset, x);
-                Some(self.class_loss(backend, out, (product, asked.targets), score))
+            Top::Classes(classes) => {
+                let mut logits = backend.memory(n * self.outputs);
+                let into = view_mut(&mut logits, n, self.outputs);
+                let factors = self.multiply(backend, into, (below.params, classes), x);
+                Some(self.class_loss(backend, out, (logits, factors, asked.targets), score))
             }
         };
         let weight = self.weight(asked.targets);
@@ -367,39 +400,45 @@ impl<B: Fused> Head<B> {
     /// The divisor of a sum of losses.
     fn weight(&self, targets: &[u32]) -> f64 {
         match &self.top {
-            Top::Classes(_, Some((weights, _))) => {
+            Top::Classes(Classes { weights: Some((weights, _)), .. }) => {
                 targets.iter().map(|&t| f64::from(weights[t as usize])).sum()
             }
             _ => targets.len() as f64,
         }
     }
 
-    fn score<'a>(
+    /// Computes the logits of normed rows (=), and returns the factors of the product.
+    fn multiply<'a>(
         &self,
-        params: &'a B::Memory,
-        offset: usize,
+        backend: &mut B,
+        mut logits: ViewMut<B::Memory>,
+        (params, classes): (&'a B::Memory, &Classes<B>),
         x: View<'a, B::Memory>,
-    ) -> Product<'a, B::Memory> {
-        let b = View { memory: params, offset, rows: self.outputs, cols: self.hidden };
-        Product { a: x, b, transpose: Transpose::Right, scale: 1.0 }
+    ) -> Factors<'a, B::Memory> {
+        let at = |offset, rows, cols| View { memory: params, offset, rows, cols };
+        let score = at(classes.score, self.outputs, self.hidden);
+        let product = Product { a: x, b: score, transpose: Transpose::Right, scale: 1.0 };
+        backend.matmul(logits.again(), Write::Set, product);
+        if let Some(offset) = classes.bias {
+            backend.bias(logits, at(offset, 1, self.outputs));
+        }
+        Factors { x, score }
     }
 
-    /// Computes losses and dx (both =) of a classifier and the gradient of its head. Returns its logits.
+    /// Computes losses and dx (both =) of a classifier from its logits, and the gradient of its head. Returns the logits.
     fn class_loss(
         &self,
         backend: &mut B,
         (losses, dx): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>),
-        (product, targets): (Product<B::Memory>, &[u32]),
+        (mut logits, factors, targets): (B::Memory, Factors<B::Memory>, &[u32]),
         dscore: Option<&mut B::Memory>,
     ) -> B::Memory {
-        let (n, factors) = (targets.len(), (product.a, product.b));
-        let mut logits = backend.memory(n * self.outputs);
-        backend.matmul(view_mut(&mut logits, n, self.outputs), Write::Set, product);
+        let n = targets.len();
         let mut kept = backend.memory(n * self.outputs);
         backend.copy(view_mut(&mut kept, n, self.outputs), view(&logits, n, self.outputs));
-        let Top::Classes(_, class_weights) = &self.top else { return kept };
+        let Top::Classes(classes) = &self.top else { return kept };
         let ids = backend.ids(targets);
-        let class_weights = class_weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
+        let class_weights = classes.weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
         backend.cross_entropy(losses, view_mut(&mut logits, n, self.outputs), &ids, class_weights);
         self.class_gradients(backend, (dx, dscore), factors, view(&logits, n, self.outputs));
         backend.recycle(logits);
@@ -411,14 +450,22 @@ impl<B: Fused> Head<B> {
         &self,
         backend: &mut B,
         (dx, dscore): (Option<ViewMut<B::Memory>>, Option<&mut B::Memory>),
-        (x, score): (View<B::Memory>, View<B::Memory>),
+        Factors { x, score }: Factors<B::Memory>,
         dlogits: View<B::Memory>,
     ) {
         if let (Some(dx), Some(dscore)) = (dx, dscore) {
             let of = |b, transpose| Product { a: dlogits, b, transpose, scale: 1.0 };
             backend.matmul(dx, Write::Set, of(score, Transpose::Neither));
-            let dscore = view_mut(dscore, self.outputs, self.hidden);
-            backend.matmul(dscore, Write::Set, of(x, Transpose::Left));
+            let (n, outputs) = (dlogits.rows, self.outputs);
+            backend.matmul(view_mut(dscore, outputs, self.hidden), Write::Set, of(x, Transpose::Left));
+            if let Top::Classes(Classes { bias: Some(_), .. }) = &self.top {
+                let mut ones = backend.memory(n);
+                backend.fill(view_mut(&mut ones, n, 1), 1.0);
+                let (offset, cols) = (outputs * self.hidden, 1);
+                let dbias = ViewMut { memory: dscore, offset, rows: outputs, cols };
+                backend.matmul(dbias, Write::Set, of(view(&ones, n, 1), Transpose::Left));
+                backend.recycle(ones);
+            }
         }
     }
 

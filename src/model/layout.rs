@@ -1,6 +1,6 @@
 //! The only map from tensor names to ranges of the flat parameter vector; gradient, optimizer, network, checkpoint and
 //! export all use it. Order: trained rows or A and B of the embedding, A and B of each module in model order, then trained
-//! rows or A and B of the head, or a classifier's head.
+//! rows or A and B of the head, or weight and bias of a classifier's head.
 
 use super::config::Config;
 use super::lora::LoraSpec;
@@ -21,6 +21,18 @@ pub const EMBEDDING_B: &str = "embed_tokens.lora_embedding_B";
 /// The path of a head over tokens.
 pub const HEAD_PATH: &str = "base_model.model.lm_head";
 
+/// The name of the bias of a head that labels tokens. In files it is a vector.
+pub const BIAS: &str = "base_model.model.score.bias";
+
+/// Where values are whose updates differ from those of others, ascending.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Every B: it may have a learning rate of its own.
+    pub of_b: Vec<Range<usize>>,
+    /// The bias of a head, after every B: it has the rate of B, as in PEFT, and no weight decay, as in transformers.
+    pub of_bias: Option<Range<usize>>,
+}
+
 /// One tensor of the flat vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -28,9 +40,9 @@ pub struct Entry {
     pub name: String,
     /// Offset of the first element.
     pub offset: usize,
-    /// R for A, outputs for B, labels for a classifier's head, tokens for trained rows.
+    /// R for A, outputs for B, labels for a classifier's head and its bias, tokens for trained rows.
     pub rows: usize,
-    /// Inputs for A, R for B, else the hidden size.
+    /// Inputs for A, R for B, 1 for a bias, else the hidden size.
     pub cols: usize,
 }
 
@@ -97,10 +109,15 @@ impl Layout {
         self.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
     }
 
-    /// Where every B is, ascending.
-    pub fn places_of_b(&self) -> Vec<Range<usize>> {
-        let of_b = self.entries.iter().filter(|e| e.name.ends_with(".lora_B.weight"));
-        of_b.map(Entry::range).collect()
+    /// Where values are whose updates differ from those of others.
+    pub fn places(&self) -> Places {
+        let named = |end| self.entries.iter().filter(move |e| e.name.ends_with(end)).map(Entry::range);
+        Places { of_b: named(".lora_B.weight").collect(), of_bias: named(BIAS).next() }
+    }
+
+    /// Weight and bias of a classifier's head: none, one or two tensors that follow each other.
+    pub fn head(&self) -> impl Iterator<Item = &Entry> {
+        [SCORE, BIAS].into_iter().filter_map(|name| self.find(name))
     }
 
     /// The tensor whose name ends so.
@@ -139,6 +156,9 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
         _ if layers.end < config.layers => {}
         Some(labels) => {
             layout.push(SCORE, labels.len(), config.hidden);
+            if config.tags {
+                layout.push(BIAS, labels.len(), 1);
+            }
         }
         None => {
             if !lora.rows.head.is_empty() {
@@ -150,6 +170,12 @@ pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
         }
     }
     layout
+}
+
+/// Name and shape of a part of a classifier's head in a checkpoint.
+pub fn head_tensor(entry: &Entry) -> (&str, Vec<usize>) {
+    let name = entry.name.trim_start_matches("base_model.model.");
+    (name, if entry.name == BIAS { vec![entry.rows] } else { vec![entry.rows, entry.cols] })
 }
 
 /// The matrices of a layer that can have an adapter.
@@ -225,13 +251,15 @@ mod tests {
         assert_eq!(l.find("b").map(Entry::range), Some(6..9));
     }
 
-    /// A classifier's head learns at the rate of A (LoRA+).
+    /// A classifier's head learns at the rate of A (LoRA+), its bias at that of B.
     #[test]
-    fn places_of_b_are_those_of_every_b() {
+    fn places_are_those_of_every_b_and_of_the_bias() {
         let mut l = Layout::default();
         l.push_adapter("x.q_proj", (5, 3), 2);
         l.push_adapter("x.v_proj", (1, 3), 2);
         l.push(SCORE, 2, 3);
-        assert_eq!(l.places_of_b(), [6..16, 22..24]);
+        l.push(BIAS, 2, 1);
+        assert_eq!(l.places(), Places { of_b: vec![6..16, 22..24], of_bias: Some(30..32) });
+        assert_eq!(l.head().map(Entry::range).collect::<Vec<_>>(), [24..30, 30..32]);
     }
 }

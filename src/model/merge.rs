@@ -3,7 +3,8 @@
 
 use super::config::Config;
 use super::layout::{
-    self, EMBEDDING_A, EMBEDDING_B, EMBEDDING_ROWS, Entry, HEAD_PATH, HEAD_ROWS, Layout, SCORE, peft_path,
+    self, EMBEDDING_A, EMBEDDING_B, EMBEDDING_ROWS, Entry, HEAD_PATH, HEAD_ROWS, Layout, head_tensor,
+    peft_path,
 };
 use super::lora::LoraSpec;
 use crate::numeric::block::{Blocks, Encoding};
@@ -135,6 +136,14 @@ impl Merged<'_> {
         }
     }
 
+    /// The part of a classifier's head with this name, and its shape.
+    fn of_head(&self, name: &str) -> Option<(&Entry, Vec<usize>)> {
+        self.layout
+            .head()
+            .map(|entry| (entry, head_tensor(entry)))
+            .find_map(|(entry, (own, shape))| (own == name).then_some((entry, shape)))
+    }
+
     fn merge(&self, tensor: Tensor, (a, b, scale): (&Entry, &Entry, f32)) -> Result<Tensor<'static>, String> {
         let (k, rank) = (a.cols, a.rows);
         let dtype = self.dtype.unwrap_or(tensor.dtype);
@@ -172,7 +181,7 @@ impl Merged<'_> {
 
 impl Tensors for Merged<'_> {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        if let Some(entry) = self.layout.find(SCORE).filter(|_| name == "score.weight") {
+        if let Some((entry, shape)) = self.of_head(name) {
             let dtype = match self.dtype {
                 Some(dtype) => dtype,
                 None => self
@@ -182,7 +191,7 @@ impl Tensors for Merged<'_> {
                     .map_or(Dtype::F32, |t| t.dtype),
             };
             let bytes = Cow::Owned(dtype.narrow(self.values(entry)));
-            return Ok(Some(Tensor { shape: vec![entry.rows, entry.cols], dtype, bytes }));
+            return Ok(Some(Tensor { shape, dtype, bytes }));
         }
         if self.config.labels.is_some() && name == "lm_head.weight" {
             return Ok(None);
@@ -206,7 +215,7 @@ impl Tensors for Merged<'_> {
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        if self.config.labels.is_some() && ["score.weight", "lm_head.weight"].contains(&name) {
+        if self.of_head(name).is_some() || self.config.labels.is_some() && name == "lm_head.weight" {
             let tensor = self.tensor(name)?;
             return Ok(tensor.map(|t| About { shape: t.shape, encoding: Encoding::Plain(t.dtype) }));
         }
@@ -227,8 +236,8 @@ impl Tensors for Merged<'_> {
     fn names(&self) -> Vec<String> {
         let mut names = self.base.names();
         if self.config.labels.is_some() {
-            names.retain(|name| name != "lm_head.weight" && name != "score.weight");
-            names.push("score.weight".to_owned());
+            names.retain(|name| name != "lm_head.weight" && self.of_head(name).is_none());
+            names.extend(self.layout.head().map(|entry| head_tensor(entry).0.to_owned()));
             names.sort();
         }
         names

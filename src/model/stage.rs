@@ -33,6 +33,8 @@ pub enum Targets {
     Numbers(Vec<f32>),
     /// Pairs of rows whose outputs are rewards.
     Ranked(Ranking),
+    /// The class of each token `[T]`, else [`IGNORE`].
+    Classes(Vec<u32>),
 }
 
 /// The unit of work: whole rows, packed. Rows do not attend to each other.
@@ -81,7 +83,7 @@ pub enum Want {
     Loss,
     /// Loss and the most probable token in the place of each supervised target; dropout is off.
     Predictions,
-    /// The logits of the last token of every row; dropout is off.
+    /// The logits of the last token of every row, or of every token that has a class; dropout is off.
     Logits,
     /// The score of every supervised target, with this number of most probable tokens; dropout is off.
     Scores(usize),
@@ -104,7 +106,7 @@ pub enum Output {
     Hidden(Vec<f32>),
     /// Sums over this microbatch; nothing is divided here.
     Loss(LossSums),
-    /// [rows, V], or [rows, labels] for a classifier.
+    /// [rows, V], [rows, labels] for a classifier, or [tokens with a class, labels].
     Logits(Vec<f32>),
     /// One for each supervised target, in order.
     Scores(Vec<TokenScore>),
@@ -137,9 +139,9 @@ pub struct LossSums {
     /// The divisor of the loss: supervised targets (each 1, whatever the weight of its row), rows, the sum of their
     /// class weights, pairs, or numbers.
     pub weight: f64,
-    /// Supervised targets (for a classifier: rows).
+    /// Supervised targets (for a classifier of rows: rows).
     pub targets: u64,
-    /// For classifiers the arg-max class of each row (the lowest index among equals); with [`Want::Predictions`] that
+    /// For classifiers the arg-max class of each row, or of each token with a class (the lowest index among equals); with [`Want::Predictions`] that
     /// token in the place of each supervised target; else empty.
     pub predictions: Vec<u32>,
     /// The log-probability of each row's answer, where only these are asked; for numbers, the outputs; else empty.

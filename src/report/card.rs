@@ -39,6 +39,7 @@ pub fn card(history: &History) -> Vec<(&'static str, String)> {
         ("eval accuracy", scored(|e| e.accuracy)),
         ("eval token accuracy", scored(|e| e.token_accuracy)),
         ("eval macro F1", scored(|e| e.macro_f1)),
+        ("eval entity F1", scored(|e| e.f1)),
         ("eval Pearson correlation", scored(|e| e.pearson)),
         ("eval Spearman correlation", scored(|e| e.spearman)),
         ("result", p.best.as_ref().map(best_words)),

@@ -285,6 +285,9 @@ impl Progress {
             if let (Some(a), Some(b)) = (before.macro_f1, after.macro_f1) {
                 line += &format!("  macro F1 {a:.4} -> {b:.4}");
             }
+            if let (Some(a), Some(b)) = (before.f1, after.f1) {
+                line += &format!("  entity F1 {a:.4} -> {b:.4}");
+            }
             lines.push(line);
             let further = before.sets.iter().zip(&after.sets).skip(1);
             let words = |(before, after): (&Set, &Set)| {

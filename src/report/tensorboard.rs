@@ -126,6 +126,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
                 ("eval/pearson", e.pearson),
                 ("eval/spearman", e.spearman),
                 ("eval/macro_f1", e.macro_f1),
+                ("eval/f1", e.f1),
                 ("eval/rewards/chosen", e.rewards.rewards_chosen),
                 ("eval/rewards/rejected", e.rewards.rewards_rejected),
                 ("eval/rewards/margins", e.rewards.margin),

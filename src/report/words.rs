@@ -47,6 +47,7 @@ pub fn eval_line(eval: &Eval) -> String {
     if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
+    line += &eval.f1.map(|f1| format!("  entity F1 {f1:.4}")).unwrap_or_default();
     if let (Some(pearson), Some(spearman)) = (eval.pearson, eval.spearman) {
         line += &format!("  pearson {pearson:.4}  spearman {spearman:.4}");
     }
@@ -55,6 +56,7 @@ pub fn eval_line(eval: &Eval) -> String {
         line += &format!("; {} loss {:.4}", set_name(&set.name), set.eval_loss);
         line += &set.token_accuracy.map(|share| format!("  token accuracy {share:.4}")).unwrap_or_default();
         line += &set.accuracy.map(|accuracy| format!("  accuracy {accuracy:.4}")).unwrap_or_default();
+        line += &set.f1.map(|f1| format!("  entity F1 {f1:.4}")).unwrap_or_default();
     }
     line
 }

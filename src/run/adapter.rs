@@ -82,13 +82,15 @@ fn check(dir: &Path, base: &BaseModel, adapter: Adapter) -> Result<Loaded, Refus
     }
     let config = match adapter.config.task {
         TaskType::CausalLm => base.config.clone(),
-        TaskType::SeqCls => {
+        task @ (TaskType::SeqCls | TaskType::TokenCls) => {
             let head = adapter.tensors.iter().find(|t| t.name == layout::SCORE);
             let numbered = || (0..head.map_or(0, |t| t.rows)).map(|i| format!("LABEL_{i}")).collect();
             let labels = adapter.labels.clone().or(base.config.labels.clone()).unwrap_or_else(numbered);
+            let (base, rows) = (base.config.clone(), task == TaskType::SeqCls);
             // As in transformers, a single output is a number.
-            let numbers = adapter.numbers || base.config.numbers || labels.len() == 1;
-            Config { numbers, ..base.config.clone().into_classifier(labels).map_err(|e| here(e.into()))? }
+            let numbers = rows && (adapter.numbers || base.numbers || labels.len() == 1);
+            let headed = if rows { base.into_classifier(labels) } else { base.into_tagger(labels) };
+            Config { numbers, ..headed.map_err(|e| here(e.into()))? }
         }
     };
     let spec = spec_of(&adapter.config, &config).map_err(|e| here(e.into()))?;
@@ -218,7 +220,11 @@ impl Writer {
     pub fn new(base: &BaseModel, config: &Config, spec: &LoraSpec, base_id: Option<&str>) -> Self {
         let Choice { targets, layers, ranks, alphas, .. } = Choice::of(spec, config);
         let adapter = AdapterConfig {
-            task: if config.labels.is_some() { TaskType::SeqCls } else { TaskType::CausalLm },
+            task: match (&config.labels, config.tags) {
+                (None, _) => TaskType::CausalLm,
+                (Some(_), false) => TaskType::SeqCls,
+                (Some(_), true) => TaskType::TokenCls,
+            },
             base_model_name_or_path: base_id.map(Into::into).or_else(|| base.files.base_id.clone()),
             revision: base.files.revision.clone().filter(|_| base_id.is_none()),
             r: spec.rank,

@@ -308,6 +308,7 @@ fn manifest(
         files: files.list(),
         parts: files.parts(),
         labels: p.config.labels.clone(),
+        tags: p.config.tags,
         class_weights: options.data.class_weights.clone(),
         quantize: options.model.quantize.map(|recipe| recipe.name().into()),
         lora: p.spec.clone(),

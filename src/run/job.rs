@@ -71,11 +71,11 @@ fn optimizer(o: &OptimOptions) -> optim::Options {
     optim::Options {
         beta1: o.betas[0],
         beta2: o.betas[1],
+        eps: o.epsilon,
         weight_decay: o.weight_decay,
         max_grad_norm: o.max_grad_norm,
         ratio_of_b: o.ratio_of_b,
         update_bits: o.update_bits,
-        ..optim::Options::default()
     }
 }
 
@@ -93,11 +93,12 @@ fn typed_dtype(o: &DeviceOptions) -> Option<String> {
     dtype.map(|dtype| format!("{dtype:?}").to_lowercase())
 }
 
-/// The task of a run whose head gives numbers, as part of its identity.
+/// The task of a run whose head does not classify rows, as part of its identity.
 fn task_of_head(data: &DataOptions) -> Option<&'static str> {
     match data.task {
         Task::Regress => Some("regression"),
         Task::Reward => Some("reward"),
+        Task::Tag => Some("token-classification"),
         _ => None,
     }
 }
@@ -336,6 +337,9 @@ impl Job {
         }
         if options.data.task == Task::Reward {
             work = work.ranking(options.data.centre);
+        }
+        if let (Task::Tag, Some(labels)) = (options.data.task, &p.config.labels) {
+            work = work.tagging(labels);
         }
         work
     }

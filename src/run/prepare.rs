@@ -16,7 +16,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::forecast::profile::ModelShape;
 use crate::format::peft::{self, AdapterConfig, TaskType};
-use crate::model::config::Config;
+use crate::model::config::{Config, ConfigError};
 use crate::model::lora::{LoraError, LoraSpec, TRAIN_TOKENS};
 use crate::model::quantised::Recipe;
 use crate::model::targets::Choice;
@@ -36,7 +36,7 @@ pub struct Prepared {
     pub base: BaseModel,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Its shape; a classifier's for --task classify.
+    /// Its shape; a classifier's for a task with a head.
     pub config: Config,
     /// The adapter.
     pub spec: LoraSpec,
@@ -144,13 +144,7 @@ fn read(
     check_width(settings, options, (&train, eval.as_ref()))?;
     check_sets(settings, options, &train)?;
     has_eval(settings, options, eval.as_ref())?;
-    let config = base.config.clone();
-    let config = match (&train.labels, options.data.task) {
-        (Some(labels), _) => config.into_classifier(labels.names.clone())?,
-        (None, Task::Regress) => config.into_regression(train.samples.width())?,
-        (None, Task::Reward) => config.into_regression(1)?,
-        (None, _) => config,
-    };
+    let config = with_head(base.config.clone(), &train, options.data.task)?;
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
     Ok(Prepared {
         base,
@@ -167,18 +161,38 @@ fn read(
     })
 }
 
+/// The model with the head of the task.
+fn with_head(config: Config, train: &Corpus, task: Task) -> Result<Config, ConfigError> {
+    match (&train.labels, task) {
+        (Some(labels), Task::Tag) => config.into_tagger(labels.names.clone()),
+        (Some(labels), _) => config.into_classifier(labels.names.clone()),
+        (None, Task::Regress) => config.into_regression(train.samples.width()),
+        (None, Task::Reward) => config.into_regression(1),
+        (None, _) => Ok(config),
+    }
+}
+
 /// Refuses a classifier as the base of another task.
 fn check_base(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
+    let task = options.data.task;
     match &config.labels {
-        Some(_) if options.data.task == Task::Classify && config.numbers => {
+        Some(_) if task.has_head() && config.tags != (task == Task::Tag) => {
+            let name = &options.model.model;
+            let (labels, way) = match config.tags {
+                true => ("each token", "give --task token-classification"),
+                false => ("whole rows", "give the base without it"),
+            };
+            Err(settings.refuse("task", format!("the head of {name} is for {labels}: {way}")))
+        }
+        Some(_) if task == Task::Classify && config.numbers => {
             let name = &options.model.model;
             let why = format!("the head of {name} gives numbers, not classes: give --task regression");
             Err(settings.refuse("task", why))
         }
-        Some(labels) if !options.data.task.has_head() => {
+        Some(labels) if !task.has_head() => {
             let (name, n) = (&options.model.model, labels.len());
-            let why =
-                format!("{name} is a classifier ({n} labels), which writes no text: give --task classify");
+            let way = if config.tags { "token-classification" } else { "classify" };
+            let why = format!("{name} is a classifier ({n} labels), which writes no text: give --task {way}");
             Err(settings.refuse("task", why))
         }
         _ => Ok(()),
@@ -319,7 +333,6 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
 
 fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data::Options {
     let data = &options.data;
-    let classify = data.task == Task::Classify;
     data::Options {
         task: data.task,
         learn: data.learn,
@@ -327,12 +340,13 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
         max_seq_len,
         long: data.long,
         num_classes: data.num_classes,
-        labels: config.labels.clone().filter(|_| classify).map(|names| LabelMap { names }),
+        labels: config.labels.clone().filter(|_| data.task.has_classes()).map(|names| LabelMap { names }),
         max_dropped: None,
         limit: plan_options(options)
             .rows_needed()
-            .filter(|_| data.eval_split.is_none() && data.weights.is_empty()),
+            .filter(|_| data.eval_split.is_none() && data.weights.is_empty() && !data.unique),
         max_rows: data.max_rows.map(|n| n as u64),
+        unique: data.unique,
         threads: options.devices.threads.unwrap_or(0),
     }
 }
@@ -463,8 +477,16 @@ fn typed<T: std::fmt::Display>(pairs: &[(String, T)]) -> Vec<String> {
 /// Refuses an initial adapter of another task.
 fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
     match (from.task, options.data.task) {
+        (TaskType::TokenCls, task) if task != Task::Tag => {
+            let why = "labels tokens (task_type TOKEN_CLS): give --task token-classification";
+            Err(settings.refuse("init-adapter", why))
+        }
         (TaskType::SeqCls, task) if !task.has_head() => Err(settings
             .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
+        (TaskType::SeqCls, Task::Tag) => {
+            let why = "is an adapter whose head is for whole rows (task_type SEQ_CLS): give one of TOKEN_CLS";
+            Err(settings.refuse("init-adapter", why))
+        }
         (TaskType::CausalLm, task) if task.has_head() => {
             let why = "is an adapter that writes text (task_type CAUSAL_LM), with which a task with a head cannot begin";
             Err(settings.refuse("init-adapter", why))

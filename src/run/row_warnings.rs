@@ -54,7 +54,8 @@ fn survey(corpus: &Corpus, tokenizer: &Tokenizer, (stop, most): (&[u32], usize))
         let ids = sample.ids;
         survey.twice +=
             u64::from(begin.is_some() && ids.len() > 1 && Some(ids[0]) == begin && ids[0] == ids[1]);
-        if sample.label.is_none() && sample.values.is_empty() && ids.len() < most {
+        let has_head = sample.label.is_some() || !sample.values.is_empty() || !sample.classes.is_empty();
+        if !has_head && ids.len() < most {
             survey.whole += 1;
             let ends = (0..ids.len()).any(|i| sample.supervised(i) && stop.contains(&ids[i]));
             survey.endless += u64::from(!ends);

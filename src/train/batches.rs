@@ -20,6 +20,7 @@ pub struct Batches<'a> {
     compared: Option<Compared<'a>>,
     /// As in [`Ranking`], where pairs train a reward.
     centre: Option<f64>,
+    tags: &'a [String],
 }
 
 /// Log-probabilities of answers under the reference, those of a row together; NaN where they are not known. First
@@ -88,6 +89,7 @@ impl<'a> Batches<'a> {
             predicts: false,
             compared: None,
             centre: None,
+            tags: &[],
         }
     }
 
@@ -101,6 +103,12 @@ impl<'a> Batches<'a> {
     #[must_use]
     pub fn ranking(self, centre: f64) -> Self {
         Batches { centre: Some(centre), ..self }
+    }
+
+    /// Evaluates classes of words by the entities that they mark, where the names of the classes do so.
+    #[must_use]
+    pub fn tagging(self, tags: &'a [String]) -> Self {
+        Batches { tags, ..self }
     }
 
     /// A microbatch whose answers are not compared as texts.
@@ -178,6 +186,10 @@ impl Work for Batches<'_> {
                 self.lesson(compared, (&self.eval_plan[index], step), (true, nll))
             }
         }
+    }
+
+    fn tags(&self) -> &[String] {
+        self.tags
     }
 
     fn unscored(&self) -> usize {
@@ -262,10 +274,11 @@ fn ranked(samples: &Samples, indices: &[usize], (step, centre): (u64, f64)) -> M
 }
 
 /// Concatenates rows. The target of a token is the next token of its row, if that token is supervised; a row with a
-/// class or with numbers has these as its only targets.
+/// class or with numbers has these as its only targets, and so have words with classes.
 pub fn microbatch(samples: &Samples, indices: &[usize], step: u64) -> Microbatch {
     let (mut ids, mut targets, mut labels, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut rows, mut bounds) = (Vec::with_capacity(indices.len()), vec![0]);
+    let mut classes = Vec::new();
     for &index in indices {
         let sample = samples.get(index);
         let next = |i: usize| if sample.supervised(i) { sample.ids[i] } else { IGNORE };
@@ -276,8 +289,10 @@ pub fn microbatch(samples: &Samples, indices: &[usize], step: u64) -> Microbatch
         rows.push(sample.row);
         labels.extend(sample.label);
         values.extend_from_slice(sample.values);
+        classes.extend_from_slice(sample.classes);
     }
     let targets = match (labels.is_empty(), values.is_empty()) {
+        (true, true) if !classes.is_empty() => Targets::Classes(classes),
         (true, true) => Targets::Tokens(targets),
         (true, false) => Targets::Numbers(values),
         (false, _) => Targets::Labels(labels),

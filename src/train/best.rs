@@ -16,6 +16,8 @@ pub enum Metric {
     Accuracy,
     /// The highest macro F1 is the best; only for classifiers.
     MacroF1,
+    /// The highest F1 of entities is the best; only where classes of words mark them.
+    F1,
 }
 
 impl Metric {
@@ -25,6 +27,7 @@ impl Metric {
             Metric::Loss => "loss",
             Metric::Accuracy => "accuracy",
             Metric::MacroF1 => "macro F1",
+            Metric::F1 => "F1",
         }
     }
 
@@ -34,13 +37,14 @@ impl Metric {
             Metric::Loss => Some(eval.eval_loss),
             Metric::Accuracy => eval.accuracy,
             Metric::MacroF1 => eval.macro_f1,
+            Metric::F1 => eval.f1,
         }
     }
 
     fn improves(self, new: f64, old: f64) -> bool {
         match self {
             Metric::Loss => new < old,
-            Metric::Accuracy | Metric::MacroF1 => new > old,
+            Metric::Accuracy | Metric::MacroF1 | Metric::F1 => new > old,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Evaluates on held-out rows: forward passes only, dropout off, with sums as exact as those of a step.
 
 use super::compute::{Compute, Say, Scoring};
+use super::entities::{Entities, mark_entities};
 use super::error::TrainError;
 use super::event;
 use super::sum::{Sums, THE_LOSS};
@@ -20,6 +21,29 @@ struct Part {
     confusion: Confusion,
     tokens: Hits,
     numbers: Numbers,
+    /// Entities, where classes of words mark them.
+    entities: Option<Entities>,
+}
+
+/// The labels and the predictions of each row's words.
+fn tagged<'a>(batch: &'a Microbatch, out: &'a LossSums) -> impl Iterator<Item = Vec<(u32, u32)>> + 'a {
+    let all = if let Targets::Classes(classes) = &batch.targets { &classes[..] } else { &[] };
+    let rows = batch.bounds.windows(2).filter_map(|row| all.get(row[0] as usize..row[1] as usize));
+    let mut predictions = out.predictions.iter();
+    rows.map(move |row| {
+        let labels = row.iter().copied().filter(|class| *class != IGNORE);
+        labels.zip(predictions.by_ref().copied()).collect()
+    })
+}
+
+/// Counts the entities of a microbatch.
+fn count_entities(entities: &mut Entities, tags: &[String], (batch, out): (&Microbatch, &LossSums)) {
+    let name = |class: u32| tags.get(class as usize).map_or("O", |name| name);
+    for row in tagged(batch, out) {
+        let (labels, predictions): (Vec<_>, Vec<_>) =
+            row.into_iter().map(|(label, prediction)| (name(label), name(prediction))).unzip();
+        entities.add(&labels, &predictions);
+    }
 }
 
 /// Outputs and the numbers that they should be, by microbatch: their order decides the last bits of a correlation.
@@ -67,6 +91,7 @@ pub fn evaluate(
         confusion: Confusion::default(),
         tokens: Hits::default(),
         numbers: Numbers::default(),
+        entities: mark_entities(work.tags()).then(Entities::default),
     };
     let mut parts: Vec<Part> = (0..sets.len().max(1)).map(part).collect();
     let mut each = |index, batch: &Microbatch, out: &LossSums| {
@@ -79,11 +104,12 @@ pub fn evaluate(
             finding,
         };
         let of = sets.iter().position(|(_, microbatches)| microbatches.contains(&index));
-        let Part { sums, confusion, tokens, numbers } = &mut parts[of.unwrap_or(0)];
+        let Part { sums, confusion, tokens, numbers, entities } = &mut parts[of.unwrap_or(0)];
         sums.add_loss(out).map_err(bad)?;
         confusion.add(batch, out);
         tokens.add(batch, out);
         numbers.add(index, batch, out);
+        entities.iter_mut().for_each(|entities| count_entities(entities, work.tags(), (batch, out)));
         Ok(())
     };
     let predict = work.predicts();
@@ -99,7 +125,7 @@ pub fn evaluate(
 }
 
 /// The scores of one set.
-fn score(Part { sums, confusion, tokens, numbers }: Part, step: u64) -> event::Eval {
+fn score(Part { sums, confusion, tokens, numbers, entities }: Part, step: u64) -> event::Eval {
     let loss = sums.mean().loss;
     let (scores, rewards) = (confusion.scores(), sums.scalars().rewards);
     let predicts_text = scores.is_none() && rewards.counts == [0; 2] && numbers.0.is_empty();
@@ -111,6 +137,7 @@ fn score(Part { sums, confusion, tokens, numbers }: Part, step: u64) -> event::E
         perplexity: predicts_text.then(|| libm::exp(loss)),
         accuracy: scores.as_ref().map(|s| s.accuracy).or(rewards.accuracy()),
         macro_f1: scores.as_ref().map(|s| s.macro_f1),
+        f1: entities.map(|entities| entities.f1()),
         token_accuracy: (tokens.all > 0).then(|| tokens.right as f64 / tokens.all as f64),
         pearson: pearson(&numbers),
         spearman: spearman(&numbers),
@@ -124,7 +151,7 @@ fn shown_matrix(scores: Scores) -> Option<Vec<Vec<u64>>> {
     Some(scores.confusion).filter(|matrix| matrix.len() <= SHOWN_CLASSES)
 }
 
-/// Counts of rows by label and prediction.
+/// Counts of rows, or of words, by label and prediction.
 #[derive(Debug, Default, Clone)]
 pub struct Confusion {
     counts: Vec<Vec<u64>>,
@@ -142,8 +169,11 @@ pub struct Scores {
 }
 
 impl Confusion {
-    /// Counts the rows of a microbatch; a language model predicts no classes and adds nothing.
+    /// Counts the rows or words of a microbatch; a language model predicts no classes and adds nothing.
     pub fn add(&mut self, batch: &Microbatch, out: &LossSums) {
+        for (label, prediction) in tagged(batch, out).flatten() {
+            self.count(label as usize, prediction as usize);
+        }
         if let Targets::Labels(labels) = &batch.targets {
             labels.iter().zip(&out.predictions).for_each(|(&l, &p)| self.count(l as usize, p as usize));
         }

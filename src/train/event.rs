@@ -236,7 +236,8 @@ pub struct Eval {
     /// exp(eval_loss); None where no text is predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Share of rows whose most probable class is the label, or of pairs whose chosen answer has the higher reward.
+    /// Share of rows or words whose most probable class is the label, or of pairs whose chosen answer has the higher
+    /// reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// Share of supervised tokens that are the most probable ones, where it is asked for.
@@ -245,16 +246,19 @@ pub struct Eval {
     /// Mean F1 over the classes that occur, as in scikit-learn's `f1_score(average="macro")`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
+    /// F1 of the entities that classes of words mark, as seqeval computes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub f1: Option<f64>,
     /// Pearson's correlation of the outputs and the numbers that they should be, for a regression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pearson: Option<f64>,
     /// Spearman's correlation of the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spearman: Option<f64>,
-    /// Number of rows with label i and prediction j; None for a language model, and above 100 classes.
+    /// Number of rows, or words, with label i and prediction j; None for a language model, and above 100 classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
-    /// Number of supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier of rows: rows).
     pub tokens: u64,
     /// Scores of each named set of rows; the numbers above are those of the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -281,6 +285,9 @@ pub struct Set {
     pub macro_f1: Option<f64>,
     /// As in [`Eval`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub f1: Option<f64>,
+    /// As in [`Eval`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_accuracy: Option<f64>,
     /// As in [`Eval`].
     pub tokens: u64,
@@ -289,8 +296,8 @@ pub struct Set {
 impl Set {
     /// A set with the numbers of its evaluation.
     pub fn of(name: String, eval: &Eval) -> Self {
-        let Eval { eval_loss, perplexity, accuracy, macro_f1, token_accuracy, tokens, .. } = *eval;
-        Set { name, eval_loss, perplexity, accuracy, macro_f1, token_accuracy, tokens }
+        let Eval { eval_loss, perplexity, accuracy, macro_f1, f1, token_accuracy, tokens, .. } = *eval;
+        Set { name, eval_loss, perplexity, accuracy, macro_f1, f1, token_accuracy, tokens }
     }
 }
 

@@ -4,6 +4,7 @@ mod batches;
 pub mod best;
 pub mod checkpoint;
 mod compute;
+pub mod entities;
 mod error;
 pub mod eval;
 pub mod event;

@@ -117,15 +117,15 @@ impl AdamW {
         assert_eq!(parameters.len(), self.exp_avg.len(), "parameters and moments share one layout");
         assert_eq!(parameters.len(), gradient.len(), "parameters and gradient share one layout");
         self.step += 1;
-        let scalars = self.scalars(self.step, rate);
+        let scalars = self.scalars(self.step, rate, self.options.weight_decay);
         let moments = self.exp_avg.par_chunks_mut(BLOCK).zip(self.exp_avg_sq.par_chunks_mut(BLOCK));
         let values = parameters.par_chunks_mut(BLOCK).zip(gradient.par_chunks(BLOCK));
         values.zip(moments).for_each(|((p, g), (m, v))| block(&scalars, p, g, (m, v)));
     }
 
     /// The scalars of update number `step`.
-    pub(super) fn scalars(&self, step: u64, rate: f64) -> Scalars {
-        let Options { beta1, beta2, eps, weight_decay, .. } = self.options;
+    pub(super) fn scalars(&self, step: u64, rate: f64, weight_decay: f64) -> Scalars {
+        let Options { beta1, beta2, eps, .. } = self.options;
         let correction1 = 1.0 - libm::pow(beta1, step as f64);
         let correction2 = 1.0 - libm::pow(beta2, step as f64);
         Scalars {

@@ -9,6 +9,7 @@
 use super::checkpoint::State;
 use super::optim::{self, AdamW, BLOCK, Scalars};
 use super::sum::Sums;
+use crate::model::layout::Places;
 use crate::numeric::coarse;
 use crate::numeric::fixed::CELL;
 use rayon::prelude::*;
@@ -60,8 +61,8 @@ struct Update<'a> {
     sums: &'a Sums,
     clip: Option<f32>,
     scalars: Scalars,
-    /// Those of B, and where B is, ascending; `None` where all values have one learning rate.
-    of_b: Option<(Scalars, &'a [Range<usize>])>,
+    /// Places with other scalars than these, ascending.
+    others: Vec<(&'a Range<usize>, &'a Scalars)>,
 }
 
 impl Update<'_> {
@@ -77,13 +78,12 @@ impl Update<'_> {
 
     /// Parts of the range with one learning rate each.
     fn parts(&self, range: Range<usize>) -> Vec<(Range<usize>, &Scalars)> {
-        let Some((of_b, places)) = &self.of_b else { return vec![(range, &self.scalars)] };
         let (mut parts, mut at) = (Vec::new(), range.start);
-        let first = places.partition_point(|b| b.end <= at);
-        for b in places[first..].iter().take_while(|b| b.start < range.end) {
-            parts.push((at..b.start.max(at), &self.scalars));
-            at = b.end.min(range.end);
-            parts.push((b.start.max(range.start)..at, of_b));
+        let first = self.others.partition_point(|(place, _)| place.end <= at);
+        for (place, scalars) in self.others[first..].iter().take_while(|(place, _)| place.start < range.end) {
+            parts.push((at..place.start.max(at), &self.scalars));
+            at = place.end.min(range.end);
+            parts.push((place.start.max(range.start)..at, *scalars));
         }
         parts.push((at..range.end, &self.scalars));
         parts.retain(|(part, _)| !part.is_empty());
@@ -163,7 +163,7 @@ fn with_residual<'a>(p: &[f32], residual: &[f32], whole: &'a mut [f32]) -> &'a [
 }
 
 /// Takes a step at learning rate `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates
-/// parameters and moments. `places_of_b` are the ranges of every B, ascending.
+/// parameters and moments.
 ///
 /// The error is index and value of the first next parameter that is not finite; `state` is then unchanged and `made` was
 /// not called. `made` runs on the calling thread, with one stretch while the next one is computed.
@@ -171,15 +171,17 @@ pub fn update(
     state: &mut State,
     sums: &Sums,
     (grad_norm, rate): (f64, f64),
-    places_of_b: &[Range<usize>],
+    places: &Places,
     made: Made,
 ) -> Result<(), (usize, f32)> {
     assert_eq!(sums.len(), state.parameters.len(), "one layout");
     let clip = optim::coefficient(grad_norm, state.optimizer.options().max_grad_norm);
-    let (next, ratio) = (state.optimizer.step + 1, state.optimizer.options().ratio_of_b);
-    let scalars = state.optimizer.scalars(next, rate);
-    let of_b = (ratio != 1.0).then(|| (state.optimizer.scalars(next, rate * ratio), places_of_b));
-    let update = Update { sums, clip, scalars, of_b };
+    let optim::Options { ratio_of_b: ratio, weight_decay, .. } = *state.optimizer.options();
+    let of = |rate, decay| state.optimizer.scalars(state.optimizer.step + 1, rate, decay);
+    let (of_b, of_bias) = (of(rate * ratio, weight_decay), of(rate * ratio, 0.0));
+    let with_b = places.of_b.iter().filter(|_| ratio != 1.0).map(|place| (place, &of_b));
+    let others = with_b.chain(places.of_bias.iter().map(|place| (place, &of_bias))).collect();
+    let update = Update { sums, clip, scalars: of(rate, weight_decay), others };
     if let Some(bad) = update.not_finite(state) {
         return Err(bad);
     }
@@ -269,7 +271,7 @@ mod tests {
                 assert_eq!((stretch.from, stretch.changes), (made.len(), &[][..]), "in order");
                 made.extend_from_slice(stretch.values);
             };
-            update(&mut fast, &sums, (means.grad_norm, 1e-3), &[], &mut see).unwrap();
+            update(&mut fast, &sums, (means.grad_norm, 1e-3), &Places::default(), &mut see).unwrap();
             assert!(made == fast.parameters, "all of them are shown");
             assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
         }
@@ -291,7 +293,7 @@ mod tests {
                 all.0.extend_from_slice(stretch.values);
                 all.1.extend_from_slice(stretch.changes);
             };
-            update(&mut state, &sums, (1.0, 1e-3), &[], see).unwrap();
+            update(&mut state, &sums, (1.0, 1e-3), &Places::default(), see).unwrap();
             assert!(all.0 == state.parameters, "all of them are shown");
             for ((now, before), change) in state.parameters.iter().zip(&before).zip(&all.1) {
                 assert_eq!(
@@ -338,34 +340,46 @@ mod tests {
         let before = state.clone();
         let mut sums = Sums::new(len);
         sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
-        let bad = update(&mut state, &sums, (1.0, 1e-3), &[], &mut |_| panic!("nothing is shown"));
+        let bad =
+            update(&mut state, &sums, (1.0, 1e-3), &Places::default(), &mut |_| panic!("nothing is shown"));
         assert_eq!(bad, Err((BLOCK + 2, f32::INFINITY)));
         assert!(state == before);
     }
 
-    /// Every value has the bits of a step in which all values have its learning rate.
+    /// Every value has the bits of a step in which all values have its learning rate and weight decay.
     #[test]
-    fn b_learns_at_its_own_rate() {
+    fn b_and_bias_learn_at_their_own_rates() {
         let len = STRETCH + 2 * CELL + 77;
-        let places =
-            [0..5, BLOCK - 3..BLOCK + 4, 2 * BLOCK..5 * BLOCK + 1, STRETCH - 1..STRETCH + 9, len - 2..len];
+        let of_b = vec![
+            0..5,
+            BLOCK - 3..BLOCK + 4,
+            2 * BLOCK..5 * BLOCK + 1,
+            STRETCH - 1..STRETCH + 9,
+            len - 9..len - 7,
+        ];
+        let places = Places { of_b, of_bias: Some(len - 2..len) };
         let options = Options { weight_decay: 0.1, ..Options::default() };
         let start = State::new(draw(1, len), options);
         let mut sums = Sums::new(len);
         sums.add_gradient(&draw(2, len), fixed::cap(3)).unwrap();
         sums.set_scalars(crate::train::sum::Scalars { weight: 3 << 40, ..Default::default() });
         let grad_norm = Means::of(&sums).grad_norm;
-        let at = |rate: f64| {
-            let mut state = start.clone();
-            update(&mut state, &sums, (grad_norm, rate), &[], &mut |_| {}).unwrap();
+        let at = |rate: f64, weight_decay: f64| {
+            let mut state = State::new(start.parameters.clone(), Options { weight_decay, ..options });
+            update(&mut state, &sums, (grad_norm, rate), &Places::default(), &mut |_| {}).unwrap();
             bits(&state).2
         };
         let mut state = State::new(draw(1, len), Options { ratio_of_b: 16.0, ..options });
         update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_| {}).unwrap();
-        let (slow, fast) = (at(1e-3), at(16e-3));
+        let (slow, fast, kept) = (at(1e-3, 0.1), at(16e-3, 0.1), at(16e-3, 0.0));
         for (i, found) in bits(&state).2.into_iter().enumerate() {
-            let faster = places.iter().any(|b| b.contains(&(i % len)));
-            assert_eq!(found, if faster { fast[i] } else { slow[i] }, "value {i}");
+            let among = |all: &[Range<usize>]| all.iter().any(|place| place.contains(&(i % len)));
+            let want = match (among(&places.of_b), among(places.of_bias.as_slice())) {
+                (true, _) => &fast,
+                (_, true) => &kept,
+                _ => &slow,
+            };
+            assert_eq!(found, want[i], "value {i}");
         }
         state.parameters[BLOCK + 1] = f32::NAN;
         let updated = update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_| {});
@@ -385,7 +399,8 @@ mod tests {
         let mut sums = Sums::new(3 * BLOCK);
         sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
         let shown = &mut |_: Stretch| panic!("nothing is shown");
-        let updated = update(&mut state, &sums, (Means::of(&sums).grad_norm, 1e-3), &[], shown);
+        let rates = (Means::of(&sums).grad_norm, 1e-3);
+        let updated = update(&mut state, &sums, rates, &Places::default(), shown);
         assert_eq!(updated, Err((BLOCK + 7, f32::INFINITY)));
         assert_eq!(bits(&state), bits(&before));
     }

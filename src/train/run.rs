@@ -313,7 +313,7 @@ impl Trainer<'_, '_> {
     /// unchanged.
     fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
         let Trainer { run: Run { state, compute, .. }, sums, .. } = self;
-        let places = compute.layout().places_of_b();
+        let places = compute.layout().places();
         let mut ahead = |stretch: Stretch| compute.parameters_ahead(step, stretch);
         let updated = optimizer_step::update(state, sums, (grad_norm, lr), &places, &mut ahead);
         updated.map_err(|(index, value)| {

@@ -3,6 +3,7 @@
 //! come first, and measuring stops after a time limit, so that a slow device loses little time.
 
 use crate::model::config::Config;
+use crate::model::head;
 use crate::model::memory::{InUse, Used};
 use crate::model::stage::{IGNORE, Microbatch, Model, Targets};
 use crate::numeric::line::Points;
@@ -83,10 +84,8 @@ fn batch(config: &Config, tokens: usize) -> Microbatch {
     let bounds: Vec<u32> = (0..tokens).step_by(row).chain([tokens]).map(|at| at as u32).collect();
     let rows = bounds.len() - 1;
     let next = |row: &[u32]| row[1..].iter().copied().chain([IGNORE]).collect::<Vec<_>>();
-    let targets = match &config.labels {
-        Some(_) => Targets::Labels(vec![0; rows]),
-        None => Targets::Tokens(ids.chunks(row).flat_map(next).collect()),
-    };
+    let of_head = head::targets(config, (rows, tokens));
+    let targets = of_head.unwrap_or_else(|| Targets::Tokens(ids.chunks(row).flat_map(next).collect()));
     Microbatch { step: 0, rows: (0..rows as u64).collect(), ids, bounds, targets }
 }
 

@@ -26,6 +26,10 @@ pub trait Work {
     fn predicts(&self) -> bool {
         false
     }
+    /// Names of the classes of words; empty where words have none.
+    fn tags(&self) -> &[String] {
+        &[]
+    }
     /// Number of microbatches that the reference scores before the next step; 0 where none is needed, or all are known.
     fn unscored(&self) -> usize {
         0

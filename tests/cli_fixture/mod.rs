@@ -181,6 +181,17 @@ pub fn classes(n: usize) -> String {
     (0..n).map(|i| row(i).to_string() + "\n").collect()
 }
 
+/// Rows of words with labels in the format IOB2, of different lengths.
+pub fn words(n: usize) -> String {
+    let row = |i: usize| {
+        let named = [("git", "B-TOOL"), ("push", "B-VERB"), ("hard", "I-VERB"), ("now", "O")];
+        let row: Vec<_> = (0..2 + i % 6).map(|at| named[(at * (1 + i % 3) + i) % 4]).collect();
+        let (tokens, tags): (Vec<_>, Vec<_>) = row.into_iter().unzip();
+        json!({ "tokens": tokens, "ner_tags": tags })
+    };
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}
+
 /// Rows with numbers, of different lengths.
 pub fn numbers(n: usize) -> String {
     let row = |i: usize| {

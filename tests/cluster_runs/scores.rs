@@ -1,7 +1,7 @@
 //! The reported results are deterministic as well as the adapter: losses of evaluations, predictions of a classifier
 //! for every row, and samples have the same bits for any workers.
 
-use crate::cli_fixture::{classes, numbers, pairs};
+use crate::cli_fixture::{classes, numbers, pairs, words};
 use crate::fleet::{Fleet, RUN};
 use serde_json::Value;
 
@@ -23,6 +23,7 @@ fn check(run: &str, field: &str) {
     let rows = |fleet: &Fleet| {
         fleet.bench.file("classes.jsonl", &classes(60));
         fleet.bench.file("numbers.jsonl", &numbers(60));
+        fleet.bench.file("words.jsonl", &words(60));
         fleet.bench.file("pairs.jsonl", &pairs(60));
     };
     let alone = Fleet::new();
@@ -74,4 +75,5 @@ fn classifier_scores_are_equal_for_any_workers() {
     check(run, "confusion");
     check(&run.replace("classify --data classes", "regression --data numbers"), "pearson");
     check(&run.replace("classify --data classes", "reward --data pairs"), "max_reward");
+    check(&run.replace("classify --data classes", "token-classification --data words"), "f1");
 }

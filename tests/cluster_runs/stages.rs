@@ -1,7 +1,7 @@
 //! Workers that hold the layers of one model together (`--stages`): they change no byte, whatever the split, the model,
 //! the task and the other devices of the run.
 
-use crate::cli_fixture::{classes, numbers, pairs, rows, stderr};
+use crate::cli_fixture::{classes, numbers, pairs, rows, stderr, words};
 use crate::fleet::{Fleet, RUN};
 use crate::random_base;
 use finetune::families::{GEMMA3, GRANITE, LFM2, OLMO3, QWEN3_MOE};
@@ -14,6 +14,7 @@ fn line(run: &str, (stages, workers): (&str, usize), more: &str) -> Fleet {
     fleet.bench.file("classes.jsonl", &classes(240));
     fleet.bench.file("pairs.jsonl", &pairs(120));
     fleet.bench.file("numbers.jsonl", &numbers(120));
+    fleet.bench.file("words.jsonl", &words(240));
     fleet.bench.file("weighted.jsonl", &weighted());
     fleet.coordinator(&format!("{run} --stages {stages} {more}"));
     let names: Vec<String> = (0..workers).map(|i| format!("seat-{i}")).collect();
@@ -65,6 +66,7 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         ("--task dpo --nll-weight 0.5", "pairs"),
         ("--task regression", "numbers"),
         ("--task reward", "pairs"),
+        ("--task token-classification", "words"),
         // The lower worker has nothing to train.
         ("--target-layers 2-3 --rank-pattern q_proj=2", "many"),
         ("", "weighted"),
@@ -75,6 +77,7 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         alone.bench.file("classes.jsonl", &classes(240));
         alone.bench.file("pairs.jsonl", &pairs(120));
         alone.bench.file("numbers.jsonl", &numbers(120));
+        alone.bench.file("words.jsonl", &words(240));
         alone.bench.file("weighted.jsonl", &weighted());
         let bytes = alone.alone(&run);
         let fleet = line(&run, ("2", 2), "");

@@ -40,6 +40,7 @@ pub fn shape() -> Shape {
     let lora = LoraSpec { rank: 4, alpha: 8.0, dropout: 0.1, targets, seed: 7, ..LoraSpec::none() };
     Shape {
         labels: None,
+        tags: false,
         class_weights: None,
         quantize: None,
         lora,
@@ -118,6 +119,7 @@ pub fn manifest() -> Manifest {
         files: files().into_iter().map(|(file, _)| file).collect(),
         parts: vec![],
         labels: shape.labels,
+        tags: shape.tags,
         class_weights: shape.class_weights,
         quantize: None,
         lora: shape.lora,

@@ -211,5 +211,5 @@ warmup_ratio: 0.1
 micro_batch_size: 2
 gradient_accumulation_steps: 4
 special_tokens:
-  pad_token: \"<pad>\"
+  eos_token: \"<end>\"
 ";

@@ -156,6 +156,7 @@ pub fn manifest() -> Manifest {
         files: vec![ModelFile { name: "config.json".into(), size: 3, hash: [3; 32] }],
         parts: vec![],
         labels: Some(vec!["a".into(), "b".into()]),
+        tags: true,
         class_weights: Some(vec![1.0, f32::NAN]),
         quantize: None,
         lora: LoraSpec {
@@ -230,6 +231,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Train(answering(pairs))),
         leased(Work::Train(headed(Targets::Numbers(vec![0.5, f32::NAN])))),
         leased(Work::Eval(headed(Targets::Ranked(Ranking { margins: vec![f32::INFINITY], centre: -1.0 })))),
+        leased(Work::Train(headed(Targets::Classes(vec![0, u32::MAX, 9])))),
         leased(Work::Eval(answering(Aim::Score))),
         leased(Work::Recheck(microbatch())),
         leased(Work::Eval(microbatch())),

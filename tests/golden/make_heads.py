@@ -114,4 +114,4 @@ def main(out, seed):
     json.dump(dict(versions=versions, cases=cases), open(f'{out}/expected.json', 'w'), indent=1)
 
 
-main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5)
+if __name__ == '__main__': main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5)

@@ -57,7 +57,14 @@ impl Case {
         Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }
     }
 
-    /// One of the case's adapters as a flat vector.
+    /// The same with a head that labels tokens with three classes.
+    pub fn tagger(self) -> Case {
+        let config = self.config.into_tagger(["a", "b", "c"].map(String::from).to_vec()).unwrap();
+        let layout = layout::of(&config, &self.lora, 0..config.layers);
+        Case { config, layout, ..self }
+    }
+
+    /// One of the case's adapters as a flat vector. The head of a tagger has values that are in no file.
     pub fn adapter(&self, name: &str) -> Vec<f32> {
         let adapter = peft::read(&self.dir.join(name)).unwrap();
         let named: Vec<_> = adapter
@@ -65,7 +72,14 @@ impl Case {
             .iter()
             .map(|t| Named { name: &t.name, rows: t.rows, cols: t.cols, values: &t.values })
             .collect();
-        lora::from_adapter(&self.layout, &named).unwrap()
+        if !self.config.tags {
+            return lora::from_adapter(&self.layout, &named).unwrap();
+        }
+        let text = Config { labels: None, tags: false, ..self.config.clone() };
+        let text = layout::of(&text, &self.lora, 0..text.layers);
+        let mut flat = lora::from_adapter(&text, &named).unwrap();
+        flat.extend((flat.len()..self.layout.len()).map(|i| (i * 7919 % 97) as f32 / 97.0 - 0.5));
+        flat
     }
 
     pub fn number(&self, key: &str) -> f64 {
@@ -84,6 +98,10 @@ impl Case {
         let weight = |row: usize| self.expected["rows"][row]["weight"].as_f64().map(|weight| weight as f32);
         let weights: Vec<f32> = (from..from + n).filter_map(weight).collect();
         let targets = match &self.config.labels {
+            Some(_) if self.config.tags => {
+                let class = |id: &u32| if id % 3 == 1 { IGNORE } else { id * 5 % 7 % 3 };
+                Targets::Classes(ids.iter().map(class).collect())
+            }
             Some(_) => Targets::Labels(labels),
             None if weights.is_empty() => Targets::Tokens(next),
             None => Targets::Weighted { targets: next, weights },

@@ -89,6 +89,7 @@ pub fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize),
         score_scale: AttentionSpec::usual_scale(heads),
         soft_cap: None,
         labels: None,
+        tags: false,
         numbers: false,
     }
 }

@@ -102,7 +102,7 @@ fn a_fault_in_a_line_ends_the_round_and_leaves_nothing() {
                     (Targets::Tokens(all) | Targets::Weighted { targets: all, .. }, _) => {
                         all[0] = u32::MAX - 1
                     }
-                    (Targets::Labels(all), _) => all[0] = u32::MAX - 1,
+                    (Targets::Labels(all) | Targets::Classes(all), _) => all[0] = u32::MAX - 1,
                     (Targets::Answers(answers), _) => answers.begins.clear(),
                     (Targets::Numbers(all), _) => all.clear(),
                     (Targets::Ranked(ranking), _) => ranking.margins.clear(),

@@ -5,6 +5,7 @@ use crate::config::groups::DeviceOptions;
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Chosen, Need};
 use crate::model::config::Config;
+use crate::model::head;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;
 use crate::model::merge::Merged;
@@ -105,10 +106,8 @@ pub fn apart(one: &[f32], two: &[f32]) -> f32 {
 /// A fixed row of token ids.
 pub fn probe(config: &Config) -> Microbatch {
     let ids: Vec<u32> = (0..PROBE).map(|i| (i * 7919 + 11) % config.vocab as u32).collect();
-    let targets = match config.labels {
-        Some(_) => Targets::Labels(vec![0]),
-        None => Targets::Tokens(vec![crate::model::stage::IGNORE; ids.len()]),
-    };
+    let none = || Targets::Tokens(vec![crate::model::stage::IGNORE; ids.len()]);
+    let targets = head::targets(config, (1, ids.len())).unwrap_or_else(none);
     Microbatch { step: 0, rows: vec![0], bounds: vec![0, PROBE], ids, targets }
 }
 

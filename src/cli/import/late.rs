@@ -1,7 +1,7 @@
-//! Settings that depend on several keys: the path of TensorBoard's files, the type of 4-bit weights, and the kept
-//! adapter.
+//! Settings that depend on several keys: the path of TensorBoard's files, the type of 4-bit weights, the kept adapter, and
+//! those of `together`.
 
-use super::{Dialect, Import, is_empty, scalar};
+use super::{Dialect, Import, is_empty, scalar, together};
 use serde_json::{Map, Value};
 
 /// Keys that this module converts.
@@ -11,6 +11,7 @@ pub const KEYS: &[&str] = &["report_to", "logging_dir"];
 pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
     let said = |key: &str| keys.get(key).filter(|v| !is_empty(v)).map(scalar);
     reports(import, said("report_to"), said("logging_dir"));
+    together::take(import, dialect, keys);
     // Both trainers use other names for double quantisation, and LLaMA-Factory enables it by default.
     let double = match dialect {
         Dialect::LlamaFactory => said("double_quantization").is_none_or(|v| v != "false"),
@@ -40,7 +41,10 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
             import.take_back("early_stopping", why);
         }
     }
-    if import.value_of("best_metric").is_some() && import.value_of("task") != Some("classify") {
+    let classes = ["classify", "token-classification"];
+    if import.value_of("best_metric").is_some()
+        && !import.value_of("task").is_some_and(|task| classes.contains(&task))
+    {
         import.take_back(
             "best_metric",
             "it is a classifier's (task: classify); the lowest loss is the best here",
@@ -217,12 +221,13 @@ wandb_watch:
     #[test]
     fn every_known_key_is_explained() {
         for (key, value, part) in [
-            ("hub_model_id", "a/b", "a run uploads nothing (`finetune push` does); leave it out"),
+            ("hub_model_id", "a/b", "`finetune push OUT owner/name` uploads the result, once; leave it out"),
+            ("model_revision", "v1", "owner/name@revision"),
             ("plugins", "x", "none of it is run; leave it out"),
             ("wandb_project", "p", "metrics.jsonl"),
             ("neat_packing", "true", "this is packing here"),
             ("use_cpu", "true", "this is `gpus: cpu` here"),
-            ("push_to_hub", "false", "it is so anyway"),
+            ("data_seed", "1", "one seed fixes everything"),
             ("dataset_name", "a/b", "finetune import FILE"),
         ] {
             let why = explanation(key, value).unwrap();

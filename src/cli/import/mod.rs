@@ -5,17 +5,18 @@
 
 mod late;
 mod rows;
+mod together;
 mod turns;
 
 use crate::cli::invocation::Invocation;
-use crate::config::dialects::{Becomes, Dialect, ROW_KEYS, Rule};
+use crate::config::dialects::{Becomes, Dialect, ROW_KEYS, Rule, TOGETHER};
 use crate::config::groups::Options;
 use crate::config::refusal::{self, Refusal};
 use crate::config::table::{self, Section, TABLE};
 use crate::config::{Settings, alias, yaml};
 use crate::support::stderr::{inline, say};
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One line of the result.
 struct Line {
@@ -36,6 +37,10 @@ struct Import {
     remarks: Vec<String>,
     /// Factors of the number of rows per step.
     factors: Vec<(String, u64)>,
+    /// NAME=VALUE that the command needs in front of it.
+    variables: Vec<String>,
+    /// The text of a chat template, which needs a file of its own.
+    template: Option<String>,
 }
 
 /// Converts a file.
@@ -46,21 +51,33 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let path = Path::new(&file);
     let text = std::fs::read_to_string(path).map_err(refusal::at(path))?;
     let from = inv.settings.text("from")?.map(String::from);
-    let (dialect, import) = convert(&text, path, from.as_deref())?;
+    let (dialect, mut import) = convert(&text, path, from.as_deref())?;
+    let output = inv.settings.text("output")?.filter(|_| inv.settings.is_given("output")).map(PathBuf::from);
+    let template = import.template.take();
+    let beside = output.as_ref().map(|output| output.with_extension("jinja"));
+    match (&template, &beside) {
+        (Some(_), Some(file)) => import.set("chat_template", word(&file.display().to_string()), JINJA),
+        (Some(text), None) => {
+            let why = "with -o FILE it becomes a file beside it: chat_template: FILE";
+            import.lose(JINJA, &Value::from(text.as_str()), why);
+        }
+        (None, _) => {}
+    }
     let result = import.render(path, dialect);
     check(&result, path)?;
     for (key, value, why) in &import.lost {
         say!("{}", inline(&format!("not carried over: {key}: {value}: {why}")));
     }
-    match inv.settings.text("output")? {
-        Some(output) if inv.settings.is_given("output") => {
-            let output = Path::new(output);
-            crate::format::atomic::write_file(output, result.as_bytes()).map_err(Refusal::from)?;
-            inv.say(&output.display().to_string())
-        }
-        _ => inv.say(result.trim_end()),
+    let Some(output) = output else { return inv.say(result.trim_end()) };
+    if let (Some(text), Some(file)) = (template, beside) {
+        crate::format::atomic::write_file(&file, text.as_bytes()).map_err(Refusal::from)?;
     }
+    crate::format::atomic::write_file(&output, result.as_bytes()).map_err(Refusal::from)?;
+    inv.say(&output.display().to_string())
 }
+
+/// Axolotl's key for a template, or the path of its file.
+const JINJA: &str = "chat_template_jinja";
 
 fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Import), Refusal> {
     let options = serde_yaml::options! { with_snippet: false };
@@ -122,7 +139,8 @@ impl Import {
     }
 
     fn take(&mut self, dialect: Dialect, key: &str, value: &Value) {
-        if is_empty(value) || ROW_KEYS.contains(&key) || late::KEYS.contains(&key) {
+        let together = late::KEYS.contains(&key) || TOGETHER.iter().any(|(known, _)| *known == key);
+        if is_empty(value) || ROW_KEYS.contains(&key) || together {
             return;
         }
         match dialect.rule(key) {
@@ -134,6 +152,8 @@ impl Import {
                 Err(_) => self.lose(key, value, "expected a whole number"),
             },
             Some(Rule::Lost(why)) => self.lose(key, value, why),
+            Some(Rule::Elsewhere(_)) if *value == Value::Bool(false) => {}
+            Some(Rule::Elsewhere(why)) => self.remarks.push(format!("{key}: {}: {why}", shown(value))),
             Some(Rule::Key(ours)) => self.set(ours, yaml_value(value), key),
             Some(Rule::When(cases, otherwise)) => {
                 let word = scalar(value).to_lowercase();
@@ -253,7 +273,8 @@ impl Import {
     fn render(&self, path: &Path, dialect: Dialect) -> String {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut text = format!("# {name}, a configuration of {}, by finetune import.\n", dialect.name());
-        text += "# command   finetune --config THIS\n";
+        let before: String = self.variables.iter().map(|v| inline(v) + " ").collect();
+        text += &format!("# command   {before}finetune --config THIS\n");
         for section in Section::ALL {
             let here =
                 |l: &&Line| table::find(&l.key.replace('_', "-")).is_some_and(|o| o.section == section);
@@ -344,5 +365,7 @@ fn word(s: &str) -> String {
     if starts && s.chars().all(plain) { s.into() } else { Value::from(s).to_string() }
 }
 
+#[cfg(test)]
+mod outcomes;
 #[cfg(test)]
 mod tests;

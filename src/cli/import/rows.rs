@@ -20,7 +20,8 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
     for (key, ours) in [("dataset", "data"), ("eval_dataset", "eval_data")] {
         if let Some(value) = keys.get(key).filter(|v| !is_empty(v)) {
             let folder = keys.get("dataset_dir").map_or("data".into(), scalar);
-            llama_factory(import, (key, ours), value, &info(path, &folder));
+            let of_texts = keys.get("stage").is_some_and(|stage| stage == "pt");
+            llama_factory(import, (key, ours), (value, of_texts), &info(path, &folder));
         }
     }
     let files = keys.get("data_files").filter(|v| !is_empty(v));
@@ -205,6 +206,8 @@ const FIELDS: &[(&str, &str)] = &[
     ("field_output", "output"),
     ("field_system", "system"),
     ("field", "text"),
+    ("field_chosen", "chosen"),
+    ("field_rejected", "rejected"),
 ];
 
 /// Whether a key of a data set is converted or has no effect.
@@ -222,7 +225,12 @@ fn custom_prompt(import: &mut Import, key: &str, set: &Value) {
 }
 
 /// Converts names, each an entry of dataset_info.json with the file and the names of its columns.
-fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, info: &Path) {
+fn llama_factory(
+    import: &mut Import,
+    (key, ours): (&str, &str),
+    (names, of_texts): (&Value, bool),
+    info: &Path,
+) {
     let known: Option<Value> = std::fs::read_to_string(info).ok().and_then(|t| serde_json::from_str(&t).ok());
     let (mut files, mut fields) = (Vec::new(), Vec::new());
     for name in scalar(names).split(',').map(str::trim).filter(|n| !n.is_empty()) {
@@ -233,11 +241,11 @@ fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, 
             (Some(entry), Some(file), _) => {
                 let path = info.parent().unwrap_or(Path::new(".")).join(file);
                 files.push(word(&path.display().to_string()));
-                fields.extend(columns(import, name, entry));
+                fields.extend(columns(import, name, (entry, of_texts)));
             }
             (Some(entry), None, Some(set)) => {
                 files.push(word(&set));
-                fields.extend(columns(import, name, entry));
+                fields.extend(columns(import, name, (entry, of_texts)));
             }
             _ if is_file(name) => files.push(word(name)),
             _ => {
@@ -263,13 +271,14 @@ fn of_entry(entry: &Value, ours: &str) -> Option<String> {
     on_hub((&text("hf_hub_url")?, ours), text("subset"), split, None)
 }
 
-/// FORM=ROW of an entry; columns without an equivalent are lost.
-fn columns(import: &mut Import, name: &str, entry: &Value) -> Vec<String> {
+/// FORM=ROW of an entry; columns without an equivalent are lost. `of_texts`: the prompt is all that is learnt.
+fn columns(import: &mut Import, name: &str, (entry, of_texts): (&Value, bool)) -> Vec<String> {
     let mut fields = Vec::new();
     let columns = entry.get("columns").and_then(Value::as_object);
     let turns = turns::llama_factory(import, name, entry);
     for (theirs, column) in columns.into_iter().flatten() {
         let form = match theirs.as_str() {
+            "prompt" if of_texts => "text",
             "prompt" => "instruction",
             "query" => "input",
             "response" => "output",
@@ -284,7 +293,7 @@ fn columns(import: &mut Import, name: &str, entry: &Value) -> Vec<String> {
         }
     }
     for (lost, value) in entry.as_object().into_iter().flatten() {
-        let usual = ["file_name", "columns", "tags", "hf_hub_url", "ms_hub_url", "formatting"];
+        let usual = ["file_name", "columns", "tags", "hf_hub_url", "ms_hub_url", "formatting", "ranking"];
         let of_hub = ["subset", "split"].contains(&lost.as_str()) && of_entry(entry, "data").is_some();
         let said =
             !of_hub && !usual.contains(&lost.as_str()) && !is_empty(value) && *value != Value::Bool(false);

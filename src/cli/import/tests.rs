@@ -88,7 +88,7 @@ fn axolotl_configuration_is_converted() {
             "warmup_steps: 10%",
             "eval_steps: epoch/4",
         ],
-        &["optimizer", "special_tokens", "datasets: path"],
+        &["optimizer", "datasets: path"],
     );
     check("base_model: m\nadapter:\nrl: grpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
     check(
@@ -165,7 +165,7 @@ eval_strategy: steps
             "eval_split: 0.1",
             "eval_steps: 10",
         ],
-        &["trust_remote_code", "template", "dataset"],
+        &["template", "dataset"],
     );
 }
 

@@ -78,9 +78,13 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
         ("hash", json!(corpus.hash)),
     ]);
     if let Some(labels) = &corpus.labels {
-        let rows = |i: usize| corpus.samples.iter().filter(|s| s.label == Some(i as u32)).count() as u64;
-        let named =
-            labels.names.iter().enumerate().map(|(i, name)| format!("{name} ({})", count(rows(i), "row")));
+        let mut counts = vec![0; labels.names.len()];
+        let classes =
+            corpus.samples.iter().flat_map(|s| s.label.into_iter().chain(s.classes.iter().copied()));
+        classes.for_each(|class| counts.get_mut(class as usize).into_iter().for_each(|n| *n += 1));
+        let what = if corpus.samples.have_classes() { "word" } else { "row" };
+        let named = labels.names.iter().zip(&mut counts);
+        let named = named.map(|(name, n)| format!("{name} ({})", count(*n, what)));
         facts.push(("labels", json!(named.collect::<Vec<_>>())));
     }
     if let Some(first) = &c.first_dropped {

@@ -88,6 +88,10 @@ fn work(o: &Outlook) -> Vec<String> {
             count(c.evals, "time")
         ));
     }
+    if c.reference > 0 {
+        let tokens = count(c.reference, "token");
+        lines.push(format!("reference {tokens} of answers, scored once before the first step"));
+    }
     lines
 }
 
@@ -199,6 +203,9 @@ fn time(o: &Outlook) -> Vec<String> {
     if f.looks > 0.0 {
         parts.push(format!("{} of evaluations and answers", duration(f.looks)));
     }
+    if f.reference > 0.0 {
+        parts.push(format!("{} of the reference", duration(f.reference)));
+    }
     if f.saves > 0.0 {
         let n = o.counts.saves;
         parts.push(format!("{} of {n} checkpoint{}", duration(f.saves), if n == 1 { "" } else { "s" }));
@@ -266,6 +273,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             "supervised": n.supervised, "trained_on": p.train.samples.len(),
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
+        "reference": { "tokens": c.reference },
         "adapter": {
             "rank": p.spec.rank, "target_modules": p.spec.targets, "exceptions": p.spec.exceptions,
             "trained_values": o.shape.trained,
@@ -280,7 +288,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
         "line": o.line.as_ref().map(|line| line::json(line, c)),
         "forecast": {
             "tokens_per_second": f.tokens_per_second, "seconds": f.total(), "steps_seconds": f.steps,
-            "sync_seconds": f.sync, "look_seconds": f.looks, "checkpoint_seconds": f.saves, "guessed": o.guessed(),
+            "sync_seconds": f.sync, "look_seconds": f.looks, "reference_seconds": f.reference, "checkpoint_seconds": f.saves, "guessed": o.guessed(),
         },
         "advice": advice(o), "notes": o.notes,
     })

@@ -134,6 +134,7 @@ pub(super) mod tests {
             files: vec![],
             parts: vec![],
             labels: None,
+            tags: false,
             class_weights: None,
             quantize: None,
             lora,

@@ -59,6 +59,9 @@ fn score(sums: &LossSums, batch: &Microbatch, (classes, tokens): (usize, bool)) 
         }
         Targets::Tokens(targets) | Targets::Weighted { targets, .. } => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
+        Targets::Classes(classes) => {
+            (classes.len(), classes.iter().filter(|class| **class != IGNORE).count())
+        }
         Targets::Answers(_) | Targets::Ranked(_) => (batch.ids.len(), 0),
         Targets::Numbers(numbers) => (numbers.len(), 0),
     };

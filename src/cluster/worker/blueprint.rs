@@ -30,6 +30,8 @@ pub struct Blueprint {
 pub struct Shape {
     /// A classifier's labels.
     pub labels: Option<Vec<String>>,
+    /// Whether they are those of tokens.
+    pub tags: bool,
     /// Loss weights, one per class.
     pub class_weights: Option<Vec<f32>>,
     /// How the base model is quantized.
@@ -82,6 +84,7 @@ impl Shape {
     pub fn of(manifest: &Manifest) -> Self {
         Shape {
             labels: manifest.labels.clone(),
+            tags: manifest.tags,
             class_weights: manifest.class_weights.clone(),
             quantize: manifest.quantize.clone(),
             lora: manifest.lora.clone(),
@@ -123,7 +126,10 @@ impl Blueprint {
         let files = format::open(path)?;
         let mut config = Config::from_json(&files.config)?;
         if let Some(labels) = &shape.labels {
-            config = config.into_classifier(labels.clone())?;
+            config = match shape.tags {
+                true => config.into_tagger(labels.clone())?,
+                false => config.into_classifier(labels.clone())?,
+            };
         }
         let tensors: Arc<dyn Tensors> = match &shape.quantize {
             Some(name) => Arc::new(Quantised::new(files.tensors, Recipe::named(name)?)?),

@@ -141,6 +141,7 @@ fn blueprint() -> Result<Blueprint, ModelError> {
     let tensors = Arc::new(Drawn::new(&config));
     let shape = Shape {
         labels: None,
+        tags: false,
         class_weights: None,
         quantize: None,
         lora,

@@ -80,6 +80,7 @@ fn front_matter(config: &AdapterConfig) -> String {
     let pipeline = match config.task {
         TaskType::CausalLm => "text-generation",
         TaskType::SeqCls => "text-classification",
+        TaskType::TokenCls => "token-classification",
     };
     let _ = writeln!(text, "pipeline_tag: {pipeline}\ntags:");
     if let Some(id) = base {
@@ -102,10 +103,11 @@ fn transformers(config: &AdapterConfig, base: &str) -> String {
         TaskType::CausalLm if !config.path.is_empty() => ("AutoModelForImageTextToText", ""),
         TaskType::CausalLm => ("AutoModelForCausalLM", ""),
         TaskType::SeqCls => ("AutoModelForSequenceClassification", ", num_labels=len(labels)"),
+        TaskType::TokenCls => ("AutoModelForTokenClassification", ", num_labels=len(labels)"),
     };
     let labels = match config.task {
         TaskType::CausalLm => "",
-        TaskType::SeqCls => {
+        TaskType::SeqCls | TaskType::TokenCls => {
             "import json\nlabels = json.load(open(\"ADAPTER/label_map.json\"))[\"id2label\"]\n"
         }
     };
@@ -122,7 +124,7 @@ fn transformers(config: &AdapterConfig, base: &str) -> String {
 fn vllm(config: &AdapterConfig, base: &str) -> String {
     let head = "\n## With vLLM\n\n";
     match (config.task, max_lora_rank(config.r)) {
-        (TaskType::SeqCls, _) => {
+        (TaskType::SeqCls | TaskType::TokenCls, _) => {
             format!("{head}vLLM takes no adapter with a head of its own: merge it into the base first.\n")
         }
         _ if !config.token_rows.is_empty() => {

@@ -12,6 +12,8 @@ pub enum TaskType {
     CausalLm,
     /// `SEQ_CLS`: with a head `base_model.model.score.weight` that is trained in full.
     SeqCls,
+    /// `TOKEN_CLS`: the same, with a bias `base_model.model.score.bias`.
+    TokenCls,
 }
 
 /// The variable fields of the file; all other fields have a fixed value.
@@ -55,6 +57,7 @@ impl AdapterConfig {
         let (task, saved) = match self.task {
             TaskType::CausalLm => ("CAUSAL_LM", Value::Null),
             TaskType::SeqCls => ("SEQ_CLS", json!(["classifier", "score"])),
+            TaskType::TokenCls => ("TOKEN_CLS", json!(["classifier", "score"])),
         };
         let target_modules = match self.path {
             // Paths name modules of the text model alone.
@@ -123,8 +126,9 @@ impl AdapterConfig {
         let task = match v["task_type"].as_str() {
             None | Some("CAUSAL_LM") => TaskType::CausalLm,
             Some("SEQ_CLS") => TaskType::SeqCls,
+            Some("TOKEN_CLS") => TaskType::TokenCls,
             Some(other) => {
-                let way = "adapters for CAUSAL_LM and SEQ_CLS are read";
+                let way = "adapters for CAUSAL_LM, SEQ_CLS and TOKEN_CLS are read";
                 return Err(FormatError::unsupported(path, format!("task_type {other}"), way));
             }
         };

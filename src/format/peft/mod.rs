@@ -52,7 +52,7 @@ pub struct AdapterTensor {
     pub name: String,
     /// R for A, number of outputs for B, number of labels for the head, number of tokens for trained rows.
     pub rows: usize,
-    /// Number of inputs for A, R for B, else the hidden size.
+    /// Number of inputs for A, R for B, 1 for the bias of a head, else the hidden size.
     pub cols: usize,
     /// The [rows, cols] values, all finite.
     pub values: Vec<f32>,
@@ -147,6 +147,11 @@ fn plain_name(stored: &str) -> String {
     }
 }
 
+/// Whether a tensor is the bias of a head.
+fn is_bias(name: &str) -> bool {
+    name.ends_with(".score.bias") || name.ends_with(".classifier.bias")
+}
+
 /// The values, all finite.
 fn finite(
     path: &Path,
@@ -176,7 +181,8 @@ pub fn write(
             return Err(FormatError::tensor(&path, t.name, what));
         }
         let bytes = Dtype::F32.bytes_of(t.values);
-        data.push((Spec { name: t.name.into(), dtype: Dtype::F32, shape: vec![t.rows, t.cols] }, bytes));
+        let shape = if is_bias(t.name) { vec![t.rows] } else { vec![t.rows, t.cols] };
+        data.push((Spec { name: t.name.into(), dtype: Dtype::F32, shape }, bytes));
     }
     let data: Vec<(Spec, &[u8])> = data.iter().map(|(spec, bytes)| (spec.clone(), &**bytes)).collect();
     safetensors::write(&path, &data)?;
@@ -227,8 +233,13 @@ fn matrix(
 ) -> Result<AdapterTensor, FormatError> {
     let bad = |what: String| FormatError::tensor(path, stored, what);
     let name = plain_name(stored);
-    let [rows, cols] = tensor.shape[..] else {
-        return Err(bad(format!("has shape {:?}, a matrix is needed", tensor.shape)));
+    let (rows, cols) = match tensor.shape[..] {
+        [rows, cols] if !is_bias(&name) => (rows, cols),
+        [rows] if is_bias(&name) => (rows, 1),
+        _ => {
+            let needed = if is_bias(&name) { "a vector" } else { "a matrix" };
+            return Err(bad(format!("has shape {:?}, {needed} is needed", tensor.shape)));
+        }
     };
     let r = config.r;
     let known = |rank: usize| rank == r || config.rank_pattern.iter().any(|(_, other)| *other == rank);

@@ -475,3 +475,31 @@ fn longrope_uses_short_factors_up_to_the_original_length() {
         assert!(error.contains(said), "{error}");
     }
 }
+
+#[test]
+fn heads_of_tokens_are_read_made_and_refused() {
+    let ids = json!({"0": "B-X", "1": "O"});
+    let class = |name: &str, more: Value| {
+        let own = json!({"architectures": [name], "id2label": ids, "problem_type": "regression"});
+        read(with(own, more))
+    };
+    let tagger = class("LlamaForTokenClassification", json!({})).unwrap();
+    assert_eq!(
+        (tagger.tags, tagger.numbers, tagger.architecture().as_str()),
+        (true, false, "LlamaForTokenClassification")
+    );
+    let labels = || vec!["B-X".to_owned(), "O".to_owned()];
+    assert_eq!(tagger.clone().into_tagger(labels()), Ok(tagger.clone()));
+    let said = |refused: Result<Config, ConfigError>| refused.unwrap_err().to_string();
+    assert!(said(tagger.into_classifier(labels())).contains("--task token-classification"));
+    let of_rows = class("LlamaForSequenceClassification", json!({})).unwrap();
+    assert!(said(of_rows.into_tagger(labels())).contains("its head is for whole rows"));
+    let without = class("LlamaForTokenClassification", json!({"token_classification_bias": false}));
+    assert!(said(without).contains("token_classification_bias"));
+    // transformers 5.24 has no such class for these families.
+    let without: Vec<&str> = families::ALL.iter().filter(|f| !f.labels_tokens).map(|f| f.name).collect();
+    assert_eq!(without, ["Gemma3", "Granite", "Olmo2", "Olmo3", "Lfm2"]);
+    let olmo = read(json!({"architectures": ["Olmo2ForCausalLM"]})).unwrap();
+    assert!(said(olmo.into_tagger(labels())).contains("token classification on Olmo2ForCausalLM"));
+    assert!(class("Olmo2ForTokenClassification", json!({})).is_err());
+}

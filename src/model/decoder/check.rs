@@ -20,11 +20,17 @@ impl<B: Fused> Decoder<B> {
         if !self.span.last {
             return Ok(());
         }
+        self.check_targets(batch)
+    }
+
+    /// The same for what the head reads.
+    fn check_targets(&self, batch: &Microbatch) -> Result<(), Fault> {
         if let (Targets::Answers(answers), None) = (&batch.targets, &self.config.labels) {
             self.check_ids(&batch.ids)?;
             return answers.misfit(batch).map_or(Ok(()), |why| Err(self.fault(why)));
         }
-        match (&batch.targets, &self.config.labels) {
+        let of_rows = self.config.labels.as_ref().filter(|_| !self.config.tags);
+        match (&batch.targets, of_rows) {
             (Targets::Ranked(ranking), Some(labels)) => {
                 let misfit =
                     if labels.len() == 1 { ranking.misfit(batch) } else { Some("a reward is one output") };
@@ -43,7 +49,15 @@ impl<B: Fused> Decoder<B> {
             (Targets::Tokens(t) | Targets::Weighted { targets: t, .. }, None) => {
                 (t, self.config.vocab, batch.ids.len(), Some(IGNORE))
             }
-            (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
+            (Targets::Labels(t), Some(labels)) if !self.config.tags => {
+                (t, labels.len(), batch.rows.len(), None)
+            }
+            (Targets::Classes(t), Some(labels)) if self.config.tags => {
+                (t, labels.len(), batch.ids.len(), Some(IGNORE))
+            }
+            (_, Some(_)) if self.config.tags => {
+                return Err(self.fault("the head labels tokens, not rows"));
+            }
             (_, Some(_)) => {
                 return Err(self.fault("a classifier predicts labels, not tokens"));
             }

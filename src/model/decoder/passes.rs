@@ -93,11 +93,11 @@ impl<B: Fused> Decoder<B> {
         let (embedding, dropout) = (self.embedding.as_ref(), mask.map(|key| (key, &tape.tokens)));
         let below = Beneath { hidden, params: &self.params, embedding, dropout };
         let last: Vec<u32> = batch.bounds[1..].iter().map(|&end| end - 1).collect();
+        let (rows, targets) = asked(batch, last, want);
         if want == Want::Logits {
-            let logits = head.logits(&mut self.backend, below, &last)?;
+            let logits = head.logits(&mut self.backend, below, &rows)?;
             return Ok(Top::Output(Output::Logits(logits)));
         }
-        let (rows, targets) = asked(batch, last);
         if let Want::Scores(top) = want {
             let asked = Asked { rows: &rows, targets: &targets };
             return head
@@ -283,12 +283,13 @@ fn head_mask<'a>(
 }
 
 /// The positions that are asked, and the targets of losses there. `last` are the last ones of the rows.
-fn asked(batch: &Microbatch, last: Vec<u32>) -> (Vec<u32>, Vec<u32>) {
+fn asked(batch: &Microbatch, last: Vec<u32>, want: Want) -> (Vec<u32>, Vec<u32>) {
     match &batch.targets {
+        targets if want == Want::Logits && !matches!(targets, Targets::Classes(_)) => (last, Vec::new()),
         Targets::Labels(labels) => (last, labels.clone()),
         Targets::Numbers(_) | Targets::Ranked(_) => (last, Vec::new()),
         Targets::Answers(answers) => answers.asked(batch),
-        Targets::Tokens(all) | Targets::Weighted { targets: all, .. } => {
+        Targets::Tokens(all) | Targets::Weighted { targets: all, .. } | Targets::Classes(all) => {
             (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Basis, Estimate, Home, Load, ON_DEVICE};
 use crate::model::decoder::{Build, Cost, DryRuns, Keep};
+use crate::model::head;
 use crate::model::stage::{Microbatch, Targets};
 use crate::model::weights::ModelError;
 use crate::numeric::block::{Block, Encoding};
@@ -66,10 +67,8 @@ impl<'a> Rehearsals<'a> {
 
     /// One row, in which each token is a target. Weighted rows take as much but for a few values of each target.
     fn batch(&self, tokens: usize) -> Microbatch {
-        let targets = match self.load.config.labels {
-            Some(_) => Targets::Labels(vec![0]),
-            None => Targets::Tokens(vec![0; tokens]),
-        };
+        let of_head = head::targets(self.load.config, (1, tokens));
+        let targets = of_head.unwrap_or_else(|| Targets::Tokens(vec![0; tokens]));
         Microbatch { step: 1, rows: vec![0], ids: vec![0; tokens], bounds: vec![0, tokens as u32], targets }
     }
 

@@ -64,6 +64,9 @@ pub fn tiles(history: &History) -> String {
         if let (Some(a), Some(b)) = (before.macro_f1, after.macro_f1) {
             tiles.insert(4, tile("macro F1", &format!("{b:.3}"), &format!("from {a:.3}")));
         }
+        if let (Some(a), Some(b)) = (before.f1, after.f1) {
+            tiles.insert(5, tile("entity F1", &format!("{b:.3}"), &format!("from {a:.3}")));
+        }
     }
     format!(r#"<div class="tiles">{}</div>"#, tiles.concat())
 }

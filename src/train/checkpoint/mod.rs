@@ -66,7 +66,9 @@ impl State {
             })),
             Event::Eval(e) => {
                 let mut entry = json!({ "epoch": epoch, "eval_loss": e.eval_loss, "step": e.step });
-                for (name, score) in [("eval_accuracy", e.accuracy), ("eval_macro_f1", e.macro_f1)] {
+                let scores =
+                    [("eval_accuracy", e.accuracy), ("eval_macro_f1", e.macro_f1), ("eval_f1", e.f1)];
+                for (name, score) in scores {
                     if let Some(score) = score {
                         entry[name] = json!(score);
                     }

@@ -46,6 +46,7 @@ fn blueprint() -> Blueprint {
     let lora = LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() };
     let shape = Shape {
         labels: None,
+        tags: false,
         class_weights: None,
         quantize: None,
         lora,
