@@ -71,7 +71,7 @@ fn invalid_command_lines_are_refused() {
             78,
             "--target-modules .. w_pack .. q_proj, k_proj, v_proj, o_proj",
         ),
-        ("--target-modules lm_head", 78, "lm_head .. q_proj"),
+        ("--target-modules lm_heads", 78, "lm_heads .. q_proj"),
         ("--neftune-noise-alpha 5", 78, "--neftune-noise-alpha .. not supported"),
         ("--load-in-8bit true", 78, "--load-in-8bit .. quantize: q8_0"),
         ("--quantize int3", 78, "--quantize .. int3 .. nf4, nf4-double, q8_0"),
@@ -148,7 +148,11 @@ fn invalid_configuration_files_are_refused() {
         ("neftune_noise_alpha: 5\n", 78, "c.yaml:1: neftune_noise_alpha .. not supported"),
         ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
         ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
-        ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. `finetune push` does); leave it out"),
+        (
+            "push_to_hub: true\n",
+            78,
+            "c.yaml:1: push_to_hub .. `finetune push OUT owner/name` uploads .. leave it out",
+        ),
         ("data: rows.jsonl\nkeep_best: true\n", 78, "c.yaml:2: keep_best .. --eval-steps epoch"),
     ] {
         b.file("c.yaml", text);

@@ -130,10 +130,9 @@ fn reference(
     s: &Settings,
     (config, tensors, spec): (&Config, &dyn Tensors, &LoraSpec),
 ) -> Result<Vec<f32>, Refusal> {
-    let layout = layout::of(config, spec, 0..config.layers);
     match s.text("reference-adapter")?.map(PathBuf::from) {
-        Some(dir) => adapter::read_flat(&dir, &layout),
-        None => Ok(base_parameters(&layout, spec, tensors)?),
+        Some(dir) => adapter::read_reference(&dir, config, spec),
+        None => Ok(base_parameters(&layout::of(config, spec, 0..config.layers), spec, tensors)?),
     }
 }
 

@@ -370,7 +370,8 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let beta =
         |name| filled(s, name, real(s, name, |b| (0.0..1.0).contains(&b), "must be at least 0 and below 1")?);
     let betas = [beta("adam-beta1")?, beta("adam-beta2")?];
-    let epsilon = real(s, "adam-epsilon", |e| e.is_finite() && e > 0.0, "must be finite and above 0")?;
+    let positive = |e: f64| e.is_finite() && e as f32 > 0.0;
+    let epsilon = real(s, "adam-epsilon", positive, "must be finite and above 0, in f32 too")?;
     let ratio = real(s, "loraplus-lr-ratio", |r| r.is_finite() && r > 0.0, "must be finite and above 0")?;
     let real = |name| filled(s, name, real(s, name, finite, "must be finite and at least 0")?);
     let seed = s.parse("seed", "a whole number of at most 64 bits")?;

@@ -130,15 +130,19 @@ fn rows_of(from: &AdapterConfig, config: &Config) -> Result<TrainedRows, LoraErr
     let no = |why: String| LoraError::Choice { option: TRAIN_TOKENS, why };
     let mut rows = TrainedRows::default();
     for (name, tokens) in &from.token_rows {
-        match name.rsplit('.').next() {
-            Some(EMBEDDING) => rows.embedding.clone_from(tokens),
-            Some(HEAD) => rows.head.clone_from(tokens),
+        let of = match name.rsplit('.').next() {
+            Some(EMBEDDING) => &mut rows.embedding,
+            Some(HEAD) => &mut rows.head,
             _ => {
                 return Err(no(format!(
                     "trained rows of {name} are not supported, only of {EMBEDDING} and {HEAD}"
                 )));
             }
+        };
+        if !of.is_empty() {
+            return Err(no(format!("trained rows of {name} are there twice")));
         }
+        of.clone_from(tokens);
     }
     // PEFT trains them once where both are the same matrix.
     if config.tied && rows.head == rows.embedding {
@@ -196,6 +200,19 @@ fn flat(layout: &Layout, tensors: &[peft::AdapterTensor]) -> Result<Vec<f32>, Re
         .map(|t| Named { name: &t.name, rows: t.rows, cols: t.cols, values: &t.values })
         .collect();
     Ok(lora::from_adapter(layout, &named)?)
+}
+
+/// Reads the values of the reference of preferences, which has the configuration of the adapter.
+pub fn read_reference(dir: &Path, config: &Config, spec: &LoraSpec) -> Result<Vec<f32>, Refusal> {
+    let found = read(dir)?;
+    let of = spec_of(&found.config, config).map_err(|e| in_file(dir, e.into()))?;
+    if of != (LoraSpec { dropout: of.dropout, seed: of.seed, ..spec.clone() }) {
+        let (own, other) = of.difference(spec);
+        let why = format!("it has {own}, this run {other}: train with its settings");
+        return Err(in_file(dir, Refusal::configuration(why)));
+    }
+    let layout = layout::of(config, spec, 0..config.layers);
+    flat(&layout, &found.tensors).map_err(|r| in_file(dir, r))
 }
 
 /// Reads only the values of an adapter with a known layout.

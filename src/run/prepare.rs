@@ -24,6 +24,8 @@ use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
 use crate::support::waiting::during;
+use crate::train::best::Metric;
+use crate::train::entities::mark_entities;
 use std::path::Path;
 use std::thread::JoinHandle;
 
@@ -146,6 +148,13 @@ fn read(
     has_eval(settings, options, eval.as_ref())?;
     let config = with_head(base.config.clone(), &train, options.data.task)?;
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
+    if options.output.choice.metric == Metric::F1
+        && !mark_entities(config.labels.as_deref().unwrap_or_default())
+    {
+        let why =
+            "f1 is that of entities, which these labels do not mark (B-, I-, O): give accuracy or macro_f1";
+        return Err(settings.refuse("best-metric", why));
+    }
     Ok(Prepared {
         base,
         tokenizer,
@@ -416,6 +425,10 @@ fn spec(
         return Err(settings.refuse("target-modules", "a task with a head of its own has no lm_head"));
     }
     trained_rows::has_both(settings, options, (config, &spec.rows))?;
+    if let Some((dir, _)) = own.as_ref().filter(|(_, own)| !own.rows.is_empty() && own.rows != spec.rows) {
+        let why = format!("{} has rows of other tokens: leave it out, or --init-adapter", dir.display());
+        return Err(settings.refuse(TRAIN_TOKENS, why));
+    }
     for (dir, differs) in own.iter().filter(|_| !options.output.quiet).flat_map(|(dir, own)| {
         scale_notes(own, &spec, config.layers).into_iter().map(move |note| (dir, note))
     }) {

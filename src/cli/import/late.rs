@@ -41,15 +41,13 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
             import.take_back("early_stopping", why);
         }
     }
-    let classes = ["classify", "token-classification"];
-    if import.value_of("best_metric").is_some()
-        && !import.value_of("task").is_some_and(|task| classes.contains(&task))
-    {
-        import.take_back(
-            "best_metric",
-            "it is a classifier's (task: classify); the lowest loss is the best here",
-        );
-    }
+    let best = match (import.value_of("best_metric"), import.value_of("task")) {
+        (None | Some(_), Some("token-classification")) | (None, _) => None,
+        (Some("f1"), Some("classify")) => Some("f1 is of words; a classifier's are accuracy and macro_f1"),
+        (Some(_), Some("classify")) => None,
+        (Some(_), _) => Some("it is a classifier's (task: classify); the lowest loss is the best here"),
+    };
+    best.into_iter().for_each(|why| import.take_back("best_metric", why));
     if dialect == Dialect::Trl && import.value_of("learn").is_none() {
         let remark = "learn: without assistant_only_loss TRL trains on all tokens of `messages`; here on the assistant's \
                       turns, unless it is all";

@@ -16,6 +16,10 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
     if dialect == Dialect::Trl {
         losses(import, &all);
         variables(import, &all);
+    } else {
+        for key in ["loss_type", "loss_weights", "env"] {
+            all.value(key).into_iter().for_each(|value| import.lose(key, value, "not known here"));
+        }
     }
     if dialect == Dialect::LlamaFactory && all.said("stage").is_some_and(|stage| stage == "pt") {
         // LLaMA-Factory joins texts and cuts them into rows of one length.
@@ -164,23 +168,27 @@ fn losses(import: &mut Import, keys: &Keys) {
         None if keys.value("center_rewards_coefficient").is_some() => {
             return import.set_default("task", "reward", "center_rewards_coefficient");
         }
+        None if keys.value("cpo_alpha").is_some() => {
+            return import.set_default("task", "cpo", "cpo_alpha");
+        }
         None => {
-            if let Some(key) = of_dpo.into_iter().find(|key| keys.value(key).is_some()) {
+            let others = ["num_generations", "reward_funcs", "desirable_weight", "undesirable_weight"];
+            let of_others = others.iter().any(|key| keys.value(key).is_some());
+            let key = of_dpo.into_iter().find(|key| keys.value(key).is_some());
+            if let Some(key) = key.filter(|_| !of_others) {
                 import.set_default("task", "dpo", format!("{key}, which is of TRL's DPO"));
+                if key == "beta" {
+                    let why = "TRL's CPO and ORPO have it too, and their file does not name them: see task";
+                    import.remarks.push(format!("beta: {why}"));
+                }
             }
             return;
         }
         Some("nll") => return,
         Some(task @ ("orpo" | "simpo" | "ipo")) => import.set("task", task, &*from),
-        Some("sigmoid_norm" | "kto" | "bco_pair" | "dft" | "chunked_nll") | Some("") => {
-            let value = keys.value("loss_type").cloned().unwrap_or_default();
-            return import.lose("loss_type", &value, LOSSES);
-        }
-        Some(loss)
-            if ["sigmoid", "hinge", "robust", "apo_zero", "apo_down", "apo_zero_unpaired"]
-                .contains(&loss) =>
-        {
-            import.set("task", "dpo", &*from);
+        Some(loss @ ("sigmoid" | "hinge" | "robust" | "apo_zero" | "apo_down" | "apo_zero_unpaired")) => {
+            let task = if keys.value("cpo_alpha").is_some() { "cpo" } else { "dpo" };
+            import.set("task", task, &*from);
             import.set("loss", loss, &*from);
         }
         Some(_) => {
@@ -312,6 +320,19 @@ mod tests {
         );
         of("center_rewards_coefficient: 0.01", &["task: reward", "center_rewards_coefficient: 0.01"], &[]);
         of("loss_type: dft", &[], &["loss_type"]);
+        of("cpo_alpha: 0.5\nbeta: 0.1", &["task: cpo", "nll_weight: 0.5", "beta: 0.1"], &[]);
+        of("cpo_alpha: 0.5\nloss_type: hinge", &["task: cpo", "loss: hinge"], &[]);
+        of(
+            "lora_task_type: SEQ_CLS\neval_strategy: epoch\nmetric_for_best_model: f1",
+            &["task: classify"],
+            &["best_metric"],
+        );
+        of(
+            "disable_dropout: true\nlora_dropout: 0.1\nshuffle_dataset: false",
+            &["dropout: 0.1"],
+            &["disable_dropout"],
+        );
+        of("disable_dropout: true", &["dropout: 0"], &[]);
         of("loss_type: [sigmoid, hinge]", &["loss: sigmoid"], &["loss_type"]);
     }
 

@@ -260,7 +260,7 @@ fn parse(bytes: &[u8], size: usize) -> Result<Parsed, Fault> {
     let tensor_count = c.u64()?;
     let pairs = c.count(13, "metadata entries")?;
     c.check_count(tensor_count, 24, "tensors")?;
-    let (mut metadata, mut raw) = (BTreeMap::new(), Vec::with_capacity(pairs));
+    let (mut metadata, mut raw) = (BTreeMap::new(), Vec::new());
     for _ in 0..pairs {
         let key = c.string()?;
         let from = c.at;

@@ -4,11 +4,10 @@
 
 use super::Job;
 use crate::config::groups::{ComputeDtype, Options};
-use crate::config::refusal::{Refusal, in_file};
+use crate::config::refusal::Refusal;
 use crate::data::Corpus;
 use crate::format::{FormatError, atomic};
 use crate::model::decoder::base_parameters;
-use crate::model::lora::LoraSpec;
 use crate::model::preference::Objective;
 use crate::model::quantised::Recipe;
 use crate::run::adapter::{self, Writer};
@@ -39,14 +38,7 @@ impl Reference {
         let base = || base_parameters(&writer.layout, &p.spec, &*p.base.files.tensors);
         let mut parameters = objective.loss.has_reference().then(base).transpose()?;
         if let (Some(values), Some(dir)) = (&mut parameters, &options.data.reference) {
-            let of = adapter::spec_of(&adapter::read(dir)?.config, &p.config);
-            let of = of.map_err(|e| in_file(dir, e.into()))?;
-            if of != (LoraSpec { dropout: of.dropout, seed: of.seed, ..p.spec.clone() }) {
-                let (own, other) = of.difference(&p.spec);
-                let why = format!("it has {own}, this run {other}: train with its settings");
-                return Err(in_file(dir, Refusal::configuration(why)));
-            }
-            *values = adapter::read_flat(dir, &writer.layout)?;
+            *values = adapter::read_reference(dir, &p.config, &p.spec)?;
         }
         let mut hasher = blake3::Hasher::new();
         let eval = p.eval.as_ref().map_or("", |eval: &Corpus| &eval.hash);

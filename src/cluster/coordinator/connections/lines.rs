@@ -166,11 +166,14 @@ impl Lines {
             return Err("it reported what no device can hold".into());
         }
         let mut waiting = self.waiting();
-        waiting.reports += 1;
         let Some(waiter) = waiting.workers.iter_mut().find(|waiter| waiter.member == member) else {
             return Ok(Seated::No);
         };
-        waiter.capacity = Some(capacity);
+        // Reports put off the others, who wait for more workers.
+        if waiter.capacity.replace(capacity).is_some() {
+            return Err("it reported twice what its device can hold".into());
+        }
+        waiting.reports += 1;
         self.form(&mut waiting, Waits::ForMore)
     }
 
