@@ -329,8 +329,8 @@ mod tests {
         );
         of(
             "disable_dropout: true\nlora_dropout: 0.1\nshuffle_dataset: false",
-            &["dropout: 0.1"],
-            &["disable_dropout"],
+            &["dropout: 0"],
+            &["lora_dropout"],
         );
         of("disable_dropout: true", &["dropout: 0"], &[]);
         of("loss_type: [sigmoid, hinge]", &["loss: sigmoid"], &["loss_type"]);
