@@ -106,6 +106,8 @@ fn declared() -> Vec<String> {
         (include_str!("../../src/model/lora.rs"), "LoraSpec"),
         (include_str!("../../src/model/lora.rs"), "Exception"),
         (include_str!("../../src/model/lora.rs"), "Numbers"),
+        (include_str!("../../src/model/lora.rs"), "Ends"),
+        (include_str!("../../src/model/lora.rs"), "TrainedRows"),
         (include_str!("../../src/train/trial.rs"), "Trials"),
         (include_str!("../../src/model/memory_fit.rs"), "Used"),
         (include_str!("../../src/numeric/line.rs"), "Points"),

@@ -325,7 +325,7 @@ mod tests {
         of(
             "lora_task_type: SEQ_CLS\neval_strategy: epoch\nmetric_for_best_model: f1",
             &["task: classify"],
-            &["best_metric"],
+            &["metric_for_best_model"],
         );
         of(
             "disable_dropout: true\nlora_dropout: 0.1\nshuffle_dataset: false",
