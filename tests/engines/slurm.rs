@@ -74,7 +74,7 @@ fn job_that_is_terminated_before_its_limit_goes_on() {
     let Some(cluster) = Cluster::start(2) else { return };
     cluster.alone();
     // Slurm looks at limits every half minute. Steps take long until the signal has come.
-    let job = cluster.job("-N2 --ntasks-per-node=1 --time=1 --signal=TERM@58", RUN, "slow=300");
+    let job = cluster.job("-N2 --ntasks-per-node=1 --time=1 --signal=TERM@58", RUN, "slow=900");
     cluster.wait(job, "is stopped", || cluster.said(job).contains("go on with --resume"));
     cluster.faults("");
     assert_eq!(cluster.end(job), "COMPLETED 0:0", "{}", cluster.said(job));
