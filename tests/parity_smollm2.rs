@@ -96,7 +96,7 @@ fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
     let mut text = prompt.to_vec();
     for &id in &want[..4] {
         let logits = logits(model, &[text.clone()]);
-        assert_eq!(finetune::model::head::argmax(&logits) as u32, id, "without a cache");
+        assert_eq!(finetune::model::pending::argmax(&logits) as u32, id, "without a cache");
         text.push(id);
     }
 }

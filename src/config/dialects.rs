@@ -250,7 +250,7 @@ const TRL: Table = &[
     ("chat_template_path", Key("chat_template")),
     ("packing_strategy", When(&[("bfd", Same), ("bfd_split", Set("long_rows", "split")), ("bfd-requeue", Set("long_rows", "split"))], No("rows are packed whole, and do not see each other"))),
     ("torch_dtype", DTYPE), ("dtype", DTYPE),
-    ("shuffle_dataset", Needless("it shuffles the rows once more before the first epoch; they are drawn anew in every epoch")), ("test_split_size", Key("eval_split")),
+    ("shuffle_dataset", Needless("it shuffles the rows once more before the first epoch; they are drawn again in every epoch")), ("test_split_size", Key("eval_split")),
     ("precompute_ref_log_probs", Needless("the reference scores the answers once, before the first step")), ("precompute_ref_batch_size", SPEED),
     ("disable_dropout", When(&[("true", Set("dropout", "0"))], Same)),
     ("sync_ref_model", When(&[("false", Same)], No("the reference stays what it is"))),

@@ -1,7 +1,8 @@
 //! Decoding with a key/value cache: the prompt in one pass, then token by token. The draw of the n-th new token depends
 //! only on the seed and n, so a prompt gives the same text on every machine and at every time.
 
-use super::head::{argmax, largest};
+use super::head::largest;
+use super::pending::argmax;
 use super::stage::{Fault, Output, Sampling, Session, Stage, TokenScore};
 use crate::numeric::rng::Stream;
 

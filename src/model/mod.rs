@@ -16,6 +16,7 @@ pub mod memory;
 mod memory_fit;
 pub mod merge;
 mod outputs;
+pub mod pending;
 mod placement;
 pub mod preference;
 pub mod quantised;
@@ -25,6 +26,5 @@ pub mod rows;
 pub mod split;
 pub mod stage;
 pub mod targets;
-
 pub mod weights;
 pub mod wire;

@@ -148,13 +148,7 @@ fn read(
     has_eval(settings, options, eval.as_ref())?;
     let config = with_head(base.config.clone(), &train, options.data.task)?;
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
-    if options.output.choice.metric == Metric::F1
-        && !mark_entities(config.labels.as_deref().unwrap_or_default())
-    {
-        let why =
-            "f1 is that of entities, which these labels do not mark (B-, I-, O): give accuracy or macro_f1";
-        return Err(settings.refuse("best-metric", why));
-    }
+    check_metric(settings, options, &config)?;
     Ok(Prepared {
         base,
         tokenizer,
@@ -206,6 +200,17 @@ fn check_base(settings: &Settings, options: &Options, config: &Config) -> Result
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses a metric of entities where labels mark none.
+fn check_metric(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
+    let labels = config.labels.as_deref().unwrap_or_default();
+    if options.output.choice.metric == Metric::F1 && !mark_entities(labels) {
+        let why =
+            "f1 is that of entities, which these labels do not mark (B-, I-, O): give accuracy or macro_f1";
+        return Err(settings.refuse("best-metric", why));
+    }
+    Ok(())
 }
 
 /// Refuses labels of another number of values in the rows to evaluate on.

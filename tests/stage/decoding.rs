@@ -3,7 +3,7 @@
 use super::{Case, Try, bits, case, each_case};
 use finetune::backend::Cpu;
 use finetune::model::generate::generate;
-use finetune::model::head::argmax;
+use finetune::model::pending::argmax;
 use finetune::model::stage::{Microbatch, Output, Sampling, Session, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
 

@@ -8,7 +8,7 @@ use crate::data::form::{self, Form, Label};
 use crate::data::samples::NO_CLASS;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, LabelMap, Place, encode};
-use crate::model::head::argmax;
+use crate::model::pending::argmax;
 use crate::train::entities::{Entities, mark_entities};
 use crate::train::eval::Confusion;
 use serde_json::json;

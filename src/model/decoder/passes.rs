@@ -5,11 +5,12 @@ use super::{Decoder, Tape, dropout};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, TokenRows, Traffic, ViewMut, Write, view, view_mut};
 use crate::model::block::{Below, Streams};
 use crate::model::config::Config;
-use crate::model::head::{Asked, Below as Beneath, Head, HeadGrad, Pending};
+use crate::model::head::{Asked, Below as Beneath, Head, HeadGrad};
 use crate::model::layout::Layout;
 use crate::model::linear::Batch;
 use crate::model::lora::LoraSpec;
 use crate::model::outputs::squared_errors;
+use crate::model::pending::Pending;
 use crate::model::stage::{
     Cancel, Each, IGNORE, InUse, LossSums, Microbatch, Next, Output, Session, Span, Stage, Targets, Ticket,
     WHOLE, Want,
