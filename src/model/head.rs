@@ -81,7 +81,8 @@ pub type Weigh<'a> = &'a dyn Fn(&[f32]) -> (Vec<f32>, LossSums);
 pub struct HeadGrad<'a, M> {
     /// Gradient of the hidden states [T, C] (=).
     pub hidden: &'a mut M,
-    /// Gradient of the head's trained values: [labels or trained rows, C], then a bias [labels] where it has one (=).
+    /// Gradient of the head's trained values (=): [labels or trained rows, C], then a bias of as many values as labels,
+    /// where it has one.
     pub own: Option<&'a mut M>,
 }
 
