@@ -7,13 +7,6 @@ use std::time::Duration;
 
 const COARSE: &str = "--sum-bits 6 --update-bits 8";
 
-/// The events of a kind in a run's metrics.
-fn events(fleet: &Fleet, out: &str, kind: &str) -> Vec<serde_json::Value> {
-    let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
-    let all = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    all.filter(|event| event["event"] == kind).collect()
-}
-
 /// A fleet with the rows of both tasks.
 fn fleet() -> Fleet {
     let fleet = Fleet::new();
@@ -85,8 +78,8 @@ fn rounded_values_are_sent_in_fewer_bytes() {
         fleet.coordinator(&format!("{RUN} --max-steps 4 {more}"));
         fleet.worker("a", "--threads 1");
         fleet.all_end(&["coordinator", "a"], 0);
-        let steps = events(&fleet, "out", "step");
-        let parameters = events(&fleet, "out", "run")[0]["parameters"].as_u64().unwrap();
+        let steps = fleet.bench.events("out", "step");
+        let parameters = fleet.bench.events("out", "run")[0]["parameters"].as_u64().unwrap();
         // The first step has all parameters, and without changes so have the others.
         ["bytes_in", "bytes_out"].map(|name| {
             let bytes = steps[1..].iter().map(|step| step["shared"][name].as_u64().unwrap()).sum::<u64>();

@@ -38,17 +38,7 @@ pub fn model_dir() -> PathBuf {
 pub fn shape() -> Shape {
     let targets = ["q_proj", "down_proj"].map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, dropout: 0.1, targets, seed: 7, ..LoraSpec::none() };
-    Shape {
-        labels: None,
-        tags: false,
-        class_weights: None,
-        quantize: None,
-        lora,
-        tokens: 64,
-        dtype: None,
-        sum_bits: 0,
-        portion: None,
-    }
+    Shape::plain(lora, 64)
 }
 
 pub fn blueprint() -> Blueprint {

@@ -71,9 +71,8 @@ impl Coming {
 
 /// Rounded changes, which are numbers of fixed point; `None` if one is outside its range.
 fn packed(changes: &[f32]) -> Option<Bytes> {
-    fixed::check(changes, i64::MAX).ok()?;
     let (mut fixed, mut bytes) = (vec![0; changes.len()], Vec::new());
-    fixed::set_checked(&mut fixed, changes);
+    fixed::add(&mut fixed, changes, i64::MAX).ok()?;
     pack::pack(&fixed, &mut bytes);
     Some(bytes.into())
 }

@@ -80,6 +80,21 @@ impl Portion {
 }
 
 impl Shape {
+    /// The whole model as a language model with this adapter, in the device's own type; nothing is rounded.
+    pub fn plain(lora: LoraSpec, tokens: usize) -> Self {
+        Shape {
+            labels: None,
+            tags: false,
+            class_weights: None,
+            quantize: None,
+            lora,
+            tokens,
+            dtype: None,
+            sum_bits: 0,
+            portion: None,
+        }
+    }
+
     /// The shape of the whole model that the manifest describes.
     pub fn of(manifest: &Manifest) -> Self {
         Shape {

@@ -49,19 +49,26 @@ pub(super) struct Arriving {
 impl Arriving {
     /// Adds the next piece; offset 0 starts over. `len` is the length of the flat layout.
     pub fn piece(&mut self, step: u64, offset: u64, bytes: &[u8], len: usize) -> Result<(), String> {
+        let (values, rest) = bytes.as_chunks::<4>();
+        let count = if rest.is_empty() { values.len() } else { usize::MAX };
+        self.expect(step, offset, count, len)?;
+        self.hasher.update(bytes);
+        self.values.extend(values.iter().map(|v| f32::from_le_bytes(*v)));
+        Ok(())
+    }
+
+    /// The error is that these `count` of `len` values do not follow those before.
+    fn expect(&mut self, step: u64, offset: u64, count: usize, len: usize) -> Result<(), String> {
         if offset == 0 {
             self.step = step;
             self.values.clear();
             self.values.reserve(len);
             self.hasher.reset();
         }
-        let (values, rest) = bytes.as_chunks::<4>();
-        let fits = rest.is_empty() && values.len() <= len - self.values.len().min(len);
+        let fits = count <= len - self.values.len().min(len);
         if step != self.step || offset != self.values.len() as u64 || !fits {
             return Err(format!("a piece of the parameters at {offset} that does not follow the one before"));
         }
-        self.hasher.update(bytes);
-        self.values.extend(values.iter().map(|v| f32::from_le_bytes(*v)));
         Ok(())
     }
 
@@ -81,9 +88,13 @@ impl Arriving {
         let values = values.ok_or_else(|| format!("a change of {len} parameters from {offset} on"))?;
         let mut changes = vec![0; values.len()];
         pack::set(packed, &mut changes, i64::MAX).map_err(|e| format!("a change of parameters: {e}"))?;
-        let next = values.iter().zip(&changes).map(|(value, change)| value + fixed::to_f64(*change) as f32);
-        let next = little_endian(&next.collect::<Vec<f32>>());
-        self.piece(step, offset, &next, before.values.len())
+        self.expect(step, offset, values.len(), before.values.len())?;
+        for (value, change) in values.iter().zip(&changes) {
+            let next = value + fixed::to_f64(*change) as f32;
+            self.values.push(next);
+        }
+        self.hasher.update(&little_endian(&self.values[from..]));
+        Ok(())
     }
 
     /// Completes the parameters; an error if values are missing.

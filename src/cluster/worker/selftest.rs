@@ -139,17 +139,7 @@ fn blueprint() -> Result<Blueprint, ModelError> {
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 8, alpha: 16.0, targets, seed: SEED, ..LoraSpec::none() };
     let tensors = Arc::new(Drawn::new(&config));
-    let shape = Shape {
-        labels: None,
-        tags: false,
-        class_weights: None,
-        quantize: None,
-        lora,
-        tokens: 96,
-        dtype: None,
-        sum_bits: 0,
-        portion: None,
-    };
+    let shape = Shape::plain(lora, 96);
     Ok(Blueprint { config, tensors, shape })
 }
 

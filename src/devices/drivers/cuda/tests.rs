@@ -44,17 +44,7 @@ fn blueprint() -> Blueprint {
     .unwrap();
     let targets = vec!["q_proj".to_string()];
     let lora = LoraSpec { rank: 4, alpha: 8.0, targets, seed: 1, ..LoraSpec::none() };
-    let shape = Shape {
-        labels: None,
-        tags: false,
-        class_weights: None,
-        quantize: None,
-        lora,
-        tokens: 64,
-        dtype: None,
-        sum_bits: 0,
-        portion: None,
-    };
+    let shape = Shape::plain(lora, 64);
     Blueprint { tensors: Arc::new(InBlocks(config.clone())), config, shape }
 }
 
