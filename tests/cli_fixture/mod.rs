@@ -45,6 +45,16 @@ impl Bench {
         assert!(read(one) == read(other), "{one} and {other} hold different adapters");
     }
 
+    /// Asserts that these arguments with `-o no` end with this code and a last line with this part, and leave no folder.
+    #[track_caller]
+    pub fn refuses(&self, args: &str, code: i32, part: &str) {
+        let out = self.run(&format!("{args} -o no"));
+        let said = stderr(&out);
+        let last = said.lines().last().unwrap_or_default();
+        assert!(out.status.code() == Some(code) && last.contains(part), "{args}: {said}");
+        assert!(!self.path("no").exists(), "{args}");
+    }
+
     /// Every event of a kind in the log of a run.
     pub fn events(&self, run: &str, kind: &str) -> Vec<Value> {
         let log = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).unwrap();

@@ -65,9 +65,7 @@ fn seats_without_room_stream_layers_and_change_no_byte() {
             "{more}\n{}",
             fleet.all()
         );
-        let text = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();
-        let events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let formed = events.into_iter().find(|event| event["event"] == "line").expect("a line");
+        let formed = fleet.bench.events("out", "line").remove(0);
         let seats = formed["seats"].as_array().unwrap();
         let streamed: u64 = seats.iter().map(|seat| seat["streamed"].as_u64().unwrap()).sum();
         assert_eq!(streamed, both.iter().sum::<usize>() as u64, "{formed}");
