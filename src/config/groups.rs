@@ -554,6 +554,7 @@ mod tests {
         check("adam-beta2", "1", 78, "below 1");
         check("adam-epsilon", "1e-6", 0, "");
         check("adam-epsilon", "0", 78, "above 0");
+        check("adam-epsilon", "1e-50", 78, "in f32 too");
         check("task", "dpo", 0, "");
         check("task", "kto", 78, "KL estimate");
         check("task", "grpo", 78, "rewards");

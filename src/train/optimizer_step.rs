@@ -381,6 +381,12 @@ mod tests {
             };
             assert_eq!(found, want[i], "value {i}");
         }
+        let mut rounded = State::new(draw(1, len), Options { ratio_of_b: 16.0, update_bits: 6, ..options });
+        update(&mut rounded, &sums, (grad_norm, 1e-3), &places, &mut |_| {}).unwrap();
+        let with_rest = rounded.parameters.iter().zip(&rounded.optimizer.residual).map(|(p, rest)| p + rest);
+        for (i, (found, exact)) in with_rest.zip(&state.parameters).enumerate() {
+            assert!((found - exact).abs() <= 2e-7 * exact.abs().max(1e-3), "value {i}: {found} {exact}");
+        }
         state.parameters[BLOCK + 1] = f32::NAN;
         let updated = update(&mut state, &sums, (grad_norm, 1e-3), &places, &mut |_| {});
         assert_eq!(updated.unwrap_err().0, BLOCK + 1);

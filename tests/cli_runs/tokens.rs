@@ -30,14 +30,6 @@ fn config(b: &Bench, dir: &str) -> Value {
     serde_json::from_slice(&b.read(&format!("{dir}/adapter_config.json"))).unwrap()
 }
 
-#[track_caller]
-fn refused(b: &Bench, args: &str, part: &str) {
-    let out = b.run(args);
-    let said = stderr(&out);
-    let last = said.lines().last().unwrap_or_default();
-    assert!(out.status.code() == Some(78) && last.contains(part), "{args}: {said}");
-}
-
 #[test]
 fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
     let b = Bench::new();
@@ -57,7 +49,7 @@ fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
         for how in ["--gpus cpu,cpu", "--gpus cpu+cpu", "--offload 2", "--threads 1"] {
             if (model, of, how) == ("demo", TOKENS, "--gpus cpu+cpu") {
                 let part = "--gpus: does not go with --train-tokens on this model: its head is its embedding";
-                refused(&b, &format!("{run} {how} -o no"), part);
+                b.refuses(&format!("{run} {how}"), 78, part);
                 continue;
             }
             b.ok(&format!("{run} {how} --overwrite -o other"));
@@ -68,7 +60,8 @@ fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
         std::fs::remove_dir_all(b.path("other/checkpoint-4")).unwrap();
         std::fs::remove_file(b.path("other/adapter_model.safetensors")).unwrap();
         let changed = run.replace(",git", "").replace("lm_head=3", "lm_head=5");
-        refused(&b, &format!("{changed} -o other --resume"), "adapters");
+        let out = b.run(&format!("{changed} -o other --resume"));
+        assert!(out.status.code() == Some(78) && stderr(&out).contains("adapters"), "{}", stderr(&out));
         b.ok(&format!("{run} -o other --resume"));
         b.same_adapter("one", "other");
         if data == "pairs" {
@@ -113,6 +106,13 @@ fn rows_of_tokens_are_written_as_peft_reads_them() {
         // Another run begins with it.
         b.ok(&format!("{model} --data rows.jsonl {RUN} --init-adapter run --overwrite -o next"));
         assert_eq!(config(&b, "next"), config(&b, "run"));
+        // As many rows of other tokens are not those.
+        let other = TOKENS.replace("git", "log");
+        b.refuses(
+            &format!("{model} --data rows.jsonl {RUN} {other} --init-adapter run"),
+            78,
+            "rows of other tokens",
+        );
         b.ok(&format!("export run --model {model} --to merged --save-dtype f32 --overwrite -o merged"));
         let folder = if model == "demo" { crate::cli_fixture::demo().join("model") } else { b.path(model) };
         std::fs::copy(folder.join("model.safetensors"), b.path("base.safetensors")).unwrap();
@@ -146,17 +146,13 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
     assert_eq!(b.ok(&format!("generate ./m.gguf {prompt}")), tuned);
     b.ok("export run --to peft -o peft");
     b.same_adapter("run", "peft");
-    refused(
-        &b,
-        "export run --to gguf-lora -o no",
-        "for llama.cpp in a merged model only: use --to merged-gguf",
-    );
-    refused(&b, "export run --to mlx -o no", "mlx-lm does not hold trained rows of tokens");
+    b.refuses("export run --to gguf-lora", 78, "for llama.cpp in a merged model only: use --to merged-gguf");
+    b.refuses("export run --to mlx", 78, "mlx-lm does not hold trained rows of tokens");
     // A table of a GGUF file; rows that are not trained keep their blocks.
     b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 -q -o plain");
     b.ok("export plain --to merged-gguf --outtype q8_0 -o base.gguf");
     b.ok(&format!("./base.gguf {run} {TOKENS} -o run8"));
-    refused(&b, "export run8 --to ollama -o no", "for llama.cpp in a merged model only");
+    b.refuses("export run8 --to ollama", 78, "for llama.cpp in a merged model only");
     b.ok("export run8 --to merged-gguf -o m8.gguf");
     let tuned = b.ok(&format!("generate --adapter run8 {prompt}"));
     assert!(tuned.starts_with("git branch"), "{tuned:?}");
@@ -191,10 +187,10 @@ fn adapters_on_embedding_and_head_are_exported_or_refused() {
         b.same_adapter(&format!("{model}-run"), &format!("{model}-peft"));
         let part =
             "an adapter on embed_tokens or lm_head, which is written for llama.cpp in a merged model only";
-        refused(&b, &format!("export {model}-run --model {model} --to gguf-lora -o no"), part);
-        refused(&b, &format!("export {model}-run --model {model} --to mlx -o no"), "mlx-lm does not hold");
+        b.refuses(&format!("export {model}-run --model {model} --to gguf-lora"), 78, part);
+        b.refuses(&format!("export {model}-run --model {model} --to mlx"), 78, "mlx-lm does not hold");
     }
-    refused(&b, "export demo-run --to merged -o no", "embedding and head of this model are one matrix");
+    b.refuses("export demo-run --to merged", 78, "embedding and head of this model are one matrix");
     let loss = |model: &str| -> f64 {
         let said = b.ok(&format!("eval {model} --data eval.jsonl --dtype f32 --gpus cpu --json"));
         serde_json::from_str::<Value>(&said).unwrap()["loss"].as_f64().unwrap()

@@ -1,7 +1,7 @@
 //! Rounded gradients and changes (`--sum-bits`, `--update-bits`): the adapter depends on the numbers of bits, and not on
 //! who computes.
 
-use crate::cli_fixture::{classes, stderr};
+use crate::cli_fixture::{classes, pairs, stderr};
 use crate::fleet::{Fleet, RUN};
 use std::time::Duration;
 
@@ -39,6 +39,22 @@ fn rounded_sums_have_the_same_bytes_wherever_they_are_made() {
             assert!(fleet.adapter("out") == alone, "{more}\n{}", fleet.all());
         }
     }
+}
+
+/// The reference has other parameters before the first step, and a worker that comes later has none to change.
+#[test]
+fn references_and_late_workers_get_whole_parameters() {
+    let pairs_run = "demo --data pairs.jsonl --task dpo --batch-size 24 --micro-batch-tokens 64 --rank 4";
+    let run = format!("{pairs_run} --max-steps 6 --eval-split 8 --eval-steps 2 --keep-best {COARSE}");
+    let mut fleet = Fleet::new();
+    fleet.bench.file("pairs.jsonl", &pairs(96));
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&run);
+    fleet.faulty("a", "--threads 1", "slow=12");
+    fleet.wait_for_step(2);
+    fleet.worker("late", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "late"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
 }
 
 #[test]

@@ -174,6 +174,40 @@ impl Enemy {
     }
 }
 
+/// Each report makes the others wait a while longer for more workers.
+#[test]
+fn a_worker_that_reports_twice_is_sent_away() {
+    let run = format!("{RUN} --max-steps 2");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --stages 2"));
+    fleet.wait_until_listening();
+    let runtime = runtime();
+    let (handle, at) = (runtime.handle().clone(), fleet.at().parse::<Endpoint>().unwrap());
+    runtime.block_on(async {
+        let connection = dial(&at, &security(Party::Worker), DIAL_TIMEOUT).await.unwrap();
+        let mut link = connected::<ToCoordinator>(&handle, connection, PATIENCE);
+        link.to.send(ToCoordinator::Hello(hello())).await.unwrap();
+        assert!(matches!(link.from.recv().await, Some(ToWorker::Welcome(_))));
+        for _ in 0..2 {
+            link.to.send(ToCoordinator::Capacity(capacity())).await.unwrap();
+        }
+        loop {
+            match link.from.recv().await.expect("the reason") {
+                ToWorker::Bye(Bye::Out { reason, .. }) => {
+                    break assert!(reason.contains("twice"), "{reason}");
+                }
+                ToWorker::Sit(_) | ToWorker::Bye(_) => panic!("it was not sent away"),
+                _ => {}
+            }
+        }
+    });
+    fleet.worker("a", "--threads 1");
+    fleet.worker("b", "--threads 1");
+    fleet.all_end(&["coordinator", "a", "b"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
 #[test]
 fn hostile_seats_change_no_byte() {
     let run = format!("{RUN} --max-steps 4");

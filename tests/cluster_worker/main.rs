@@ -409,7 +409,13 @@ fn another_shape_is_refused_on_both_sides() {
     other.layout[0] ^= 1;
     let mut fraction = manifest();
     fraction.fraction_bits = 30;
-    for (manifest, part) in [(other, "other LoRA shape"), (fraction, "30 binary places")] {
+    let mut rounded = manifest();
+    rounded.sum_bits = 1 << 31;
+    for (manifest, part) in [
+        (other, "other LoRA shape"),
+        (fraction, "30 binary places"),
+        (rounded, "rounds gradients to 2147483648 bits"),
+    ] {
         let outcome = with(equipment(1, ""), |script| {
             assert!(matches!(script.hear(), ToCoordinator::Hello(_)));
             script.say(ToWorker::Welcome(Box::new(manifest)));

@@ -188,6 +188,13 @@ fn rows_of_words_that_do_not_fit_are_refused_by_line() {
         ("n", good, "demo TASK --init-adapter rows", 78, "task_type SEQ_CLS"),
         ("o", r#"{"text": "x", "label": "O"}"#, "demo --task classify --init-adapter tags", 78, "TOKEN_CLS"),
         ("p", good, "demo --task classify --best-metric f1", 78, "token-classification"),
+        (
+            "q",
+            r#"{"tokens": ["a", "b"], "tags": ["NOUN", "VERB"]}"#,
+            "demo TASK --best-metric f1",
+            78,
+            "do not mark",
+        ),
     ] {
         bench.file(&format!("{name}.jsonl"), &format!("{rows}\n"));
         let run = run.replace("TASK", TASK);
