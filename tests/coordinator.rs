@@ -78,6 +78,7 @@ fn manifest() -> Manifest {
         dtype: None,
         fraction_bits: fixed::FRACTION_BITS,
         sum_bits: 0,
+        moments: false,
         steps: 9,
         silence_millis: 0,
         seats: None,
@@ -210,6 +211,7 @@ impl Toy {
                 self.say(ToCoordinator::Score { lease, sums, parameters, micros: 10 });
             }
             Work::Prompt { ids, .. } => self.say(ToCoordinator::Answer { lease, ids, parameters }),
+            _ => panic!("no test here has islands"),
         }
     }
 
@@ -245,7 +247,7 @@ fn coordinator<'a>(config: Config, runtime: &Runtime, stop: &'a Stop) -> Coordin
         files: ModelFiles::default(),
         runtime: runtime.handle().clone(),
         threads: 2,
-        hint: Hint { batch_size: 8, micro_batch_tokens: 256 },
+        hint: Hint { batch_size: 8, micro_batch_tokens: 256, islands: false },
         company: Company::Open,
         lines: None,
         stop,

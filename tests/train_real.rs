@@ -126,6 +126,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
             state,
             reference: None,
             schedule,
+            islands: None,
             eval_steps: 2,
             choice: Default::default(),
             saving,

@@ -10,6 +10,7 @@ use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
 use crate::model::wire::Wire;
 use crate::train::event::Link;
+use crate::train::island::{Island, VECTORS};
 use crate::train::sum::RewardSums;
 pub use crate::train::trial::Trials;
 use bytes::Bytes;
@@ -363,12 +364,21 @@ pub struct Manifest {
     pub fraction_bits: u32,
     /// Bits to which gradients are rounded before they are added; 0: none are.
     pub sum_bits: u32,
+    /// Whether the moments travel with the parameters, for islands: three vectors of that layout, `train::island`.
+    pub moments: bool,
     /// Number of steps of the whole run.
     pub steps: u64,
     /// Either side treats the other as lost after this many milliseconds without a byte.
     pub silence_millis: u64,
     /// Most seats of a line, where workers hold the model together: the worker reports its [`Capacity`] for them.
     pub seats: Option<u16>,
+}
+
+impl Manifest {
+    /// Number of values of parameters and of sums.
+    pub fn values(&self) -> u64 {
+        self.parameters.saturating_mul(if self.moments { VECTORS as u64 } else { 1 })
+    }
 }
 
 /// What the device of a worker can hold of the model.
@@ -479,6 +489,12 @@ pub enum Work {
     Verify(Microbatch),
     /// As [`Work::Eval`], with the most probable token in the place of each supervised target.
     Predict(Microbatch),
+    /// Several optimizer steps. The result is announced, then granted or denied, as a gradient is.
+    Island(Island),
+    /// Takes the steps of an island again, to learn whether a bad value is bad here too: as [`Work::Recheck`].
+    RecheckIsland(Island),
+    /// Takes the steps of an island of another worker again: as [`Work::Verify`].
+    VerifyIsland(Island),
 }
 
 impl Work {
@@ -491,14 +507,33 @@ impl Work {
             | Work::Verify(batch)
             | Work::Predict(batch) => Some(batch),
             Work::Prompt { .. } => None,
+            Work::Island(_) | Work::RecheckIsland(_) | Work::VerifyIsland(_) => None,
         }
     }
 
-    /// The tokens of the microbatch or of the prompt.
-    pub fn ids(&self) -> &[u32] {
+    /// The island, where it is one.
+    pub fn island(&self) -> Option<&Island> {
         match self {
-            Work::Prompt { ids, .. } => ids,
-            _ => self.batch().map_or(&[], |batch| &batch.ids),
+            Work::Island(island) | Work::RecheckIsland(island) | Work::VerifyIsland(island) => Some(island),
+            _ => None,
+        }
+    }
+
+    /// The tokens of the microbatch, of the island or of the prompt.
+    pub fn tokens(&self) -> u64 {
+        match (self, self.island()) {
+            (Work::Prompt { ids, .. }, _) => ids.len() as u64,
+            (_, Some(island)) => island.tokens(),
+            (_, None) => self.batch().map_or(0, |batch| batch.ids.len() as u64),
+        }
+    }
+
+    /// The rows of the microbatch or of the island.
+    pub fn rows(&self) -> Vec<u64> {
+        match (self.batch(), self.island()) {
+            (Some(batch), _) => batch.rows.clone(),
+            (None, Some(island)) => island.rows(),
+            (None, None) => Vec::new(),
         }
     }
 }

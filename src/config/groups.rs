@@ -108,6 +108,9 @@ pub struct LoraOptions {
     pub init_adapter: Option<PathBuf>,
 }
 
+/// Most parts of a step that train apart.
+const MOST_ISLANDS: usize = 64;
+
 /// `optim`
 #[derive(Debug, Clone, PartialEq)]
 pub struct OptimOptions {
@@ -147,6 +150,8 @@ pub struct OptimOptions {
     pub sum_bits: u32,
     /// Bits to which the change of a parameter is rounded; 0: it is not.
     pub update_bits: u32,
+    /// Islands, with the steps between exchanges of their results.
+    pub islands: Option<(usize, u64)>,
 }
 
 /// All groups of a training run.
@@ -174,7 +179,7 @@ impl Options {
         let data = data(s)?;
         let task = data.task;
         let sets: Vec<String> = data.eval_data.iter().map(|(name, _)| name.clone()).collect();
-        Ok(Options {
+        let options = Options {
             model: model(s)?,
             data,
             lora: lora(s)?,
@@ -182,7 +187,9 @@ impl Options {
             devices: devices(s)?,
             cluster: cluster(s)?,
             output: output(s, task, &sets)?,
-        })
+        };
+        islands_fit(s, &options)?;
+        Ok(options)
     }
 }
 
@@ -407,7 +414,37 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         seed: filled(s, "seed", seed)?,
         sum_bits: bits(s, "sum-bits")?,
         update_bits: bits(s, "update-bits")?,
+        islands: islands(s)?,
     })
+}
+
+/// Islands, with the steps between exchanges of their results.
+fn islands(s: &Settings) -> Result<Option<(usize, u64)>, Refusal> {
+    let inner = filled(s, "inner-steps", whole(s, "inner-steps", 1)?)? as u64;
+    match filled(s, "islands", whole(s, "islands", 0)?)? {
+        0 if s.is_given("inner-steps") => {
+            Err(s.refuse("inner-steps", "is only for runs with islands: add --islands 2"))
+        }
+        0 => Ok(None),
+        count @ 1..=MOST_ISLANDS => Ok(Some((count, inner))),
+        _ => Err(s.refuse("islands", format!("expected at most {MOST_ISLANDS}"))),
+    }
+}
+
+/// Islands exchange parameters and moments exactly, and each is computed by a device that holds the whole model.
+fn islands_fit(s: &Settings, options: &Options) -> Result<(), Refusal> {
+    let Options { optim, cluster, .. } = options;
+    let why = match optim.islands {
+        None => return Ok(()),
+        Some(_) if cluster.stages.is_some() => {
+            "an island is computed by one device, and workers that hold the model together (--stages) are several"
+        }
+        Some(_) if optim.sum_bits > 0 || optim.update_bits > 0 => {
+            "what islands exchange is not rounded: leave --sum-bits and --update-bits out"
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(s.refuse("islands", why))
 }
 
 /// Bits to which something is rounded; 0: it is not.

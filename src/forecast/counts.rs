@@ -1,6 +1,6 @@
 //! Counts of a run's work, from the plan that the run follows.
 
-use super::time::{Bits, Workload};
+use super::time::{Sent, Workload};
 use crate::config::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
@@ -76,8 +76,9 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
         exact: true,
         ..Counts::default()
     };
-    let bits = Bits { sum: options.optim.sum_bits, update: options.optim.update_bits };
-    let mut load = Workload { bits, ..Workload::default() };
+    let o = &options.optim;
+    let sent = Sent { sum: o.sum_bits, update: o.update_bits, islands: o.islands };
+    let mut load = Workload { sent, ..Workload::default() };
     for step in done + 1..=total {
         let planned = plan.step(step).microbatches;
         let tokens = |rows: &Vec<usize>| rows.iter().map(|&i| train.samples.tokens(i) as u32).sum::<u32>();

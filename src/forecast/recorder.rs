@@ -186,6 +186,10 @@ impl Recorder {
 
     /// Stores the measurements.
     pub fn keep(self) {
+        // The time of an island is not that of a microbatch.
+        if self.load.sent.islands.is_some() {
+            return;
+        }
         let steps = self.steps as f64;
         let alone = self.speeds.len() == 1;
         for speed in self.speeds.values().filter(|s| s.points.n >= FEW) {

@@ -4,6 +4,7 @@
 //! computing: it is a little pessimistic on a slow network.
 
 use super::profile::{Link, Pace};
+use crate::train::island::VECTORS;
 
 /// A device in the run.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,25 +32,44 @@ pub struct Workload {
     pub answers: u64,
     /// Number of trained values.
     pub trained: u64,
-    /// Bits of what travels.
-    pub bits: Bits,
+    /// What travels.
+    pub sent: Sent,
 }
 
-/// Bits to which sums and changes of parameters are rounded; 0: they are exact.
+/// What travels between the coordinator and workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Bits {
-    /// `--sum-bits`
+pub struct Sent {
+    /// Bits of a sum's values: `--sum-bits`; 0: they are exact.
     pub sum: u32,
-    /// `--update-bits`
+    /// Bits of a change's values: `--update-bits`; 0: parameters travel.
     pub update: u32,
+    /// `--islands` and `--inner-steps`: moments travel too, once for all of these steps.
+    pub islands: Option<(usize, u64)>,
 }
 
-impl Bits {
-    /// Bytes per value and step: of a sum, and of the parameters.
+impl Sent {
+    /// Bytes per value each time: of a sum, and of the parameters.
     fn bytes(self) -> f64 {
         let up = if self.sum == 0 { UP } else { f64::from(self.sum) / 8.0 + SPREAD };
         let down = if self.update == 0 { DOWN } else { f64::from(self.update) / 8.0 + WIDTHS };
-        up + down
+        // The result of an island is f32.
+        if self.islands.is_some() { VECTORS as f64 * 2.0 * DOWN } else { up + down }
+    }
+
+    /// Steps between two transfers.
+    pub fn steps(self) -> u64 {
+        self.islands.map_or(1, |(_, inner)| inner)
+    }
+
+    /// What one device computes without another: the microbatches of an item. Those of `steps` steps, by step.
+    fn items<'s>(self, steps: &'s [Vec<u32>]) -> Vec<Vec<&'s [u32]>> {
+        let single = |step: &'s Vec<u32>| step.chunks(1).map(|size| vec![size]);
+        let Some((count, _)) = self.islands else { return steps.iter().flat_map(single).collect() };
+        let of = |island| {
+            let own = |step: &'s Vec<u32>| step.chunks(1).skip(island).step_by(count);
+            steps.iter().flat_map(own).collect()
+        };
+        (0..count).map(of).collect()
     }
 }
 
@@ -91,9 +111,9 @@ const WIDTHS: f64 = 0.1;
 const WAITS: f64 = 3.0;
 
 impl Participant {
-    /// Seconds of a step's transfers of parameters and sum.
-    pub fn sync(&self, trained: u64, bits: Bits) -> f64 {
-        let bytes = bits.bytes() * trained as f64;
+    /// Seconds of one transfer of parameters and sum.
+    pub fn sync(&self, trained: u64, sent: Sent) -> f64 {
+        let bytes = sent.bytes() * trained as f64;
         self.link.map_or(0.0, |link| bytes / link.bandwidth + WAITS * link.round_trip)
     }
 }
@@ -112,24 +132,29 @@ pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
     // Parameters and sums of all workers share the coordinator's own link, one after the other.
     let (mut sync, mut waits): (f64, f64) = (0.0, 0.0);
     for link in team.iter().filter_map(|w| w.link) {
-        sync += load.bits.bytes() * load.trained as f64 / link.bandwidth;
+        sync += load.sent.bytes() * load.trained as f64 / link.bandwidth;
         waits = waits.max(WAITS * link.round_trip);
     }
     sync += waits;
     let besides = team.iter().map(|w| w.pace.step).fold(f64::INFINITY, f64::min);
-    for step in &load.steps {
-        let mut sizes = step.clone();
-        sizes.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
+    let between = usize::try_from(load.sent.steps()).unwrap_or(usize::MAX);
+    for steps in load.steps.chunks(between) {
+        // An island has optimizer steps of its own.
+        let own = if load.sent.islands.is_some() { steps.len() as f64 } else { 0.0 };
+        let of = |item: Vec<&[u32]>| item.into_iter().flatten().map(|n| f64::from(*n)).collect::<Vec<_>>();
+        let mut items: Vec<Vec<f64>> = load.sent.items(steps).into_iter().map(of).collect();
+        items.sort_by(|a, b| b.iter().sum::<f64>().total_cmp(&a.iter().sum()));
         let mut free = vec![0.0; team.len()];
-        for size in sizes {
-            let size = f64::from(size);
-            let ends =
-                team.iter().zip(&free).map(|(w, free): (&Participant, &f64)| free + w.pace.train.at(size));
+        for item in items {
+            let takes = |w: &Participant| {
+                item.iter().map(|size| w.pace.train.at(*size)).sum::<f64>() + own * w.pace.step
+            };
+            let ends = team.iter().zip(&free).map(|(w, free): (&Participant, &f64)| free + takes(w));
             let Some((at, end)) = ends.enumerate().min_by(|a, b| a.1.total_cmp(&b.1)) else { break };
             busy[at] += end - free[at];
             free[at] = end;
-            all.shares[at] += size;
-            tokens += size;
+            all.shares[at] += item.iter().sum::<f64>();
+            tokens += item.iter().sum::<f64>();
         }
         all.steps += free.iter().copied().fold(0.0, f64::max) + besides + sync;
         all.sync += sync;
@@ -241,10 +266,23 @@ mod tests {
         // 1000 values of 8.5 bytes at 1000 per second, and three round trips.
         assert!((f.sync - (8.5 + 1.5)).abs() < 1e-9, "{f:?}");
         assert!((f.steps - (3.0 + 0.5 + 10.0)).abs() < 1e-9, "{f:?}");
-        let bits = Bits { sum: 8, update: 8 };
-        let f = forecast(&team, &Workload { bits, ..load(&[&[10, 10, 10, 10]]) });
+        let sent = Sent { sum: 8, update: 8, islands: None };
+        let f = forecast(&team, &Workload { sent, ..load(&[&[10, 10, 10, 10]]) });
         assert!((f.sync - (1.5 + 1.1 + 1.5)).abs() < 1e-9, "{f:?}");
-        assert_eq!(team[1].sync(1000, bits), f.sync);
+        assert_eq!(team[1].sync(1000, sent), f.sync);
+    }
+
+    #[test]
+    fn islands_wait_for_the_network_once_in_several_steps() {
+        let team = [worker(0.0, 0.1, None), worker(0.0, 0.1, Some((1000.0, 0.5)))];
+        let sent = Sent { islands: Some((2, 2)), ..Sent::default() };
+        let steps: &[&[u32]] = &[&[10, 20, 10], &[10, 20, 10], &[10, 20]];
+        let f = forecast(&team, &Workload { sent, ..load(steps) });
+        // Two exchanges of 1000 values of 24 bytes; two islands of 40 tokens with two steps each, then of 10 and 20 with one.
+        assert!((f.sync - 2.0 * (24.0 + 1.5)).abs() < 1e-9, "{f:?}");
+        assert!((f.steps - (4.0 + 1.0 + 2.0 + 0.5) - 2.0 * 0.5 - f.sync).abs() < 1e-9, "{f:?}");
+        let sum: f64 = f.shares.iter().sum();
+        assert!((sum - 1.0).abs() < 1e-9, "{f:?}");
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl Hall {
             .map_err(|e| Refusal::failure(format!("threads for the network: {e}")))?;
         let manifest = manifest(job, settings, options, &record, &files);
         if options.cluster.role == Role::Coordinator {
-            longest(job).fits(&manifest).map_err(Refusal::configuration)?;
+            longest(job, options).fits(&manifest).map_err(Refusal::configuration)?;
         }
         let shape = Shape::of(&manifest);
         let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
@@ -318,6 +318,7 @@ fn manifest(
         dtype: settings.text("dtype").ok().flatten().filter(|_| typed).map(str::to_string),
         fraction_bits: FRACTION_BITS,
         sum_bits: options.optim.sum_bits,
+        moments: options.optim.islands.is_some(),
         steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
         seats: None,
@@ -325,14 +326,26 @@ fn manifest(
 }
 
 /// The maximum sizes of leases.
-fn longest(job: &Job) -> Longest {
+fn longest(job: &Job, options: &Options) -> Longest {
     let p = &job.prepared;
     let rows = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
     let shortest = rows.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).min();
     // Rows with answers carry more than others.
     let compares = p.train.samples.iter().any(|row| row.second.is_some());
     let shortest = if compares { 1 } else { shortest.unwrap_or(1) };
-    Longest { tokens: job.need().tokens, shortest, vocabulary: p.config.vocab }
+    let steps = &job.counts(options).1.steps;
+    let island = options.optim.islands.map_or(0, |(count, inner)| longest_island(steps, (count, inner)));
+    Longest { tokens: job.need().tokens, island, shortest, vocabulary: p.config.vocab }
+}
+
+/// The most tokens of an island, of the tokens of the microbatches of all steps.
+fn longest_island(steps: &[Vec<u32>], (count, inner): (usize, u64)) -> usize {
+    let of = |steps: &[Vec<u32>], island: usize| -> usize {
+        let own = steps.iter().flat_map(|step| step.iter().skip(island).step_by(count));
+        own.map(|tokens| *tokens as usize).sum()
+    };
+    let exchanges = steps.chunks(usize::try_from(inner).unwrap_or(usize::MAX));
+    exchanges.flat_map(|steps| (0..count).map(move |island| of(steps, island))).max().unwrap_or(0)
 }
 
 /// The options that a worker may also have been given, as in run.yaml, lists joined by commas.

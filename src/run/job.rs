@@ -38,6 +38,7 @@ use crate::support::plural::count;
 use crate::support::stderr::say;
 use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
+use crate::train::island::Islands;
 use crate::train::schedule::Schedule;
 use crate::train::{self, Batches, Compute, Finished, Known, Run, TrainError, Work, optim};
 use reference::Reference;
@@ -87,6 +88,18 @@ fn wire(o: &ClusterOptions) -> Option<String> {
     Some(format!("bf16 (--stages {stages})"))
 }
 
+/// Refuses islands without work.
+fn enough_microbatches(o: &OptimOptions, plan: &Plan) -> Result<(), Refusal> {
+    let (have, Some((count, _))) = (plan.step(1).microbatches.len(), o.islands) else { return Ok(()) };
+    if have >= count {
+        return Ok(());
+    }
+    Err(Refusal::configuration(format!(
+        "--islands: each of {count} islands needs a microbatch of every step, and the first step has {have}: use fewer \
+         islands, a larger --batch-size, or a smaller --micro-batch-tokens"
+    )))
+}
+
 /// The type of products that was typed. Without one every device chooses its own.
 fn typed_dtype(o: &DeviceOptions) -> Option<String> {
     let dtype = Some(o.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
@@ -109,6 +122,7 @@ impl Job {
         let o = &options.optim;
         let schedule = schedule(o, plan.total_steps())?;
         let (optim, model_hash) = (optimizer(o), prepared.model_hash()?);
+        enough_microbatches(o, &plan)?;
         let p = &prepared;
         let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
         let parameters = match &options.lora.init_adapter {
@@ -136,6 +150,7 @@ impl Job {
             .with_some("mixture", mixture(p, options))
             .with_some("dtype", typed_dtype(&options.devices))
             .with_some("sum_bits", Some(o.sum_bits).filter(|bits| *bits > 0))
+            .with_some("islands", o.islands.map(|(count, inner)| format!("{count}, of {inner} steps")))
             .with_some("learn", options.data.learn.unusual())
             .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))
@@ -195,7 +210,8 @@ impl Job {
     /// Input of the hint about steps with few microbatches.
     pub fn hint(&self, options: &Options) -> Hint {
         let micro_batch_tokens = self.plan.micro_batch_tokens();
-        Hint { batch_size: options.optim.batch_size, micro_batch_tokens }
+        let islands = options.optim.islands.is_some();
+        Hint { batch_size: options.optim.batch_size, micro_batch_tokens, islands }
     }
 
     /// Trains to the end or to a signal, in the folder of `claim`.
@@ -313,6 +329,7 @@ impl Job {
             state,
             reference: parameters.map(|parameters| train::Reference { parameters, keep: &keep }),
             schedule: self.schedule,
+            islands: options.optim.islands.map(|(count, inner)| Islands { count, inner }),
             eval_steps: self.every(options.output.eval_steps),
             choice: options.output.choice,
             saving,

@@ -4,6 +4,7 @@
 
 use super::error::TrainError;
 use super::event::{Change, Event, Shared, Speed};
+use super::island::Island;
 use super::optimizer_step::Stretch;
 use super::sum::Sums;
 use crate::model::layout::Layout;
@@ -38,7 +39,7 @@ pub trait Compute {
     /// first stretch starts over. Changes are those of the parameters that were set last.
     fn parameters_ahead(&mut self, _step: u64, _stretch: Stretch) {}
 
-    /// Sets the parameters after `step` steps for all later calls.
+    /// Sets the parameters after `step` steps for all later calls; moments for islands may follow them.
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;
 
     /// Replaces the contents of `sums` by gradient and loss of `work`, the microbatches of `step`: each microbatch is
@@ -47,6 +48,16 @@ pub trait Compute {
         &mut self,
         step: u64,
         work: &[Microbatch],
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError>;
+
+    /// Replaces the contents of `sums` by the results of islands, each exactly once. The parameters were set with their
+    /// moments, as [`super::island::vectors`]; `last` is the last step of the islands.
+    fn islands(
+        &mut self,
+        last: u64,
+        work: &[Island],
         sums: &mut Sums,
         say: Say,
     ) -> Result<Option<Effort>, TrainError>;

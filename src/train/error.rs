@@ -31,6 +31,31 @@ pub enum TrainError {
         /// The device, and the result of a second computation.
         finding: Box<Finding>,
     },
+    /// A value of an island is not finite, or too large for exact sums. It did not change the parameters.
+    #[error(
+        "steps {} to {last}: {what} became {} in island {island} (rows {}) on {finding}; the parameters of step {after} \
+         stand: {}",
+        .after + 1,
+        short(*.value),
+        list(.rows),
+        .finding.advice()
+    )]
+    Island {
+        /// The step of the parameters.
+        after: u64,
+        /// The last step of the island.
+        last: u64,
+        /// The island, from 0.
+        island: usize,
+        /// Row numbers of its microbatches.
+        rows: Vec<u64>,
+        /// What has the value.
+        what: String,
+        /// The value.
+        value: f64,
+        /// The device, and the result of a second computation.
+        finding: Box<Finding>,
+    },
     /// The update gave a parameter that is not finite.
     #[error(
         "step {step}: the update made {tensor} {}; the parameters of step {} stand: lower the learning rate",
@@ -225,7 +250,10 @@ impl TrainError {
     /// otherwise 1.
     pub fn exit_code(&self) -> u8 {
         match self {
-            TrainError::NonFinite { .. } | TrainError::Update { .. } | TrainError::Evaluation { .. } => 3,
+            TrainError::NonFinite { .. }
+            | TrainError::Island { .. }
+            | TrainError::Update { .. }
+            | TrainError::Evaluation { .. } => 3,
             TrainError::Device { fault: Fault::NonFinite { .. }, .. } => 3,
             TrainError::Mismatch { .. } => 78,
             TrainError::Alone { .. } | TrainError::Dispute { .. } => 75,

@@ -3,14 +3,15 @@
 use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::{Again, Finding, TrainError};
 use super::event::Speed;
+use super::island::{self, Island};
 use super::own_thread::OwnThread;
 use super::rounding::Rounding;
 use super::stop::{Stop, Urgency};
-use super::sum::{Refused, Sums};
+use super::sum::{Refused, Scalars, Sums};
 use super::trial::{Passed, Trials, at_rest};
 use crate::model::generate::generate;
 use crate::model::layout::Layout;
-use crate::model::stage::{Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
+use crate::model::stage::{Cancel, Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
 use crate::numeric::fixed;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ pub struct Local<'a> {
     /// Trial microbatches before the first step, and the number of measured ones.
     trials: (Vec<Microbatch>, u64),
     rounding: Option<Rounding>,
+    /// Parameters and moments that islands begin with.
+    start: Vec<f32>,
 }
 
 /// The thread of the model.
@@ -52,6 +55,14 @@ impl Place<'_> {
         }
     }
 
+    /// The flag that ends a computation early.
+    fn cancel(&self) -> Cancel {
+        match self {
+            Place::Here(_) => Cancel::default(),
+            Place::Apart(thread) => thread.cancel(),
+        }
+    }
+
     fn here<T>(&mut self, work: impl FnOnce(&mut dyn Model) -> T) -> Result<T, Fault> {
         match self {
             Place::Here(model) => Ok(work(*model)),
@@ -59,6 +70,9 @@ impl Place<'_> {
         }
     }
 }
+
+/// An island's vectors, scalars and transfers, or a bad value with what it is.
+type IslandResult = Result<(Vec<f32>, Scalars, Traffic), (String, f64)>;
 
 /// Results of microbatches besides their sums.
 struct Added {
@@ -85,7 +99,7 @@ impl<'a> Local<'a> {
 
     fn at(place: Place<'a>, stop: &'a Stop, (layout, class, together): (Layout, String, usize)) -> Self {
         let (measured, trials) = (Trials::default(), (Vec::new(), 0));
-        Local { place, stop, layout, class, together, measured, trials, rounding: None }
+        Local { place, stop, layout, class, together, measured, trials, rounding: None, start: Vec::new() }
     }
 
     /// Rounds every gradient before it is added.
@@ -197,6 +211,22 @@ impl<'a> Local<'a> {
         }
     }
 
+    /// The result of an island with its transfers; the inner error is a bad value with what it is.
+    fn island(&mut self, island: &Island, cap: i64) -> Result<IslandResult, Fault> {
+        let (own, mut vectors, cancel) = (island.clone(), self.start.clone(), self.place.cancel());
+        let go_on = move || cancel.check().is_ok();
+        let computed = self.place.ask(self.stop, move |model| {
+            let before = model.traffic();
+            let scalars = own.compute(model, &mut vectors, (cap, &go_on));
+            (scalars.map(|scalars| (vectors, scalars)), model.traffic().since(&before))
+        })?;
+        match computed {
+            (Ok((vectors, scalars)), traffic) => Ok(Ok((vectors, scalars, traffic))),
+            (Err(island::Failed::Value { what, value }), _) => Ok(Err((what, value))),
+            (Err(island::Failed::Fault(fault)), _) => Err(fault),
+        }
+    }
+
     /// Treats a fault during an immediate stop as an early return: only partial sums were lost.
     fn unless_stopped<T>(&self, taken: Result<T, TrainError>) -> Result<Option<T>, TrainError> {
         match taken {
@@ -220,7 +250,12 @@ impl Compute for Local<'_> {
     }
 
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
-        let set = self.place.here(|model| model.set_parameters(flat)).and_then(|set| set);
+        let own = &flat[..self.layout.len()];
+        if flat.len() > own.len() {
+            self.start.clear();
+            self.start.extend_from_slice(flat);
+        }
+        let set = self.place.here(|model| model.set_parameters(own)).and_then(|set| set);
         let set = set.and_then(|()| self.measure());
         self.unless_stopped(set.map_err(|fault| TrainError::Device { step, fault }))
     }
@@ -255,6 +290,44 @@ impl Compute for Local<'_> {
                 Some(Ok(moved)) => traffic.add(&moved),
                 Some(Err((at, bad))) => {
                     return Err(self.address(bad, (nth * self.together + at, &group[at]), cap, sums));
+                }
+            }
+        }
+        let traffic = Some(traffic).filter(|t| t.submissions > 0);
+        Ok(Some(Effort { shared: None, spans, traffic }))
+    }
+
+    fn islands(
+        &mut self,
+        last: u64,
+        work: &[Island],
+        sums: &mut Sums,
+        _: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        let (cap, mut traffic) = (fixed::cap(work.len()), Traffic::default());
+        sums.reset(self.start.len());
+        let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));
+        for (nth, island) in work.iter().enumerate() {
+            if self.stopped() {
+                return Ok(None);
+            }
+            let began = given.elapsed().as_secs_f64();
+            let computed = self.island(island, cap);
+            let ended = given.elapsed().as_secs_f64();
+            spans.push((began, ended));
+            match self.unless_stopped(computed.map_err(|fault| TrainError::Device { step: last, fault }))? {
+                None => return Ok(None),
+                Some(Ok((result, scalars, moved))) => {
+                    sums.add_accepted(&result, scalars);
+                    traffic.add(&moved);
+                }
+                Some(Err((what, value))) => {
+                    let place = self.class.clone();
+                    let again = self.island(island, cap).ok();
+                    let again = again.map(|again| Again { place: place.clone(), bad: again.is_err() });
+                    let finding = Box::new(Finding { class: place.clone(), place, again });
+                    let (after, rows) = (island.after, island.rows());
+                    return Err(TrainError::Island { after, last, island: nth, rows, what, value, finding });
                 }
             }
         }

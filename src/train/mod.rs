@@ -8,6 +8,7 @@ pub mod entities;
 mod error;
 pub mod eval;
 pub mod event;
+pub mod island;
 mod local;
 pub mod optim;
 pub mod optimizer_step;

@@ -8,6 +8,7 @@ use super::compute::{Compute, Effort, Say, Scoring};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event, Speed};
+use super::island::{self, Island, Islands};
 use super::optimizer_step::{self, Means, Stretch};
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
@@ -28,6 +29,8 @@ pub struct Run<'a> {
     pub reference: Option<Reference<'a>>,
     /// The learning rate of every step.
     pub schedule: Schedule,
+    /// How steps are divided among islands; `None`: every step is one of all microbatches.
+    pub islands: Option<Islands>,
     /// Steps between evaluations, in addition to those at the start and at the end; 0 for only these two.
     pub eval_steps: u64,
     /// Decisions by evaluations: which adapter is kept, and whether the run ends early.
@@ -175,8 +178,7 @@ impl Trainer<'_, '_> {
         self.say(Event::Run(self.start()));
         let first = self.run.state.step + 1;
         let Some(()) = self.refer()? else { return self.ended() };
-        let State { step, parameters, .. } = &self.run.state;
-        let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
+        let Some(()) = self.hand_over()? else { return self.ended() };
         self.measured(|_| true);
         self.run.state.best = self.run.choice.recall(self.run.state.best);
         if let Some(best) = self.run.state.best {
@@ -184,7 +186,11 @@ impl Trainer<'_, '_> {
         }
         self.look()?;
         while !self.finished() && self.run.stop.urgency() == Urgency::Run {
-            let Some((done, handed_over)) = self.one_step(self.run.state.step + 1)? else { break };
+            let taken = match self.run.islands {
+                None => self.one_step(self.run.state.step + 1)?,
+                Some(islands) => self.one_exchange(islands)?,
+            };
+            let Some((done, handed_over)) = taken else { break };
             let taken = done.step + 1 - first;
             self.say(Event::Step(done));
             let Some(()) = handed_over? else { break };
@@ -201,9 +207,15 @@ impl Trainer<'_, '_> {
 
     /// Scores answers with the parameters of the reference, where they are not known yet.
     fn refer(&mut self) -> Result<Option<()>, TrainError> {
-        let Trainer { run: Run { compute, work, state, reference, .. }, events, .. } = self;
+        let Trainer { run: Run { compute, work, state, reference, islands, .. }, events, .. } = self;
         let (step, began) = (state.step, Instant::now());
-        let Some(reference) = reference.take().filter(|_| work.unscored() > 0) else { return Ok(Some(())) };
+        let Some(mut reference) = reference.take().filter(|_| work.unscored() > 0) else {
+            return Ok(Some(()));
+        };
+        if islands.is_some() {
+            // What travels has moments, which no score depends on.
+            reference.parameters.resize(island::VECTORS * state.parameters.len(), 0.0);
+        }
         let scored = refer(*compute, *work, (step, &reference.parameters), &mut |event| events(&event))?;
         let Some(answers) = scored else { return Ok(None) };
         (reference.keep)();
@@ -242,13 +254,53 @@ impl Trainer<'_, '_> {
         let microbatches = self.run.work.step(step);
         let Trainer { run, events, sums, .. } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
-        let Some(Effort { shared, spans, traffic }) = taken else { return Ok(None) };
+        let Some(effort) = taken else { return Ok(None) };
         let Means { loss, grad_norm } = Means::of(sums);
-        let rewards = sums.scalars().rewards;
         let lr = run.schedule.rate(step);
         self.update(step, grad_norm, lr)?;
-        let handed_over = self.run.compute.set_parameters(step, &self.run.state.parameters);
-        let done = event::Step {
+        let handed_over = self.hand_over();
+        let tokens = microbatches.iter().map(|batch| batch.ids.len() as u64).sum();
+        Ok(Some((self.done((loss, grad_norm, lr), tokens, began, effort), handed_over)))
+    }
+
+    /// The next steps on all islands, up to the exchange of their results; as [`Self::one_step`].
+    fn one_exchange(&mut self, islands: Islands) -> Result<Option<(event::Step, Handed)>, TrainError> {
+        let began = Instant::now();
+        let Trainer { run, events, sums, .. } = self;
+        let first = run.state.step + 1;
+        let last = run.work.total_steps().min(run.state.step + islands.inner);
+        let steps = (first..=last).map(|step| (run.schedule.rate(step), run.work.step(step))).collect();
+        let optimizer = (*run.state.optimizer.options(), run.state.optimizer.step);
+        let work = island::divide(steps, islands.count, optimizer);
+        let taken = run.compute.islands(last, &work, sums, &mut |event| events(&event))?;
+        let Some(effort) = taken else { return Ok(None) };
+        let change = island::merge(&mut run.state, sums, (work.len(), last + 1 - first));
+        let handed_over = self.hand_over();
+        let means = (self.sums.mean_loss(), change, self.run.schedule.rate(last));
+        let tokens = work.iter().map(Island::tokens).sum();
+        Ok(Some((self.done(means, tokens, began, effort), handed_over)))
+    }
+
+    /// Sets the parameters of the state, and the moments that islands begin with.
+    fn hand_over(&mut self) -> Handed {
+        let Run { compute, state, islands, .. } = &mut self.run;
+        match islands {
+            None => compute.set_parameters(state.step, &state.parameters),
+            Some(_) => compute.set_parameters(state.step, &island::vectors(state)),
+        }
+    }
+
+    /// The event of the step that the state is after.
+    fn done(
+        &self,
+        (loss, grad_norm, lr): (f64, f64, f64),
+        total_tokens: u64,
+        began: Instant,
+        effort: Effort,
+    ) -> event::Step {
+        let (step, rewards) = (self.run.state.step, self.sums.scalars().rewards);
+        let Effort { shared, spans, traffic } = effort;
+        event::Step {
             step,
             loss,
             grad_norm,
@@ -256,15 +308,14 @@ impl Trainer<'_, '_> {
             rewards: rewards.means(),
             accuracy: rewards.accuracy(),
             tokens: self.sums.targets,
-            total_tokens: microbatches.iter().map(|batch| batch.ids.len() as u64).sum(),
+            total_tokens,
             seconds: began.elapsed().as_secs_f64(),
             epoch: step as f64 / self.run.work.steps_per_epoch().max(1) as f64,
             shared,
             spans,
             traffic,
             memory: None,
-        };
-        Ok(Some((done, handed_over)))
+        }
     }
 }
 
@@ -326,9 +377,7 @@ impl Trainer<'_, '_> {
     /// leaves this to the resumed run, unless the last step was taken.
     fn look(&mut self) -> Result<(), TrainError> {
         let step = self.run.state.step;
-        let every = self.run.eval_steps;
-        let due =
-            step == 0 || step == self.run.work.total_steps() || (every > 0 && step.is_multiple_of(every));
+        let due = step == 0 || step == self.run.work.total_steps() || self.passed(self.run.eval_steps);
         let wanted = match self.run.stop.urgency() {
             Urgency::Run => true,
             Urgency::AfterStep => step == self.run.work.total_steps(),
@@ -352,6 +401,12 @@ impl Trainer<'_, '_> {
         if best.kept { self.checkpoint() } else { Ok(()) }
     }
 
+    /// Whether the newest steps hold a multiple of `every`; 0 has none.
+    fn passed(&self, every: u64) -> bool {
+        let (step, taken) = (self.run.state.step, self.run.islands.map_or(1, |islands| islands.inner));
+        every > 0 && step / every > step.saturating_sub(taken) / every
+    }
+
     /// Answers all prompts; None if a signal ended it.
     fn answer(&mut self, step: u64) -> Result<Option<()>, TrainError> {
         let Trainer { run: Run { compute, sampler: Some(sampler), .. }, events, .. } = self else {
@@ -372,12 +427,7 @@ impl Trainer<'_, '_> {
     /// Writes a checkpoint if one is due or was requested.
     fn keep(&mut self) -> Result<(), TrainError> {
         let asked = self.run.stop.take_checkpoint();
-        let every = self.run.saving.every;
-        if asked || (every > 0 && self.run.state.step.is_multiple_of(every)) {
-            self.checkpoint()
-        } else {
-            Ok(())
-        }
+        if asked || self.passed(self.run.saving.every) { self.checkpoint() } else { Ok(()) }
     }
 
     /// Gives the state to the journal, if it is time and no checkpoint contains it.

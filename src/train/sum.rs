@@ -102,6 +102,14 @@ pub struct Mean {
 }
 
 impl Scalars {
+    /// Adds those of other microbatches.
+    pub fn add(&mut self, other: &Scalars) {
+        self.loss = self.loss.wrapping_add(other.loss);
+        self.weight = self.weight.wrapping_add(other.weight);
+        self.targets = self.targets.wrapping_add(other.targets);
+        self.rewards.add(&other.rewards);
+    }
+
     /// The scalars of one microbatch. The error is a value that is not finite or outside the range of the format.
     pub fn of(sums: &LossSums) -> Result<Self, BadValue> {
         let fixed = |value| fixed::to_fixed(value, i64::MAX).ok_or(BadValue { index: 0, value });
@@ -175,16 +183,21 @@ impl Sums {
         Ok(())
     }
 
+    /// Adds values that [`fixed::check`] accepts, with their scalars.
+    pub(super) fn add_accepted(&mut self, values: &[f32], scalars: Scalars) {
+        self.add_checked(values);
+        self.add_scalars(scalars);
+    }
+
     fn add_scalars(&mut self, one: Scalars) {
-        self.loss += one.loss;
-        self.weight += one.weight;
-        self.targets += one.targets;
-        self.rewards.add(&one.rewards);
+        let mut all = self.scalars();
+        all.add(&one);
+        self.set_scalars(all);
     }
 
     /// Adds the gradient of a microbatch, all or nothing; the error's index is that of the flat layout.
     pub fn add_gradient(&mut self, gradient: &[f32], cap: i64) -> Result<(), BadValue> {
-        check_gradient(gradient, cap)?;
+        check_values(gradient, cap)?;
         self.add_checked(gradient);
         Ok(())
     }
@@ -192,8 +205,7 @@ impl Sums {
     /// Adds gradient and loss of a microbatch, all or nothing.
     pub fn add(&mut self, loss: &LossSums, gradient: &[f32], cap: i64) -> Result<(), Refused> {
         let scalars = check(loss, gradient, cap)?;
-        self.add_checked(gradient);
-        self.add_scalars(scalars);
+        self.add_accepted(gradient, scalars);
         Ok(())
     }
 
@@ -252,12 +264,12 @@ pub const THE_LOSS: &str = "the loss";
 pub fn check(loss: &LossSums, gradient: &[f32], cap: i64) -> Result<Scalars, Refused> {
     // A bad loss is reported before the bad gradients that it causes.
     let scalars = Scalars::of(loss).map_err(|value| Refused { value, loss: true })?;
-    check_gradient(gradient, cap).map_err(|value| Refused { value, loss: false })?;
+    check_values(gradient, cap).map_err(|value| Refused { value, loss: false })?;
     Ok(scalars)
 }
 
 /// Returns the first value that a sum cannot hold as an error; its index is that of the flat layout.
-fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
+pub fn check_values(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
     let bad = |(i, values): (usize, &[f32])| {
         fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })
     };

@@ -15,6 +15,7 @@ mod gpu;
 mod hostile;
 mod hostile_seats;
 mod hosts;
+mod islands;
 mod journal;
 mod lines;
 mod messages;

@@ -29,7 +29,20 @@ fn documented_numbers_match_the_wire() {
     assert_eq!(documented(text, "Worker to coordinator:"), variants(source, "ToCoordinator"));
     assert_eq!(documented(text, "Coordinator to worker:"), variants(source, "ToWorker"));
     assert_eq!(variants(source, "Bye"), ["Done", "Later", "Halted", "Refused", "Out"]);
-    assert_eq!(variants(source, "Work"), ["Train", "Recheck", "Eval", "Prompt", "Verify", "Predict"]);
+    assert_eq!(
+        variants(source, "Work"),
+        [
+            "Train",
+            "Recheck",
+            "Eval",
+            "Prompt",
+            "Verify",
+            "Predict",
+            "Island",
+            "RecheckIsland",
+            "VerifyIsland"
+        ]
+    );
     assert_eq!(variants(source, "Trouble"), ["Device", "Value"]);
     assert_eq!(variants(source, "Packed"), ["Fixed", "Single"]);
 }
@@ -85,6 +98,7 @@ fn declared() -> Vec<String> {
     all.extend(enumeration(preference, "Aim"));
     all.extend(enumeration(losses, "Loss"));
     all.extend(enumeration(include_str!("../../src/model/wire.rs"), "Wire"));
+    let island = include_str!("../../src/train/island.rs");
     let structs = [
         (message, "Hello"),
         (message, "Manifest"),
@@ -94,6 +108,9 @@ fn declared() -> Vec<String> {
         (message, "ModelFile"),
         (message, "Device"),
         (message, "Lease"),
+        (island, "Island"),
+        (island, "InnerStep"),
+        (include_str!("../../src/train/optim.rs"), "Options"),
         (stage, "Microbatch"),
         (stage, "LossSums"),
         (preference, "Answers"),

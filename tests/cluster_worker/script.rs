@@ -119,6 +119,7 @@ pub fn manifest() -> Manifest {
         dtype: shape.dtype,
         fraction_bits: FRACTION_BITS,
         sum_bits: 0,
+        moments: false,
         steps: 9,
         silence_millis: 0,
         seats: None,

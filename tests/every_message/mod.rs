@@ -15,6 +15,8 @@ use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
 use finetune::model::wire::Wire;
 use finetune::numeric::REVISION;
 use finetune::train::event::Link;
+use finetune::train::island::{InnerStep, Island};
+use finetune::train::optim::Options;
 use finetune::train::sum::RewardSums;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -183,6 +185,7 @@ pub fn manifest() -> Manifest {
         dtype: None,
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
         sum_bits: 8,
+        moments: false,
         steps: 4,
         silence_millis: 5000,
         seats: None,
@@ -196,6 +199,15 @@ pub fn microbatch() -> Microbatch {
         ids: vec![5; 8],
         bounds: vec![0, 3, 8],
         targets: Targets::Tokens(vec![5; 8]),
+    }
+}
+
+fn island() -> Island {
+    let step = InnerStep { rate: f64::NAN, batches: vec![microbatch(), microbatch()] };
+    Island {
+        options: Options::default(),
+        after: 3,
+        steps: vec![step, InnerStep { rate: 1e300, batches: vec![] }],
     }
 }
 
@@ -237,6 +249,9 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         leased(Work::Eval(microbatch())),
         leased(Work::Verify(microbatch())),
         leased(Work::Predict(microbatch())),
+        leased(Work::Island(island())),
+        leased(Work::RecheckIsland(island())),
+        leased(Work::VerifyIsland(Island { steps: vec![], ..island() })),
         leased(Work::Prompt { ids: vec![1, 2], sampling }),
         ToWorker::Grant { lease: LEASE },
         ToWorker::Deny { lease: LEASE },

@@ -13,6 +13,7 @@ use finetune::numeric::rng::Stream;
 use finetune::train::best::Choice;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
+use finetune::train::island::Islands;
 use finetune::train::optim::Options;
 use finetune::train::schedule::Schedule;
 use finetune::train::stop::Stop;
@@ -142,11 +143,13 @@ pub struct Rows {
     pub steps: u64,
     pub order: [usize; 4],
     pub eval: usize,
+    /// Of each step only the microbatches i, i + k and so on: k and i.
+    pub every: (usize, usize),
 }
 
 impl Rows {
     pub fn new(steps: u64) -> Self {
-        Rows { steps, order: [0, 1, 2, 3], eval: 2 }
+        Rows { steps, order: [0, 1, 2, 3], eval: 2, every: (1, 0) }
     }
 }
 
@@ -174,7 +177,8 @@ impl Work for Rows {
     fn step(&self, step: u64) -> Vec<Microbatch> {
         let first = (step - 1) % 4 * 8;
         let two = |m: usize| vec![first + 2 * m as u64, first + 2 * m as u64 + 1];
-        self.order.iter().map(|&m| batch(step, two(m))).collect()
+        let own = self.order.iter().skip(self.every.1).step_by(self.every.0);
+        own.map(|&m| batch(step, two(m))).collect()
     }
     fn eval_rows(&self) -> u64 {
         self.eval as u64 * 3
@@ -197,6 +201,7 @@ pub struct Setup<'a> {
     pub resume: bool,
     pub peak: f64,
     pub choice: Choice,
+    pub islands: Option<Islands>,
 }
 
 pub struct Outcome {
@@ -208,7 +213,7 @@ impl<'a> Setup<'a> {
     pub fn new(steps: u64, stop: &'a Stop, output: &Path) -> Self {
         let work = Rows::new(steps);
         let (output, choice) = (output.to_owned(), Choice::default());
-        Setup { work, stop, output, every: 0, limit: None, resume: false, peak: 0.05, choice }
+        Setup { work, stop, output, every: 0, limit: None, resume: false, peak: 0.05, choice, islands: None }
     }
 
     pub fn run(&self, model: &mut dyn Model) -> Outcome {
@@ -261,6 +266,7 @@ impl<'a> Setup<'a> {
             state,
             reference: None,
             schedule,
+            islands: self.islands,
             eval_steps,
             choice,
             saving,

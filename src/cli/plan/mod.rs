@@ -10,7 +10,7 @@ mod tell;
 
 use crate::forecast::counts::{ALL, Ahead, Counts, count};
 use crate::forecast::team::{Expected, team};
-use crate::forecast::time::{Bits, Participant, TimeForecast, forecast, useless};
+use crate::forecast::time::{Participant, Sent, TimeForecast, forecast, useless};
 pub use tell::note_line;
 
 use crate::cli::invocation::Invocation;
@@ -34,7 +34,7 @@ pub struct Outlook {
     /// Workers that hold the model together.
     line: Option<lines::Line>,
     forecast: TimeForecast,
-    bits: Bits,
+    sent: Sent,
     /// Devices that slow the run down, and the seconds saved without each.
     useless: Vec<(usize, f64)>,
     notes: Vec<String>,
@@ -98,8 +98,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let workers: Vec<Participant> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
     let forecast = forecast(&workers, &load);
     let useless = useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
-    let bits = load.bits;
-    let outlook = Outlook { prepared, counts, shape, team, line, forecast, bits, useless, notes };
+    let sent = load.sent;
+    let outlook = Outlook { prepared, counts, shape, team, line, forecast, sent, useless, notes };
     match inv.json {
         true => inv.say(&tell::json(&outlook, &options).to_string())?,
         false => tell::lines(&outlook, &options).iter().try_for_each(|line| inv.say(line))?,

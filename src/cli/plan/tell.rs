@@ -6,7 +6,7 @@ use super::memory_words::{gives, kept, small, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
-use crate::forecast::time::{Bits, Participant};
+use crate::forecast::time::{Participant, Sent};
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
@@ -139,8 +139,9 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         lines.push(format!("  share  {share:.0} % of the tokens, {idle:.0} % idle"));
         if let (Some(link), Some(said)) = (worker.link, e.link) {
             lines.push(format!(
-                "  sync   {:.2} s a step at {:.0} MB/s and {:.1} ms there and back, {said}",
-                worker.sync(o.shape.trained, o.bits),
+                "  sync   {:.2} s {} at {:.0} MB/s and {:.1} ms there and back, {said}",
+                worker.sync(o.shape.trained, o.sent),
+                if o.sent.steps() > 1 { "an exchange" } else { "a step" },
                 link.bandwidth / 1e6,
                 1e3 * link.round_trip
             ));
@@ -150,13 +151,23 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
     lines
 }
 
-/// What the options that round what travels would save, where a step waits for the network.
-fn less_sync(worker: &Participant, o: &Outlook) -> Option<String> {
-    let (now, values) = (worker.sync(o.shape.trained, o.bits), o.shape.trained);
-    let less = worker.sync(values, Bits { sum: 8, update: 8 });
-    (o.bits == Bits::default() && now - less > NOTICED).then(|| {
-        format!("         {less:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter")
-    })
+/// What options would save, where a step waits for the network.
+fn less_sync(worker: &Participant, o: &Outlook) -> Vec<String> {
+    let (now, values) = (worker.sync(o.shape.trained, o.sent), o.shape.trained);
+    let rounded = worker.sync(values, Sent { sum: 8, update: 8, islands: None });
+    if o.sent != Sent::default() || now - rounded <= NOTICED {
+        return Vec::new();
+    }
+    let apart = Sent { islands: Some((2, 16)), ..Sent::default() };
+    let apart = worker.sync(values, apart) / apart.steps() as f64;
+    vec![
+        format!(
+            "         {rounded:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter"
+        ),
+        format!(
+            "         {apart:.2} s with --islands 2 --inner-steps 16, which average adapters every 16 steps"
+        ),
+    ]
 }
 
 /// Quality of the estimate.
@@ -332,7 +343,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
         "share": place.map(|at| o.forecast.shares[at]), "idle": place.map(|at| o.forecast.idle[at]),
         "link": w.and_then(|w| w.link).map(|link| json!({
             "bytes_per_second": link.bandwidth, "round_trip_seconds": link.round_trip, "basis": e.link,
-            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained, o.bits)),
+            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained, o.sent) / o.sent.steps() as f64),
         })),
         "leave_out": o.useless.iter().any(|(useless, _)| *useless == at),
     })

@@ -8,6 +8,7 @@ use super::{Coordinator, events};
 use crate::model::layout::Layout;
 use crate::model::stage::{Microbatch, Sampling, Traffic};
 use crate::train::event::{Change, Speed};
+use crate::train::island::Island;
 use crate::train::optimizer_step::Stretch;
 use crate::train::sum::Sums;
 use crate::train::{Compute, Effort, Say, Scoring, TrainError};
@@ -24,6 +25,25 @@ impl Coordinator<'_> {
     ) -> Task<'t> {
         let after = self.parameters.as_ref().map_or(0, |p| p.step);
         Task { kind, count, after, work, result, say, leases: BTreeMap::new(), done: None, failed: None }
+    }
+
+    /// A training round of items of these tokens, whose results are added up in `sums`.
+    fn summed(
+        &mut self,
+        tokens: Vec<u64>,
+        item: &dyn Fn(usize) -> Work,
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        self.accounts.begin(self.machine.devices());
+        self.traffic = Traffic::default();
+        let mut nothing = |_, _| Ok(());
+        let mut task = self.task((Kind::Train, tokens.len()), item, &mut nothing, say);
+        let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
+        self.reducer.total(sums);
+        let shared = Some(self.accounts.finish(tally, self.machine.devices()));
+        let traffic = Some(self.traffic).filter(|t| t.submissions > 0);
+        Ok(Some(Effort { shared, spans: Vec::new(), traffic }))
     }
 }
 
@@ -81,17 +101,19 @@ impl Compute for Coordinator<'_> {
         sums: &mut Sums,
         say: Say,
     ) -> Result<Option<Effort>, TrainError> {
-        self.accounts.begin(self.machine.devices());
-        self.traffic = Traffic::default();
         let tokens = work.iter().map(|batch| batch.ids.len() as u64).collect();
-        let item = |index: usize| Work::Train(work[index].clone());
-        let mut nothing = |_, _| Ok(());
-        let mut task = self.task((Kind::Train, work.len()), &item, &mut nothing, say);
-        let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
-        self.reducer.total(sums);
-        let shared = Some(self.accounts.finish(tally, self.machine.devices()));
-        let traffic = Some(self.traffic).filter(|t| t.submissions > 0);
-        Ok(Some(Effort { shared, spans: Vec::new(), traffic }))
+        self.summed(tokens, &|index| Work::Train(work[index].clone()), sums, say)
+    }
+
+    fn islands(
+        &mut self,
+        _: u64,
+        work: &[Island],
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        let tokens = work.iter().map(Island::tokens).collect();
+        self.summed(tokens, &|index| Work::Island(work[index].clone()), sums, say)
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {

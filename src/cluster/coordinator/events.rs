@@ -1,7 +1,7 @@
 //! Converts notes of the machine to events of the run, and measures the communication cost of a step.
 
 use super::super::machine::{self, Bad, DeviceReport, Kind, Note, Place, Tally};
-use super::super::message::{Device, Packed, Work};
+use super::super::message::{Device, Packed};
 use super::round::Task;
 use super::{Counts, Passes};
 use crate::support::plural::count;
@@ -20,6 +20,8 @@ pub struct Hint {
     pub batch_size: usize,
     /// --micro-batch-tokens
     pub micro_batch_tokens: usize,
+    /// Whether --islands is given.
+    pub islands: bool,
 }
 
 /// The note on a run in which several numeric classes take part.
@@ -106,6 +108,10 @@ fn few(microbatches: usize, devices: usize, hint: Hint) -> String {
         1 => "1 waits".to_string(),
         n => format!("{n} wait"),
     };
+    if hint.islands {
+        let (islands, devices) = (count(microbatches as u64, "island"), count(devices as u64, "device"));
+        return format!("{islands} for {devices}, so {wait}; an island is computed by one device");
+    }
     let factor = (ENOUGH * devices).div_ceil(microbatches.max(1));
     let tokens = (hint.micro_batch_tokens / factor.next_power_of_two()).max(1);
     let rows = hint.batch_size * factor;
@@ -162,9 +168,14 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
         machine::Again::Not(place) => Again { place: at(place), bad: false },
     });
     let finding = Box::new(Finding { place: at(place), class: place.class.clone(), again });
-    let rows = (task.work)(found.item).batch().map_or(vec![], |batch| batch.rows.clone());
-    let (value, after) = (*value, task.after);
+    let work = (task.work)(found.item);
+    let (value, after, rows) = (*value, task.after, work.rows());
     match found.kind {
+        Kind::Train if work.island().is_some() => {
+            let last = after + work.island().map_or(0, |island| island.steps.len() as u64);
+            let (island, what) = (found.item, tensor.clone());
+            TrainError::Island { after, last, island, rows, what, value, finding }
+        }
         Kind::Train => TrainError::NonFinite {
             step: after + 1,
             microbatch: found.item,
@@ -185,10 +196,7 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
 
 /// The error that ends a run whose devices differ.
 pub(super) fn dispute(item: usize, results: Vec<(Place, String)>, task: &Task) -> TrainError {
-    let rows = match (task.work)(item) {
-        Work::Train(batch) => batch.rows,
-        _ => vec![],
-    };
+    let rows = (task.work)(item).rows();
     let results = results.iter().map(|(place, digest)| format!("{} has {digest}", at(place)));
     let results = results.collect::<Vec<_>>().join(", ");
     TrainError::Dispute { step: task.after + 1, microbatch: item, rows, results }
@@ -308,12 +316,14 @@ mod tests {
 
     #[test]
     fn too_few_microbatches_give_advice() {
-        let hint = Hint { batch_size: 8, micro_batch_tokens: 2048 };
+        let hint = Hint { batch_size: 8, micro_batch_tokens: 2048, islands: false };
         let want = "each step has 2 microbatches for 3 devices, so 1 waits; try --batch-size 40 or --micro-batch-tokens 256";
         assert_eq!(few(2, 3, hint), want);
         let want = "each step has 4 microbatches for 2 devices, so some wait at its end; try --batch-size 16 \
                     or --micro-batch-tokens 1024";
         assert_eq!(few(4, 2, hint), want);
         assert!(few(1, 4, hint).contains("1 microbatch for 4 devices, so 3 wait"));
+        let want = "2 islands for 3 devices, so 1 waits; an island is computed by one device";
+        assert_eq!(few(2, 3, Hint { islands: true, ..hint }), want);
     }
 }

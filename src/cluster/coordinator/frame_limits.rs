@@ -16,6 +16,8 @@ const TARGET: usize = 5;
 pub struct Longest {
     /// Tokens of the longest microbatch.
     pub tokens: usize,
+    /// Tokens of the longest island; 0 without islands.
+    pub island: usize,
     /// Tokens of the shortest row.
     pub shortest: usize,
     /// All token ids are below this.
@@ -32,6 +34,17 @@ pub enum Misfit {
     )]
     Lease {
         /// Tokens of the longest microbatch.
+        tokens: usize,
+        /// Tokens that would fit.
+        most: usize,
+    },
+    /// An island.
+    #[error(
+        "--islands, --inner-steps: the microbatches of an island have {tokens} tokens, too many to be sent to a worker: \
+         at most {most} fit with these rows; use fewer inner steps, or more islands"
+    )]
+    Island {
+        /// Tokens of the longest island.
         tokens: usize,
         /// Tokens that would fit.
         most: usize,
@@ -71,9 +84,10 @@ impl Longest {
         let shortest = self.shortest.max(1);
         let each = shortest * (varint(self.vocabulary) + TARGET) + ROW;
         let most = room / each * shortest;
-        match self.tokens <= most {
-            true => Ok(()),
-            false => Err(Misfit::Lease { tokens: self.tokens, most }),
+        match (self.tokens <= most, self.island <= most) {
+            (true, true) => Ok(()),
+            (false, _) => Err(Misfit::Lease { tokens: self.tokens, most }),
+            (true, false) => Err(Misfit::Island { tokens: self.island, most }),
         }
     }
 }
@@ -99,7 +113,7 @@ mod tests {
     #[test]
     fn longest_accepted_lease_fits_and_a_longer_one_is_refused() {
         for (vocabulary, shortest) in [(300, 1), (49152, 7), (1 << 17, 4096)] {
-            let longest = |tokens| Longest { tokens, shortest, vocabulary };
+            let longest = |tokens| Longest { tokens, island: 0, shortest, vocabulary };
             let Err(Misfit::Lease { most, .. }) = longest(1 << 30).fits(&manifest()) else { panic!() };
             longest(most).fits(&manifest()).unwrap();
             assert!(longest(most + 1).fits(&manifest()).is_err());
@@ -132,7 +146,7 @@ mod tests {
     #[test]
     fn manifest_with_too_many_labels_is_refused() {
         let labels = Some((0..200_000).map(|i| format!("label {i}")).collect());
-        let longest = Longest { tokens: 8, shortest: 1, vocabulary: 300 };
+        let longest = Longest { tokens: 8, island: 0, shortest: 1, vocabulary: 300 };
         let refused = longest.fits(&Manifest { labels, ..manifest() });
         assert!(refused.unwrap_err().to_string().contains("fewer or shorter labels"));
     }

@@ -144,6 +144,7 @@ pub(super) mod tests {
             dtype: None,
             fraction_bits: 40,
             sum_bits: 0,
+            moments: false,
             steps: 9,
             silence_millis: 0,
             seats: None,

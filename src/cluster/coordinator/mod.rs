@@ -192,7 +192,8 @@ impl<'a> Coordinator<'a> {
         // The driver lives as long as the reducer; reports after it are dropped.
         let report = move |report| drop(reports.send(Incoming::Added(report)));
         let holds = if setup.machine.verify.is_some() { Holds::Round } else { Holds::Two };
-        let reducer = Reducer::new(setup.layout.len(), (setup.threads, holds), report)?;
+        let values = usize::try_from(setup.gate.manifest.values()).unwrap_or(usize::MAX);
+        let reducer = Reducer::new(values, (setup.threads, holds), report)?;
         let reception = Reception::new(setup.gate, setup.files, events, (setup.runtime, setup.lines));
         Ok(Coordinator {
             layout: setup.layout,

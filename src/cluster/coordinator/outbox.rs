@@ -2,7 +2,7 @@
 //! grows too long is disconnected.
 
 use super::super::link::End;
-use super::super::message::ToWorker;
+use super::super::message::{ToWorker, Work};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{self, Sender, UnboundedReceiver, UnboundedSender};
@@ -83,8 +83,8 @@ fn size(message: &ToWorker) -> u64 {
         ToWorker::ParametersPiece { bytes, .. } | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
         ToWorker::ParametersChange { values, packed, .. } => (values.len() + packed.len()) as u64,
         ToWorker::Lease(lease) => {
-            let bytes = if lease.work.batch().is_some() { 8 } else { 4 };
-            bytes * lease.work.ids().len() as u64
+            let bytes = if matches!(lease.work, Work::Prompt { .. }) { 4 } else { 8 };
+            bytes * lease.work.tokens()
         }
         _ => 0,
     }

@@ -32,7 +32,7 @@ impl Coming {
     }
 
     /// Adds a stretch of values and sends it to the waiting members, found by `outbox`. Returns the number of bytes
-    /// sent; a line of workers is counted as one worker that gets changes.
+    /// sent; a line of workers is counted as one worker.
     pub fn add<'o>(&mut self, stretch: Stretch, outbox: impl Fn(MemberId) -> Option<&'o Outbox>) -> u64 {
         let (mut said, step) = (0, self.step);
         let mut changes = stretch.changes.chunks(PIECE / 4);

@@ -338,6 +338,8 @@ fn work(task: &Task, item: usize, purpose: Purpose) -> Work {
             Work::Recheck(batch)
         }
         (Work::Train(batch), Purpose::Verify) => Work::Verify(batch),
+        (Work::Island(island), Purpose::Recheck) => Work::RecheckIsland(island),
+        (Work::Island(island), Purpose::Verify) => Work::VerifyIsland(island),
         (work, _) => work,
     }
 }

@@ -313,6 +313,9 @@ impl Worker {
                 let ids = truth::answer(&values, &ids);
                 self.send(ToCoordinator::Answer { lease, ids, parameters });
             }
+            Work::Island(_) | Work::RecheckIsland(_) | Work::VerifyIsland(_) => {
+                unreachable!("no plan of the simulator has islands")
+            }
         }
     }
 
@@ -449,5 +452,6 @@ fn size(work: &Work) -> u64 {
         Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) => 3 * batch.ids.len() as u64,
         Work::Eval(batch) | Work::Predict(batch) => batch.ids.len() as u64,
         Work::Prompt { ids, .. } => 10 * ids.len() as u64,
+        _ => unreachable!("no plan of the simulator has islands"),
     }
 }

@@ -20,7 +20,8 @@ use crate::model::stage::{Fault, LossSums, Microbatch, Model, Want};
 use crate::numeric::fixed;
 use crate::support::panics::caught;
 use crate::train::Rounding;
-use crate::train::sum::{Refused, Scalars, check};
+use crate::train::island::{self, Island};
+use crate::train::sum::{Refused, Scalars, check, check_values};
 use crate::train::trial::{Passed, Trials, at_rest, trials};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Time after which no further trial starts: the coordinator waits for the slowest device.
 const TRIALS: Duration = Duration::from_millis(300);
+/// Stands for the name of a tensor where a result of an island is bad.
+const THE_ISLAND: &str = "the result of an island";
 /// Interval at which a throttled device checks its cancel flag.
 const NAP: Duration = Duration::from_millis(10);
 
@@ -283,6 +286,22 @@ impl DeviceWorker {
                 self.shared.buffers.give_back(finished.gradient);
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
+            Work::Island(island) => {
+                let (finished, micros) = (self.island(island, job, began)?, micros(began));
+                let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
+                Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
+            }
+            Work::VerifyIsland(island) => {
+                let (finished, micros) = (self.island(island, job, began)?, micros(began));
+                let digest = digest::of_gradient(&finished.gradient, &finished.scalars);
+                self.shared.buffers.give_back(finished.gradient);
+                Ok(Report::Verified { lease, digest, parameters, micros, memory: 0 })
+            }
+            Work::RecheckIsland(island) => {
+                let finished = self.island(island, job, began)?;
+                self.shared.buffers.give_back(finished.gradient);
+                Ok(Report::Fine { lease, parameters, micros: micros(began) })
+            }
             Work::Eval(batch) | Work::Predict(batch) => {
                 let predicts = matches!(work, Work::Predict(_));
                 let sums = self.losses(batch, if predicts { Want::Predictions } else { Want::Loss })?;
@@ -308,7 +327,9 @@ impl DeviceWorker {
         if self.holds.as_ref().is_some_and(|held| Arc::ptr_eq(held, parameters)) {
             return Ok(());
         }
-        self.model()?.set_parameters(&parameters.values)?;
+        // Moments follow the parameters where islands are computed; a seat of a line has fewer values than the layout.
+        let own = self.layout.len().min(parameters.values.len());
+        self.model()?.set_parameters(&parameters.values[..own])?;
         self.holds = Some(parameters.clone());
         Ok(())
     }
@@ -337,6 +358,47 @@ impl DeviceWorker {
             Ok(scalars) => Ok(Finished { gradient, scalars, traffic }),
             Err(failed) => {
                 self.shared.buffers.give_back(gradient);
+                Err(failed)
+            }
+        }
+    }
+
+    /// Takes the steps of an island from the lease's parameters; the result may enter a sum.
+    fn island(&mut self, island: &Island, job: &QueuedLease, began: Instant) -> Result<Finished, Failed> {
+        let (inject, cap) = (self.shared.inject.clone(), fixed::cap(job.lease.of as usize));
+        // The faults of tests are of the island's first step.
+        let step = job.lease.after + 1;
+        inject.before(step).map_err(Failed::Device)?;
+        // The model is left with other parameters.
+        self.holds = None;
+        self.model()?.in_use();
+        let start = &job.parameters.values;
+        if start.len() != island::VECTORS * self.layout.len() {
+            return Err(Failed::Device("the moments for an island did not come".into()));
+        }
+        let mut vectors = self.shared.buffers.take(start.len());
+        vectors.copy_from_slice(start);
+        let (flag, before) = (self.queue.flag(), self.model()?.traffic());
+        let go_on = move || flag.check().is_ok();
+        let computed = island.compute(&mut **self.model()?, &mut vectors, (cap, &go_on));
+        let traffic = self.model()?.traffic().since(&before);
+        inject.after(step, &mut vectors, cap);
+        let computed = match computed {
+            Ok(scalars) => match check_values(&vectors, cap) {
+                Ok(()) => self.throttle(began).map(|()| scalars),
+                Err(bad) => {
+                    Err(Failed::Value(Trouble::Value { tensor: THE_ISLAND.into(), value: bad.value }))
+                }
+            },
+            Err(island::Failed::Fault(fault)) => Err(fault.into()),
+            Err(island::Failed::Value { what, value }) => {
+                Err(Failed::Value(Trouble::Value { tensor: what, value }))
+            }
+        };
+        match computed {
+            Ok(scalars) => Ok(Finished { gradient: vectors, scalars, traffic }),
+            Err(failed) => {
+                self.shared.buffers.give_back(vectors);
                 Err(failed)
             }
         }

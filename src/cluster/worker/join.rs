@@ -88,7 +88,7 @@ impl Worker<'_> {
         };
         let (run, name) = (plain(&manifest.run), plain(&manifest.name));
         self.aside()(&format!("in run {run} as {name}: {}", classes.join(", ")));
-        let all = usize::try_from(manifest.parameters).unwrap_or(usize::MAX);
+        let all = usize::try_from(manifest.values()).unwrap_or(usize::MAX);
         let len = threads.of.1.portion.as_ref().map_or(all, |portion| portion.values.len());
         Ok(Joined { threads, len, line })
     }

@@ -2,6 +2,8 @@
 //! a larger lease is refused before memory is allocated for it.
 
 use crate::cluster::message::Work;
+use crate::model::stage::Microbatch;
+use crate::train::island::Island;
 
 /// Most tokens of the leases of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,18 +17,24 @@ pub(super) struct Limits {
 impl Limits {
     /// Checks a lease. The error is one line: the excess and the agreed limit.
     pub fn check(&self, work: &Work) -> Result<(), String> {
-        let Limits { tokens, positions } = *self;
-        let (what, long, limit, whose) = match work.batch() {
-            None => ("a prompt", work.ids().len(), positions, "the model's positions are"),
-            Some(batch) => {
-                let row =
-                    batch.bounds.windows(2).map(|b| b[1].saturating_sub(b[0]) as usize).max().unwrap_or(0);
-                match batch.ids.len() > tokens {
-                    true => ("a microbatch", batch.ids.len(), tokens, "the run's longest has"),
-                    false => ("a row", row, positions, "the model's positions are"),
-                }
+        match work {
+            Work::Prompt { ids, .. } => {
+                self.within("a prompt", ids.len(), (self.positions, "the model's positions are"))
             }
-        };
+            _ => {
+                let island = work.island().into_iter().flat_map(Island::batches);
+                work.batch().into_iter().chain(island).try_for_each(|batch| self.microbatch(batch))
+            }
+        }
+    }
+
+    fn microbatch(&self, batch: &Microbatch) -> Result<(), String> {
+        let row = batch.bounds.windows(2).map(|b| b[1].saturating_sub(b[0]) as usize).max().unwrap_or(0);
+        self.within("a microbatch", batch.ids.len(), (self.tokens, "the run's longest has"))?;
+        self.within("a row", row, (self.positions, "the model's positions are"))
+    }
+
+    fn within(&self, what: &str, long: usize, (limit, whose): (usize, &str)) -> Result<(), String> {
         match long <= limit {
             true => Ok(()),
             false => Err(format!(
@@ -40,7 +48,7 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::stage::{Microbatch, Sampling, Targets};
+    use crate::model::stage::{Sampling, Targets};
 
     fn check(work: Work, part: &str) {
         let got = Limits { tokens: 64, positions: 32 }.check(&work).err().unwrap_or_default();

@@ -266,8 +266,8 @@ impl<'a, 'w> Session<'a, 'w> {
             self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
             return Ok(());
         };
-        if let Work::Train(batch) = &lease.work {
-            self.tokens.insert(number, batch.ids.len() as u64);
+        if let Work::Train(_) | Work::Island(_) = &lease.work {
+            self.tokens.insert(number, lease.work.tokens());
         }
         let reply = self.reply.clone();
         let index = usize::from(device);

@@ -4,6 +4,8 @@
 use super::cells::{Cell, Cells, Wrong};
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
 use crate::model::stage::Traffic;
+use crate::numeric::pack;
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -49,6 +51,17 @@ struct Sum {
     cells: Cells,
     /// The end of each seat's part.
     ends: Vec<Option<ToCoordinator>>,
+}
+
+/// Some of the parameters of a seat.
+struct Part {
+    seat: usize,
+    /// Of the first one among those of the seat.
+    offset: u64,
+    /// Little-endian f32.
+    values: Bytes,
+    /// Where they are in the piece that holds them.
+    range: Range<usize>,
 }
 
 /// The hashes of the parameters after a step.
@@ -100,8 +113,14 @@ impl Translation {
     pub fn down(&mut self, message: ToWorker) -> Vec<(usize, ToWorker)> {
         match &message {
             ToWorker::ParametersPiece { step, offset, bytes } => self.piece(*step, *offset, bytes),
-            // A seat has few of the values.
-            ToWorker::ParametersChange { step, offset, values, .. } => self.piece(*step, *offset, values),
+            ToWorker::ParametersChange { step, offset, len, values, packed } => {
+                let mut changes = vec![0; *len as usize];
+                // The coordinator's own packing.
+                match pack::set(packed, &mut changes, i64::MAX) {
+                    Ok(()) => self.changes((*step, *offset), values, &changes),
+                    Err(_) => self.piece(*step, *offset, values),
+                }
+            }
             ToWorker::Parameters { step, hash } => self.parameters(*step, *hash),
             ToWorker::Lease(lease) => {
                 let announced = vec![None; self.seats()];
@@ -136,20 +155,44 @@ impl Translation {
     }
 
     /// The parts of a piece of the parameters, for the seats whose ranges it touches.
-    fn piece(&mut self, step: u64, offset: u64, bytes: &bytes::Bytes) -> Vec<(usize, ToWorker)> {
+    fn piece(&mut self, step: u64, offset: u64, bytes: &Bytes) -> Vec<(usize, ToWorker)> {
+        let message = |part: Part| {
+            (part.seat, ToWorker::ParametersPiece { step, offset: part.offset, bytes: part.values })
+        };
+        self.parts(offset, bytes).into_iter().map(message).collect()
+    }
+
+    /// The same of changes of the parameters, whose new values are `values`.
+    fn changes(
+        &mut self,
+        (step, offset): (u64, u64),
+        values: &Bytes,
+        changes: &[i64],
+    ) -> Vec<(usize, ToWorker)> {
+        let message = |Part { seat, offset, values, range }| {
+            let mut packed = Vec::new();
+            pack::pack(&changes[range.clone()], &mut packed);
+            let (len, packed) = (range.len() as u32, packed.into());
+            (seat, ToWorker::ParametersChange { step, offset, len, values, packed })
+        };
+        self.parts(offset, values).into_iter().map(message).collect()
+    }
+
+    /// The parts of the values from `offset` on, for the seats whose ranges they touch. They enter the seats' hashes.
+    fn parts(&mut self, offset: u64, bytes: &Bytes) -> Vec<Part> {
         if offset == 0 {
             self.hashers.fill(blake3::Hasher::new());
         }
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let to = from.saturating_add(bytes.len() / 4);
         let mut out = Vec::new();
-        for (seat, values) in self.values.iter().enumerate() {
-            let (start, end) = (values.start.max(from), values.end.min(to));
+        for (seat, own) in self.values.iter().enumerate() {
+            let (start, end) = (own.start.max(from), own.end.min(to));
             if start < end {
-                let part = bytes.slice(4 * (start - from)..4 * (end - from));
-                self.hashers[seat].update(&part);
-                let offset = (start - values.start) as u64;
-                out.push((seat, ToWorker::ParametersPiece { step, offset, bytes: part }));
+                let range = start - from..end - from;
+                let values = bytes.slice(4 * range.start..4 * range.end);
+                self.hashers[seat].update(&values);
+                out.push(Part { seat, offset: (start - own.start) as u64, values, range });
             }
         }
         out
@@ -355,6 +398,28 @@ mod tests {
         let want = [0, 1].map(|seat| (seat, ToWorker::Parameters { step: 7, hash: hashes[seat] }));
         assert_eq!(line.down(ToWorker::Parameters { step: 7, hash }), want);
         (line, hashes, hash)
+    }
+
+    #[test]
+    fn each_seat_gets_the_changes_of_its_parameters() {
+        let (mut line, ..) = standing();
+        let changes = [1 << 40, -(3 << 40), 0, 5 << 40, 7 << 40];
+        let values = little_endian(&[1.5, 2.5, 3.5, 4.5, 5.5]);
+        let packed = |range: Range<usize>| {
+            let mut bytes = Vec::new();
+            pack::pack(&changes[range], &mut bytes);
+            bytes::Bytes::from(bytes)
+        };
+        let change = |offset, range: Range<usize>| {
+            let (len, values) = (range.len() as u32, values.slice(4 * range.start..4 * range.end));
+            ToWorker::ParametersChange { step: 8, offset, len, values, packed: packed(range) }
+        };
+        assert_eq!(line.down(change(0, 0..2)), [(0, change(0, 0..2))]);
+        assert_eq!(line.down(change(2, 2..5)), [(0, change(2, 2..3)), (1, change(0, 3..5))]);
+        let hash = *blake3::hash(&values).as_bytes();
+        let hashes = [0..3, 3..5].map(|r| *blake3::hash(&values[4 * r.start..4 * r.end]).as_bytes());
+        let want = [0, 1].map(|seat| (seat, ToWorker::Parameters { step: 8, hash: hashes[seat] }));
+        assert_eq!(line.down(ToWorker::Parameters { step: 8, hash }), want);
     }
 
     fn announce(lease: LeaseId, parameters: Hash, micros: u64) -> ToCoordinator {

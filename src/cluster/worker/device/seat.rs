@@ -118,6 +118,8 @@ fn trains(job: &QueuedLease) -> bool {
         Work::Train(_) | Work::Verify(_) => true,
         Work::Recheck(batch) => batch.step != job.lease.after,
         Work::Eval(_) | Work::Predict(_) | Work::Prompt { .. } => false,
+        // No seat computes an island.
+        Work::Island(_) | Work::RecheckIsland(_) | Work::VerifyIsland(_) => false,
     }
 }
 
@@ -250,7 +252,7 @@ impl DeviceWorker {
 
     fn forward(&mut self, job: &QueuedLease, hidden: Option<&[f32]>) -> Result<Output, Failed> {
         let Some(batch) = job.lease.work.batch() else {
-            return Err(Failed::Device("a prompt is no microbatch".into()));
+            return Err(Failed::Device("the work of a seat is a microbatch or a prompt".into()));
         };
         self.take_parameters(&job.parameters)?;
         let trains = trains(job);

@@ -1,0 +1,208 @@
+//! Islands (`--islands`): between two exchanges of parameters each island takes several optimizer steps on its own
+//! microbatches, then the changes of all islands are averaged (local SGD, Stich 2019, arXiv:1805.09767; with AdamW: Local
+//! Adam, Cheng and Glasgow 2025, arXiv:2409.13155). An island is a part of the plan, not a machine: the parameters and
+//! both moments are its input and its result, so any device computes it, and any device computes it again.
+//!
+//! What travels is a vector of three layouts, one after the other: the parameters (back: their changes), the first moments,
+//! and the square roots of the second moments, which have the range of gradients and so fit the fixed point of sums.
+
+use super::checkpoint::State;
+use super::optim::Options;
+use super::optimizer_step::{self, Means};
+use super::sum::{Refused, Scalars, Sums, check_values};
+use crate::model::layout::Layout;
+use crate::model::stage::{Fault, Microbatch, Stage};
+use crate::numeric::fixed::{self, CELL};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+/// Vectors of the flat layout that travel.
+pub const VECTORS: usize = 3;
+
+/// How the steps of a run are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Islands {
+    /// Number of islands.
+    pub count: usize,
+    /// Steps between two exchanges.
+    pub inner: u64,
+}
+
+/// The work of an island between two exchanges.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Island {
+    /// The optimizer.
+    pub options: Options,
+    /// Its steps before these.
+    pub after: u64,
+    /// The steps, in order.
+    pub steps: Vec<InnerStep>,
+}
+
+/// A step of an island.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InnerStep {
+    /// The learning rate.
+    pub rate: f64,
+    /// Its microbatches; without any the parameters stay.
+    pub batches: Vec<Microbatch>,
+}
+
+/// Why an island has no result.
+#[derive(Debug)]
+pub enum Failed {
+    /// The device failed, or the work was cancelled.
+    Fault(Fault),
+    /// A value is not finite, or larger than sums can hold.
+    Value {
+        /// What it is: a text that begins with `the`.
+        what: String,
+        /// The value.
+        value: f64,
+    },
+}
+
+impl From<Fault> for Failed {
+    fn from(fault: Fault) -> Self {
+        Failed::Fault(fault)
+    }
+}
+
+impl Island {
+    /// All microbatches.
+    pub fn batches(&self) -> impl Iterator<Item = &Microbatch> {
+        self.steps.iter().flat_map(|step| &step.batches)
+    }
+
+    /// The tokens of all microbatches.
+    pub fn tokens(&self) -> u64 {
+        self.batches().map(|batch| batch.ids.len() as u64).sum()
+    }
+
+    /// The rows of all microbatches.
+    pub fn rows(&self) -> Vec<u64> {
+        self.batches().flat_map(|batch| batch.rows.iter().copied()).collect()
+    }
+
+    /// Takes the steps from `start`, which is replaced by the result. `go_on` is asked before each microbatch. No value of
+    /// the result exceeds `cap` in fixed point. The model is left with parameters of an inner step.
+    pub fn compute(
+        &self,
+        model: &mut (impl Stage + ?Sized),
+        start: &mut [f32],
+        (cap, go_on): (i64, &dyn Fn() -> bool),
+    ) -> Result<Scalars, Failed> {
+        let layout = model.layout().clone();
+        let (places, len) = (layout.places(), layout.len());
+        let mut state = state(start, (self.options, self.after), len);
+        let (mut sums, mut total) = (Sums::default(), Scalars::default());
+        for step in &self.steps {
+            let Some(first) = step.batches.first() else {
+                state.optimizer.step += 1;
+                continue;
+            };
+            model.set_parameters(&state.parameters)?;
+            add_up(model, &step.batches, &mut sums, go_on, &layout)?;
+            total.add(&sums.scalars());
+            let norm = Means::of(&sums).grad_norm;
+            let updated = optimizer_step::update(&mut state, &sums, (norm, step.rate), &places, &mut |_| ());
+            updated.map_err(|(index, value)| Failed::Value {
+                what: format!("the update of {} in step {}", layout.name_at(index), first.step),
+                value: value.into(),
+            })?;
+        }
+        let (before, moments) = start.split_at_mut(len);
+        before.par_iter_mut().zip(&state.parameters).for_each(|(change, after)| *change = after - *change);
+        let (first, roots) = moments.split_at_mut(len);
+        first.copy_from_slice(&state.optimizer.exp_avg);
+        roots.par_iter_mut().zip(&state.optimizer.exp_avg_sq).for_each(|(root, v)| *root = v.sqrt());
+        match check_values(start, cap) {
+            Ok(()) => Ok(total),
+            Err(bad) => {
+                let vector = ["change", "first moment", "second moment"][(bad.index / len).min(VECTORS - 1)];
+                let what = format!("the {vector} of {} after an island", layout.name_at(bad.index % len));
+                Err(Failed::Value { what, value: bad.value })
+            }
+        }
+    }
+}
+
+/// Fills `sums` with the gradients of all microbatches.
+fn add_up(
+    model: &mut (impl Stage + ?Sized),
+    batches: &[Microbatch],
+    sums: &mut Sums,
+    go_on: &dyn Fn() -> bool,
+    layout: &Layout,
+) -> Result<(), Failed> {
+    sums.reset(layout.len());
+    let (cap, mut given, mut bad) = (fixed::cap(batches.len()), 0, None::<(usize, Refused)>);
+    let mut next = batches.iter().cloned();
+    model.gradients(&mut || if go_on() { next.next() } else { None }, &mut |index, loss, gradient| {
+        given += 1;
+        if bad.is_none() {
+            bad = sums.add(loss, gradient, cap).err().map(|refused| (index, refused));
+        }
+    })?;
+    if let Some((index, refused)) = bad {
+        let (tensor, batch) = (refused.tensor(layout), &batches[index]);
+        let of = if refused.loss { tensor } else { format!("the gradient of {tensor}") };
+        let what = format!("{of} in step {}", batch.step);
+        return Err(Failed::Value { what, value: refused.value.value });
+    }
+    if given == batches.len() { Ok(()) } else { Err(Failed::Fault(Fault::Cancelled)) }
+}
+
+/// The state that the vectors hold.
+fn state(vectors: &[f32], (options, steps): (Options, u64), len: usize) -> State {
+    let mut state = State::new(vectors[..len].to_vec(), options);
+    state.optimizer.step = steps;
+    state.optimizer.exp_avg.copy_from_slice(&vectors[len..2 * len]);
+    let roots = state.optimizer.exp_avg_sq.iter_mut().zip(&vectors[2 * len..]);
+    roots.for_each(|(v, root)| *v = root * root);
+    state
+}
+
+/// The vectors of a state.
+pub fn vectors(state: &State) -> Vec<f32> {
+    let optimizer = &state.optimizer;
+    let roots = optimizer.exp_avg_sq.iter().map(|v| v.sqrt());
+    state.parameters.iter().chain(&optimizer.exp_avg).copied().chain(roots).collect()
+}
+
+/// Divides the microbatches of several steps among islands: of each step, island i gets every k-th from the i-th on.
+pub fn divide(
+    steps: Vec<(f64, Vec<Microbatch>)>,
+    islands: usize,
+    (options, after): (Options, u64),
+) -> Vec<Island> {
+    let mut out = vec![Island { options, after, steps: Vec::with_capacity(steps.len()) }; islands];
+    for (rate, batches) in steps {
+        out.iter_mut().for_each(|island| island.steps.push(InnerStep { rate, batches: Vec::new() }));
+        for (index, batch) in batches.into_iter().enumerate() {
+            let steps = &mut out[index % islands].steps;
+            steps.last_mut().into_iter().for_each(|step| step.batches.push(batch.clone()));
+        }
+    }
+    out
+}
+
+/// Takes the means of the islands' results, of which `sums` is the sum, as the state after `steps` more steps. Returns the
+/// norm of the mean change of the parameters.
+pub fn merge(state: &mut State, sums: &Sums, (islands, steps): (usize, u64)) -> f64 {
+    let len = state.parameters.len();
+    let mean = |index: usize| fixed::to_f64(sums.cells()[index / CELL][index % CELL]) / islands as f64;
+    let optimizer = &mut state.optimizer;
+    let values = state.parameters.iter_mut().zip(&mut optimizer.exp_avg).zip(&mut optimizer.exp_avg_sq);
+    let mut squares = 0.0;
+    for (index, ((p, m), v)) in values.enumerate() {
+        let (change, root) = (mean(index), mean(2 * len + index) as f32);
+        squares += change * change;
+        *p += change as f32;
+        *m = mean(len + index) as f32;
+        *v = root * root;
+    }
+    state.step += steps;
+    optimizer.step += steps;
+    squares.sqrt()
+}

@@ -1,0 +1,122 @@
+//! Islands (`--islands`): the adapter depends on their number and their steps, and not on who computes them.
+
+use crate::cli_fixture::{classes, pairs, stderr};
+use crate::fleet::{Fleet, RUN};
+use std::time::Duration;
+
+const ISLANDS: &str = "--islands 3 --inner-steps 2";
+
+/// A fleet with the rows of all tasks.
+fn fleet() -> Fleet {
+    let fleet = Fleet::new();
+    fleet.bench.file("classes.jsonl", &classes(96));
+    fleet.bench.file("pairs.jsonl", &pairs(96));
+    fleet
+}
+
+#[test]
+fn islands_have_the_same_bytes_wherever_they_are_computed() {
+    let classifier =
+        "demo --data classes.jsonl --task classify --num-classes 2 --quantize nf4 --batch-size 24";
+    let preference = "demo --data pairs.jsonl --task dpo --batch-size 24";
+    let small = |run: &str| format!("{run} --micro-batch-tokens 64 --rank 4");
+    for run in [RUN, &small(classifier), &small(preference)] {
+        let here = fleet();
+        let (apart, run) = (format!("{run} --max-steps 5"), format!("{run} --max-steps 5 {ISLANDS}"));
+        let alone = here.alone(&run);
+        assert!(alone != here.alone(&format!("{apart} --overwrite")), "no island trained apart");
+        for (out, gpus) in [("devices", "cpu,cpu,cpu"), ("line", "cpu+cpu")] {
+            here.bench.ok(&format!("{run} --gpus {gpus} --threads 2 -q -o {out}"));
+            assert!(here.adapter(out) == alone, "{gpus}");
+        }
+        for (more, names) in
+            [("--expect-workers 1", &["a"][..]), ("--expect-workers 3 --verify 50%", &["a", "b", "c"])]
+        {
+            let mut fleet = fleet();
+            fleet.coordinator(&format!("{run} {more}"));
+            names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
+            fleet.all_end(&[&["coordinator"], names].concat(), 0);
+            assert!(fleet.adapter("out") == alone, "{more}\n{}", fleet.all());
+        }
+    }
+}
+
+#[test]
+fn a_killed_worker_and_a_resume_change_no_island() {
+    let run = format!("{RUN} --max-steps 12 --save-steps 4 {ISLANDS}");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 3"));
+    for name in ["a", "b", "c"] {
+        fleet.faulty(name, "--threads 1", "slow=8");
+    }
+    fleet.wait_for_step(2);
+    std::thread::sleep(Duration::from_millis(40));
+    fleet.kill("b");
+    fleet.wait_for_step(6);
+    fleet.kill("coordinator");
+    let resume = format!("{run} --role coordinator --bind {} -o out --resume -q", fleet.at());
+    let out = fleet.bench.run(&resume.replace("--inner-steps 2", "--inner-steps 3"));
+    assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+    assert!(stderr(&out).contains("islands was 3, of 2 steps, is 3, of 3 steps"), "{}", stderr(&out));
+    fleet.coordinator(&format!("{run} --resume --expect-workers 2"));
+    fleet.all_end(&["coordinator", "a", "c"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// A bad value is found again by another device before it ends the run, and a worker that lies is found.
+#[test]
+fn a_bad_island_halts_the_run_and_a_forged_one_does_not_count() {
+    let run = format!("{RUN} --max-steps 8 {ISLANDS}");
+    let mut halted = Fleet::new();
+    halted.coordinator(&format!("{run} --expect-workers 2"));
+    halted.worker("a", "--threads 1");
+    halted.faulty("b", "--threads 1", "nan@3");
+    halted.all_end(&["coordinator"], 3);
+    let said = halted.said("coordinator");
+    assert!(said.contains("steps 3 to 4: the result of an island became NaN in island"), "{said}");
+    assert!(said.contains("the parameters of step 2 stand"), "{said}");
+
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 3 --verify 100%"));
+    for name in ["a", "b"] {
+        fleet.worker(name, "--threads 1");
+    }
+    fleet.faulty("liar", "--threads 1", "forge=scaled");
+    fleet.all_end(&["coordinator"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("liar"), "{}", fleet.all());
+}
+
+/// With H steps between exchanges each value travels three times in H steps instead of once in each.
+#[test]
+fn islands_send_fewer_bytes() {
+    let sent = |more: &str| {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{RUN} --max-steps 16 {more}"));
+        fleet.worker("a", "--threads 1");
+        fleet.all_end(&["coordinator", "a"], 0);
+        let steps = fleet.bench.events("out", "step");
+        let bytes = |name: &str| steps.iter().map(|step| step["shared"][name].as_u64().unwrap()).sum::<u64>();
+        (steps.len(), bytes("bytes_in") + bytes("bytes_out"))
+    };
+    let ((sixteen, every), (two, islands)) = (sent(""), sent("--islands 1 --inner-steps 8"));
+    assert_eq!((sixteen, two), (16, 2));
+    // Sums of several microbatches are packed, a single island's result is f32.
+    assert!(islands * 2 < every, "{islands} of {every} bytes");
+}
+
+#[test]
+fn islands_that_cannot_be_computed_are_refused() {
+    let fleet = Fleet::new();
+    for (more, part) in [
+        ("--islands 2 --role coordinator --stages 2", "an island is computed by one device"),
+        ("--islands 2 --sum-bits 8", "what islands exchange is not rounded"),
+        ("--islands 65", "expected at most 64"),
+        ("--inner-steps 4", "is only for runs with islands"),
+        ("--islands 60", "each of 60 islands needs a microbatch of every step"),
+    ] {
+        fleet.bench.refuses(&format!("{RUN} --max-steps 2 {more}"), 78, part);
+    }
+}
