@@ -53,7 +53,7 @@ fn one_island_takes_the_steps_of_a_run() {
 #[test]
 fn steps_are_reported_by_exchanges() {
     let outcome = train(&mut Fake::new(), Rows::new(7), Some((2, 2)), &Stop::new());
-    let want = "run0 eval0 step2 step4 eval4 step6 eval6 step7 eval7 speed7 checkpoint7";
+    let want = "run0 eval0 step2 step4 eval4 step6 eval6 step7 eval7 checkpoint7";
     assert_eq!(outcome.kinds(), want);
     let losses = outcome.losses();
     assert!(losses[3] < losses[0], "it learns: {losses:?}");

@@ -19,6 +19,7 @@ use crate::data::{Learn, LongRows, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
 use crate::model::targets::Choice;
+use crate::train::island::Islands;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -151,7 +152,7 @@ pub struct OptimOptions {
     /// Bits to which the change of a parameter is rounded; 0: it is not.
     pub update_bits: u32,
     /// Islands, with the steps between exchanges of their results.
-    pub islands: Option<(usize, u64)>,
+    pub islands: Option<Islands>,
 }
 
 /// All groups of a training run.
@@ -419,14 +420,14 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
 }
 
 /// Islands, with the steps between exchanges of their results.
-fn islands(s: &Settings) -> Result<Option<(usize, u64)>, Refusal> {
+fn islands(s: &Settings) -> Result<Option<Islands>, Refusal> {
     let inner = filled(s, "inner-steps", whole(s, "inner-steps", 1)?)? as u64;
     match filled(s, "islands", whole(s, "islands", 0)?)? {
         0 if s.is_given("inner-steps") => {
             Err(s.refuse("inner-steps", "is only for runs with islands: add --islands 2"))
         }
         0 => Ok(None),
-        count @ 1..=MOST_ISLANDS => Ok(Some((count, inner))),
+        count @ 1..=MOST_ISLANDS => Ok(Some(Islands { count, inner })),
         _ => Err(s.refuse("islands", format!("expected at most {MOST_ISLANDS}"))),
     }
 }

@@ -4,7 +4,7 @@
 //! computing: it is a little pessimistic on a slow network.
 
 use super::profile::{Link, Pace};
-use crate::train::island::VECTORS;
+use crate::train::island::{Islands, VECTORS};
 
 /// A device in the run.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +44,7 @@ pub struct Sent {
     /// Bits of a change's values: `--update-bits`; 0: parameters travel.
     pub update: u32,
     /// `--islands` and `--inner-steps`: moments travel too, once for all of these steps.
-    pub islands: Option<(usize, u64)>,
+    pub islands: Option<Islands>,
 }
 
 impl Sent {
@@ -58,13 +58,15 @@ impl Sent {
 
     /// Steps between two transfers.
     pub fn steps(self) -> u64 {
-        self.islands.map_or(1, |(_, inner)| inner)
+        self.islands.map_or(1, |islands| islands.inner)
     }
 
     /// What one device computes without another: the microbatches of an item. Those of `steps` steps, by step.
     fn items<'s>(self, steps: &'s [Vec<u32>]) -> Vec<Vec<&'s [u32]>> {
         let single = |step: &'s Vec<u32>| step.chunks(1).map(|size| vec![size]);
-        let Some((count, _)) = self.islands else { return steps.iter().flat_map(single).collect() };
+        let Some(Islands { count, .. }) = self.islands else {
+            return steps.iter().flat_map(single).collect();
+        };
         let of = |island| {
             let own = |step: &'s Vec<u32>| step.chunks(1).skip(island).step_by(count);
             steps.iter().flat_map(own).collect()
@@ -275,7 +277,7 @@ mod tests {
     #[test]
     fn islands_wait_for_the_network_once_in_several_steps() {
         let team = [worker(0.0, 0.1, None), worker(0.0, 0.1, Some((1000.0, 0.5)))];
-        let sent = Sent { islands: Some((2, 2)), ..Sent::default() };
+        let sent = Sent { islands: Some(Islands { count: 2, inner: 2 }), ..Sent::default() };
         let steps: &[&[u32]] = &[&[10, 20, 10], &[10, 20, 10], &[10, 20]];
         let f = forecast(&team, &Workload { sent, ..load(steps) });
         // Two exchanges of 1000 values of 24 bytes; two islands of 40 tokens with two steps each, then of 10 and 20 with one.

@@ -26,6 +26,7 @@ use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::support::stderr::say;
 use crate::train::event::HERE;
+use crate::train::island::Islands;
 use crate::train::stop::Stop;
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
@@ -334,12 +335,12 @@ fn longest(job: &Job, options: &Options) -> Longest {
     let compares = p.train.samples.iter().any(|row| row.second.is_some());
     let shortest = if compares { 1 } else { shortest.unwrap_or(1) };
     let steps = &job.counts(options).1.steps;
-    let island = options.optim.islands.map_or(0, |(count, inner)| longest_island(steps, (count, inner)));
+    let island = options.optim.islands.map_or(0, |islands| longest_island(steps, islands));
     Longest { tokens: job.need().tokens, island, shortest, vocabulary: p.config.vocab }
 }
 
 /// The most tokens of an island, of the tokens of the microbatches of all steps.
-fn longest_island(steps: &[Vec<u32>], (count, inner): (usize, u64)) -> usize {
+fn longest_island(steps: &[Vec<u32>], Islands { count, inner }: Islands) -> usize {
     let of = |steps: &[Vec<u32>], island: usize| -> usize {
         let own = steps.iter().flat_map(|step| step.iter().skip(island).step_by(count));
         own.map(|tokens| *tokens as usize).sum()

@@ -38,7 +38,6 @@ use crate::support::plural::count;
 use crate::support::stderr::say;
 use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
-use crate::train::island::Islands;
 use crate::train::schedule::Schedule;
 use crate::train::{self, Batches, Compute, Finished, Known, Run, TrainError, Work, optim};
 use reference::Reference;
@@ -90,7 +89,8 @@ fn wire(o: &ClusterOptions) -> Option<String> {
 
 /// Refuses islands without work.
 fn enough_microbatches(o: &OptimOptions, plan: &Plan) -> Result<(), Refusal> {
-    let (have, Some((count, _))) = (plan.step(1).microbatches.len(), o.islands) else { return Ok(()) };
+    let Some(count) = o.islands.map(|islands| islands.count) else { return Ok(()) };
+    let have = plan.step(1).microbatches.len();
     if have >= count {
         return Ok(());
     }
@@ -150,7 +150,7 @@ impl Job {
             .with_some("mixture", mixture(p, options))
             .with_some("dtype", typed_dtype(&options.devices))
             .with_some("sum_bits", Some(o.sum_bits).filter(|bits| *bits > 0))
-            .with_some("islands", o.islands.map(|(count, inner)| format!("{count}, of {inner} steps")))
+            .with_some("islands", o.islands.map(|own| format!("{}, of {} steps", own.count, own.inner)))
             .with_some("learn", options.data.learn.unusual())
             .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))
@@ -329,7 +329,7 @@ impl Job {
             state,
             reference: parameters.map(|parameters| train::Reference { parameters, keep: &keep }),
             schedule: self.schedule,
-            islands: options.optim.islands.map(|(count, inner)| Islands { count, inner }),
+            islands: options.optim.islands,
             eval_steps: self.every(options.output.eval_steps),
             choice: options.output.choice,
             saving,
@@ -393,6 +393,7 @@ impl Job {
                 count(self.plan.micro_batch_tokens() as u64, "token")
             ),
         ];
+        notes.extend(options.optim.islands.map(|islands| format!("islands  {islands}")));
         notes.extend(self.reference.as_ref().map(|reference| reference.note(options)));
         notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());

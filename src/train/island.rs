@@ -15,6 +15,7 @@ use crate::model::stage::{Fault, Microbatch, Stage};
 use crate::numeric::fixed::{self, CELL};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Vectors of the flat layout that travel.
 pub const VECTORS: usize = 3;
@@ -26,6 +27,16 @@ pub struct Islands {
     pub count: usize,
     /// Steps between two exchanges.
     pub inner: u64,
+}
+
+impl fmt::Display for Islands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}, each with its microbatches of every step; adapters are averaged every {} steps",
+            self.count, self.inner
+        )
+    }
 }
 
 /// The work of an island between two exchanges.

@@ -11,7 +11,7 @@ use super::sum::{Refused, Scalars, Sums};
 use super::trial::{Passed, Trials, at_rest};
 use crate::model::generate::generate;
 use crate::model::layout::Layout;
-use crate::model::stage::{Cancel, Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
+use crate::model::stage::{Fault, InUse, Microbatch, Model, Output, Sampling, Traffic, Want};
 use crate::numeric::fixed;
 use std::time::{Duration, Instant};
 
@@ -52,14 +52,6 @@ impl Place<'_> {
         match self {
             Place::Here(model) => Ok(work(*model)),
             Place::Apart(thread) => thread.ask(stop, work),
-        }
-    }
-
-    /// The flag that ends a computation early.
-    fn cancel(&self) -> Cancel {
-        match self {
-            Place::Here(_) => Cancel::default(),
-            Place::Apart(thread) => thread.cancel(),
         }
     }
 
@@ -213,13 +205,19 @@ impl<'a> Local<'a> {
 
     /// The result of an island with its transfers; the inner error is a bad value with what it is.
     fn island(&mut self, island: &Island, cap: i64) -> Result<IslandResult, Fault> {
-        let (own, mut vectors, cancel) = (island.clone(), self.start.clone(), self.place.cancel());
-        let go_on = move || cancel.check().is_ok();
-        let computed = self.place.ask(self.stop, move |model| {
+        let (own, mut vectors, stop) = (island.clone(), self.start.clone(), self.stop);
+        let mut compute = move |model: &mut dyn Model, go_on: &dyn Fn() -> bool| {
             let before = model.traffic();
-            let scalars = own.compute(model, &mut vectors, (cap, &go_on));
-            (scalars.map(|scalars| (vectors, scalars)), model.traffic().since(&before))
-        })?;
+            let scalars = own.compute(model, &mut vectors, (cap, go_on));
+            (scalars.map(|scalars| (std::mem::take(&mut vectors), scalars)), model.traffic().since(&before))
+        };
+        let computed = match &mut self.place {
+            Place::Here(model) => compute(*model, &|| stop.urgency() != Urgency::Now),
+            Place::Apart(thread) => {
+                let cancel = thread.cancel();
+                thread.ask(stop, move |model| compute(model, &|| cancel.check().is_ok()))?
+            }
+        };
         match computed {
             (Ok((vectors, scalars)), traffic) => Ok(Ok((vectors, scalars, traffic))),
             (Err(island::Failed::Value { what, value }), _) => Ok(Err((what, value))),

@@ -86,7 +86,7 @@ fn a_bad_island_halts_the_run_and_a_forged_one_does_not_count() {
     fleet.faulty("liar", "--threads 1", "forge=scaled");
     fleet.all_end(&["coordinator"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
-    assert!(fleet.said("coordinator").contains("liar"), "{}", fleet.all());
+    assert!(fleet.said("liar").contains("removed by the coordinator: in step"), "{}", fleet.all());
 }
 
 /// With H steps between exchanges each value travels three times in H steps instead of once in each.

@@ -10,6 +10,7 @@ use crate::forecast::time::{Participant, Sent};
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
+use crate::train::island::Islands;
 use serde_json::{Value, json};
 
 /// Seconds of a step that are worth a line of advice.
@@ -76,6 +77,7 @@ fn work(o: &Outlook) -> Vec<String> {
         steps,
         format!("adapter  {}: {} trained values", p.spec.with_modules(), o.shape.trained),
     ];
+    lines.extend(o.sent.islands.map(|islands| format!("islands  {islands}")));
     let named =
         |(name, rows): &(String, usize)| format!("{} {rows}", if name.is_empty() { "unnamed" } else { name });
     let sets = p.eval_sets.iter().map(named).collect::<Vec<_>>().join(", ");
@@ -158,7 +160,7 @@ fn less_sync(worker: &Participant, o: &Outlook) -> Vec<String> {
     if o.sent != Sent::default() || now - rounded <= NOTICED {
         return Vec::new();
     }
-    let apart = Sent { islands: Some((2, 16)), ..Sent::default() };
+    let apart = Sent { islands: Some(Islands { count: 2, inner: 16 }), ..Sent::default() };
     let apart = worker.sync(values, apart) / apart.steps() as f64;
     vec![
         format!(
