@@ -6,6 +6,7 @@ pub use super::cluster::{ClusterOptions, Coordinator, Expect, Role, Stages};
 use super::demo;
 pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted, devices};
 use super::dialects::{KTO, REWARDS};
+use super::islands::islands;
 use super::output::output;
 pub use super::output::{OutputOptions, Resume, token_accuracy};
 use super::preference::objective;
@@ -108,9 +109,6 @@ pub struct LoraOptions {
     /// A PEFT folder to start from.
     pub init_adapter: Option<PathBuf>,
 }
-
-/// Most parts of a step that train apart.
-const MOST_ISLANDS: usize = 64;
 
 /// `optim`
 #[derive(Debug, Clone, PartialEq)]
@@ -417,19 +415,6 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         update_bits: bits(s, "update-bits")?,
         islands: islands(s)?,
     })
-}
-
-/// Islands, with the steps between exchanges of their results.
-fn islands(s: &Settings) -> Result<Option<Islands>, Refusal> {
-    let inner = filled(s, "inner-steps", whole(s, "inner-steps", 1)?)? as u64;
-    match filled(s, "islands", whole(s, "islands", 0)?)? {
-        0 if s.is_given("inner-steps") => {
-            Err(s.refuse("inner-steps", "is only for runs with islands: add --islands 2"))
-        }
-        0 => Ok(None),
-        count @ 1..=MOST_ISLANDS => Ok(Some(Islands { count, inner })),
-        _ => Err(s.refuse("islands", format!("expected at most {MOST_ISLANDS}"))),
-    }
 }
 
 /// Islands exchange parameters and moments exactly, and each is computed by a device that holds the whole model.

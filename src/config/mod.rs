@@ -11,6 +11,7 @@ pub mod dialects;
 pub mod engine;
 pub mod flags;
 pub mod groups;
+mod islands;
 pub mod output;
 mod preference;
 pub mod refusal;

@@ -64,7 +64,7 @@ fn a_killed_worker_and_a_resume_change_no_island() {
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
 }
 
-/// A bad value is found again by another device before it ends the run, and a worker that lies is found.
+/// A bad value is found again by another device before it ends the run, and a worker that forges results is removed.
 #[test]
 fn a_bad_island_halts_the_run_and_a_forged_one_does_not_count() {
     let run = format!("{RUN} --max-steps 8 {ISLANDS}");
