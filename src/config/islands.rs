@@ -1,8 +1,8 @@
 //! `--islands` and `--inner-steps`.
 
-use super::Origin;
 use super::refusal::Refusal;
 use super::settings::Settings;
+use super::typed::Origin;
 use super::values::{filled, whole};
 use crate::train::island::Islands;
 
