@@ -33,7 +33,8 @@ programs=(
   "mpi|FINETUNE_NEED_MPI|apt-get install openmpi-bin mpich|runs under launchers of MPI"
   "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
   "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 7 wheels, 470 MB, into target/cuda-tools|assemblers of PTX, without a GPU"
-  "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
+  "vulkan|tested_adapters|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
+  "radv|FINETUNE_NEED_RADV|apt-get install libvulkan1 mesa-vulkan-drivers|a compiler of AMD cards, without a card"
   "chromium|FINETUNE_NEED_CHROMIUM|apt-get install chromium|the page of a run in a browser"
   "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
   "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
@@ -116,6 +117,10 @@ use_vulkan() {
   export VK_DRIVER_FILES=$(lavapipe):$swiftshader/vk_swiftshader_icd.json FINETUNE_NEED_VULKAN=1
   export VK_ICD_FILENAMES=$VK_DRIVER_FILES
 }
+
+have_radv() { ls /usr/share/vulkan/icd.d/radeon_icd*.json >/dev/null 2>&1; }
+get_radv() { apt libvulkan1 mesa-vulkan-drivers; }
+use_radv() { export FINETUNE_NEED_RADV=1; }
 
 have_chromium() { command -v chromium >/dev/null; }
 get_chromium() { apt chromium; }
@@ -219,7 +224,7 @@ fi
 have_cc || { echo "tests/run.sh: no C compiler (cc): install gcc or clang, then run this again" >&2; exit 1; }
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 # If everything is to be installed, a missing driver must not leave out the GPU kernels.
-if [ $install = yes ] && needed vulkan FINETUNE_NEED_VULKAN && ! have_vulkan && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+if [ $install = yes ] && needed vulkan tested_adapters && ! have_vulkan && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "tests/run.sh: no Vulkan driver could be installed" >&2
   exit 1
 fi

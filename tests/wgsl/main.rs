@@ -1,21 +1,35 @@
 //! Every kernel under kernels/wgsl, with every set of constants that a device may get, goes through naga as wgpu does
-//! it: parsed, validated, translated for Vulkan and for Metal. No device is needed.
+//! it: parsed, validated, translated for Vulkan and for Metal. Kernels without run-time checks are proved to need none
+//! (proofs.rs), and RADV compiles for AMD cards (radv.rs). No device is needed.
+
+#[cfg(target_os = "linux")]
+mod budgets;
+#[cfg(target_os = "linux")]
+mod compiler;
+mod linear;
+mod proofs;
+#[cfg(target_os = "linux")]
+mod radv;
+mod ranges;
 
 use finetune::backend::wgpu::catalogue;
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
-/// The reason why some driver would refuse a kernel, if any.
-fn rejection(text: &str) -> Option<String> {
-    let module = match naga::front::wgsl::parse_str(text) {
-        Ok(module) => module,
-        Err(error) => return Some(error.emit_to_string(text)),
-    };
+/// A text and its module, as a driver gets it.
+fn parsed(text: &str) -> Result<(naga::Module, naga::valid::ModuleInfo), String> {
+    let module = naga::front::wgsl::parse_str(text).map_err(|error| error.emit_to_string(text))?;
     let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
     validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
-    let info = match validator.validate(&module) {
-        Ok(info) => info,
-        Err(error) => return Some(error.emit_to_string(text)),
+    let info = validator.validate(&module).map_err(|error| error.emit_to_string(text))?;
+    Ok((module, info))
+}
+
+/// The reason why some driver would refuse a kernel, if any.
+fn rejection(text: &str) -> Option<String> {
+    let (module, info) = match parsed(text) {
+        Ok(parsed) => parsed,
+        Err(why) => return Some(why),
     };
     let options = spv::Options { lang_version: (1, 6), ..Default::default() };
     if let Err(error) = spv::write_vec(&module, &info, &options, None) {

@@ -11,6 +11,20 @@ pub struct Entry {
     pub name: String,
     /// The text for the driver.
     pub text: String,
+    kernel: &'static Kernel,
+    constants: Vec<Constant>,
+}
+
+impl Entry {
+    /// The kernel's name, without constants.
+    pub fn stem(&self) -> &'static str {
+        self.kernel.name
+    }
+
+    /// The value of a constant.
+    pub fn constant(&self, name: &str) -> Option<u32> {
+        self.constants.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
+    }
 }
 
 /// All kernels, and their source pieces as their files have them.
@@ -24,7 +38,7 @@ pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
         variants::KERNELS,
         device::KERNELS,
     ];
-    let kernels: Vec<&Kernel> = lists.concat();
+    let kernels: Vec<&'static Kernel> = lists.concat();
     let mut pieces: Vec<&'static str> = kernels.iter().flat_map(|k| k.source.iter().copied()).collect();
     pieces.push(PRELUDE);
     pieces.extend(Block::ALL.iter().flat_map(|block| encodings::pieces(*block).iter().copied()));
@@ -32,7 +46,7 @@ pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
         sets(kernel).into_iter().map(|constants| {
             let said: Vec<String> = constants.iter().map(|(n, v)| format!("{n}={v}")).collect();
             let name = format!("{} {}", kernel.name, said.join(" "));
-            Entry { name, text: kernel.text(&constants) }
+            Entry { name, text: kernel.text(&constants), kernel, constants }
         })
     });
     (entries.collect(), pieces)

@@ -1,6 +1,7 @@
 //! Opening a device.
 
 use super::cache::{self, Cache};
+use super::checks::Checks;
 use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
@@ -27,6 +28,8 @@ pub struct Options {
     pub binding_limit: Option<u64>,
     /// Fills new memory with NaN: for tests.
     pub poison: bool,
+    /// Run-time checks of its kernels.
+    pub checks: Checks,
     /// How products with frozen matrices may be rounded.
     pub precision: Precision,
     /// Tries these variants instead of those that the adapter offers.
@@ -74,6 +77,7 @@ impl Checked<Wgpu> {
         pace.steady = options.steady;
         let budget = options.memory.unwrap_or(u64::MAX);
         let mut gpu = Gpu::new(opened, (limits, budget), Faults::new(name.clone()), pace);
+        gpu.pipelines.checks = options.checks;
         gpu.pipelines.most = options.bind_groups.unwrap_or(gpu.pipelines.most);
         begin(&mut gpu, options.cache.as_ref().filter(|_| features.contains(Features::PIPELINE_CACHE)));
         gpu.faults.check()?;

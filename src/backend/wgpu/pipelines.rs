@@ -1,6 +1,7 @@
 //! Compiled kernels and their bind groups. Both are looked up by value: a kernel by its name and constants, a bind
 //! group by its kernel and its bindings.
 
+use super::checks::{self, Checks};
 use super::faults::Faults;
 use super::kernel::{Access, Constant, Kernel, PARAMS};
 use std::collections::HashMap;
@@ -40,6 +41,8 @@ const GROUPS: usize = 32_768;
 pub struct Pipelines {
     /// Most bind groups that are kept.
     pub most: usize,
+    /// Run-time checks of the kernels that are compiled.
+    pub checks: Checks,
     built: HashMap<(&'static str, Vec<Constant>), Built>,
     groups: HashMap<GroupKey, wgpu::BindGroup>,
     /// The driver's own cache, if it has one.
@@ -51,7 +54,7 @@ pub struct Pipelines {
 impl Default for Pipelines {
     fn default() -> Self {
         let (built, groups) = (HashMap::new(), HashMap::new());
-        Pipelines { most: GROUPS, built, groups, cache: None, groups_made: 0 }
+        Pipelines { most: GROUPS, checks: Checks::default(), built, groups, cache: None, groups_made: 0 }
     }
 }
 
@@ -73,7 +76,8 @@ impl Pipelines {
         if let Some(built) = self.built.get(&key) {
             return Some(built.clone());
         }
-        let built = compile(device, kernel, constants, (self.built.len() as u64, self.cache.as_ref()));
+        let module = checks::module(device, kernel, constants, self.checks);
+        let built = compile(device, kernel, &module, (self.built.len() as u64, self.cache.as_ref()));
         if faults.raised() {
             return None;
         }
@@ -135,7 +139,7 @@ fn entry(binding: u32, ty: BufferBindingType, dynamic: Option<NonZero<u64>>) -> 
 fn compile(
     device: &wgpu::Device,
     kernel: &Kernel,
-    constants: &[Constant],
+    module: &wgpu::ShaderModule,
     (number, cache): (u64, Option<&wgpu::PipelineCache>),
 ) -> Built {
     let mut entries = vec![entry(0, BufferBindingType::Uniform, NonZero::new(PARAMS as u64))];
@@ -145,8 +149,6 @@ fn compile(
     let label = Some(kernel.name);
     let layout =
         device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries: &entries });
-    let source = wgpu::ShaderSource::Wgsl(kernel.text(constants).into());
-    let module = device.create_shader_module(wgpu::ShaderModuleDescriptor { label, source });
     let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
         label,
         bind_group_layouts: &[Some(&layout)],
@@ -155,7 +157,7 @@ fn compile(
     let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
         label,
         layout: Some(&pipeline_layout),
-        module: &module,
+        module,
         entry_point: Some("main"),
         compilation_options: wgpu::PipelineCompilationOptions {
             zero_initialize_workgroup_memory: false,
