@@ -12,7 +12,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 call=${1:-} ptx=${PTX:-.gpu/ptx} finetune=${FINETUNE:-.gpu/finetune} out=${OUT:-.} python=${PYTHON:-python3}
-all=${SECONDS_IN_ALL:-510} each=${SECONDS_EACH:-45} failed=0
+all=${SECONDS_IN_ALL:-510} each=${SECONDS_EACH:-45}
 case $call in [1-4]) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0} RUST_BACKTRACE=0
 # A kernel that does not end is named before the process is killed.
@@ -49,39 +49,13 @@ ladder="cases::every_op_case_holds_in_ptx cases::overflow_gives_a_non_finite_val
   attention_sm90a::windows_by_wgmma_are_those_of_rounded_inputs attention_sm80::a_window_of_the_whole_row_changes_no_bit
   model::a_whole_model_by_wgmma_is_near model::a_whole_model_with_attention_by_wgmma_is_near"
 
-# one SECONDS NAME COMMAND...: runs the command within its own limit and that of the call, prints one line, and keeps what
-# it said in $out/NAME.log.
-one() {
-  local limit=$1 name=$2 left=$((all - SECONDS)) log began code how
-  shift 2
-  log=$out/$(tr ': /' '___' <<<"$name").log
-  ((left >= 5)) || { echo "not run: $name"; return 0; }
-  ((limit <= left)) || limit=$left
-  began=$SECONDS
-  timeout -k 5 "$limit" "$@" >"$log" 2>&1
-  code=$?
-  # The first line of a test begins behind its name.
-  sed -i -E 's/^(test [^ ]+ \.\.\. )(.)/\1\n\2/' "$log"
-  case $code in
-    0) if grep -q '^skipped' "$log"; then how=skipped; else how=PASS; fi ;;
-    124 | 137) case $name in lab* | peer*) how=LIMIT ;; *) how=HANG ;; esac ;;
-    *) how=FAIL ;;
-  esac
-  echo "$how $((SECONDS - began)) s $name"
-  # Times, those of peers, and cases of the lab.
-  grep -hE '^(timing|\{|(PASS|FAIL|FAULT|HANG) )' "$log" | cut -c1-300
-  case $how in FAIL | HANG | LIMIT) ;; *) return 0 ;; esac
-  failed=1
-  grep -E 'panicked|CUDA_ERROR|no answer|error:|off by' "$log" | tail -4 | cut -c1-300
-  # A card that is gone ends the call.
-  timeout 20 nvidia-smi -L >/dev/null || { echo "the card is gone after $name"; exit 3; }
-}
+# Times, those of peers, and cases of the lab.
+shown='^(timing|\{|(PASS|FAIL|FAULT|HANG) )' said='panicked|CUDA_ERROR|no answer|error:|off by' limited='@(lab|peer)*'
+alive() { timeout 20 nvidia-smi -L >/dev/null; }
+. benches/within_limits.sh
 
-# A test, whose name must be one of the program.
-tested() {
-  local name=$1 limit=$2
-  grep -qx "$name: test" <<<"$names" || { echo "FAIL 0 s $name: no such test"; failed=1; return; }
-  one "$limit" "$name${FINETUNE_PTX_SWITCHES:+ $FINETUNE_PTX_SWITCHES}" "$ptx" --exact "$name" --test-threads 1 --nocapture
+run() {
+  tested "$ptx" "$1" "$2" "$1${FINETUNE_PTX_SWITCHES:+ $FINETUNE_PTX_SWITCHES}"
 }
 
 lab() {
@@ -90,7 +64,7 @@ lab() {
 
 correct() {
   local name
-  for name in $ladder; do tested "$name" "$each"; done
+  for name in $ladder; do run "$name" "$each"; done
   one 90 selftest "$finetune" selftest "--report=$out/selftest.json"
   lab 90 _nt/128x256x
   lab 60 133x270
@@ -98,7 +72,7 @@ correct() {
 }
 
 fast() {
-  tested timings::timings 150
+  run timings::timings 150
   one 90 "peer products" "$python" benches/gpu_peer.py --only products
   one 45 "peer attention" "$python" benches/gpu_peer.py --only attention
   lab 60 product_sm90a_nt/256x151936x2560
@@ -109,7 +83,7 @@ fast() {
 steps() {
   local switches
   for switches in "" no-graphs no-wgmma keep-everything; do
-    FINETUNE_PTX_SWITCHES=$switches tested step::step 60
+    FINETUNE_PTX_SWITCHES=$switches run step::step 60
   done
   one 75 "peer step" "$python" benches/gpu_peer.py --only step
   one 120 "peer step compiled" "$python" benches/gpu_peer.py --only step --compiled
@@ -130,12 +104,10 @@ sanitized() {
   done
 }
 
-names=$("$ptx" --list 2>/dev/null)
-{
+contact() {
   nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total,memory.used --format=csv || nvidia-smi -L
   case $call in 1) correct ;; 2) fast ;; 3) steps ;; 4) sanitized ;; esac
   # Compiled kernels, for a look at the machine code.
   [ -d "$CUDA_CACHE_PATH" ] && tar -C "$CUDA_CACHE_PATH" -czf "$out/jit-$call.tar.gz" . 2>/dev/null
-  exit $failed
-} 2>&1 | tee "$out/first-contact-$call.txt"
-exit "${PIPESTATUS[0]}"
+}
+report "first-contact-$call" contact

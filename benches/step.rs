@@ -4,12 +4,14 @@
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024] [--dtype f32|bf16]
 //! [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536] [--layers 30]
-//! [--heads 9] [--kv-heads 3] [--vocab 49152] [--experts 0 --chosen 8]`. With --experts the model is a Qwen3-MoE with experts of
+//! [--heads 9] [--kv-heads 3] [--vocab 49152] [--experts 0 --chosen 8] [--adapter NAME]`. With --adapter the adapter of wgpu whose
+//! name contains NAME computes, and the line has the traffic of the last step. With --experts the model is a Qwen3-MoE with experts of
 //! the inner size --feed-forward, and adapters on attention. With --hidden alone, heads have 64 numbers, and there are a third as
 //! many key heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that
 //! type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
-use finetune::backend::{Backend, Cpu, Target};
+use finetune::backend::wgpu::{Options as Opening, Precision, adapters};
+use finetune::backend::{Backend, Cpu, Fused, Target, Wgpu};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout;
@@ -199,21 +201,39 @@ fn adapter(config: &Config) -> LoraSpec {
 
 fn main() {
     let arguments = Arguments(std::env::args().collect());
+    let threads = arguments.number("--threads", "2");
+    let name = arguments.get("--adapter", "").to_lowercase();
+    if name.is_empty() {
+        let bf16 = arguments.get("--dtype", "f32") == "bf16";
+        return measure(if bf16 { Cpu::bf16(threads) } else { Cpu::new(threads) }, &arguments);
+    }
+    let found = adapters().into_iter().find(|adapter| adapter.name().to_lowercase().contains(&name));
+    let Some(adapter) = found else {
+        println!("skipped: no adapter has {name} in its name");
+        return;
+    };
+    let reduced = !adapter.is_software() && arguments.get("--dtype", "f16") != "f32";
+    let precision = if reduced { Precision::F16 } else { Precision::F32 };
+    let options = Opening { precision, ..Opening::default() };
+    measure(Wgpu::open(&adapter, options).unwrap_or_else(|fault| panic!("{fault}")), &arguments);
+}
+
+/// Prints the line of a device.
+fn measure<B: Fused>(device: B, arguments: &Arguments) {
     let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
     let micro = arguments.number("--micro", "1024");
     let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
-    let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
     let blocks = arguments.get("--blocks", "none");
     let block =
         (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
-    let config = model(&arguments);
+    let config = model(arguments);
     let lora = adapter(&config);
     let tensors = Random(config.clone(), block);
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
-    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro, cpu.target());
+    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro, device.target());
     let build = Build { keep: kept, ..Build::whole(&config) };
-    let stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
+    let stage = Decoder::load(device, &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
     let batches = batches(config.vocab as u32, shape, micro);
     let class = stage.class();
     let mut trainer = Trainer {
@@ -223,8 +243,13 @@ fn main() {
         sums: Sums::new(flat.len()),
         flat,
     };
-    let (mut times, mut spent): (Vec<f64>, Vec<f64>) =
-        (0..steps + 2).map(|step| trainer.step(step, &batches)).skip(2).unzip();
+    let mut before = trainer.stage.traffic();
+    let mut step = |step| {
+        before = trainer.stage.traffic();
+        trainer.step(step, &batches)
+    };
+    let (mut times, mut spent): (Vec<f64>, Vec<f64>) = (0..steps + 2).map(&mut step).skip(2).unzip();
+    let traffic = trainer.stage.traffic().since(&before);
     times.sort_by(f64::total_cmp);
     spent.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
@@ -233,20 +258,20 @@ fn main() {
         "trainer": "finetune", "class": class, "blocks": blocks, "threads": threads, "rows": shape.0, "tokens": shape.1,
         "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
         "cpu_s": spent[spent.len() / 2], "tok_s": (shape.0 * shape.1) as f64 / median, "rss_mb": peak_rss_mb(),
-        "kept": format!("{kept:?}"), "flops_token": flops / shape.1 as f64
+        "kept": format!("{kept:?}"), "traffic": traffic, "flops_token": flops / shape.1 as f64
     });
     println!("{line}");
 }
 
-struct Trainer {
-    stage: Decoder<Cpu>,
+struct Trainer<B: Backend> {
+    stage: Decoder<B>,
     flat: Vec<f32>,
     gradient: Vec<f32>,
     sums: Sums,
     optim: AdamW,
 }
 
-impl Trainer {
+impl<B: Fused> Trainer<B> {
     /// One optimizer step; returns its seconds by the clock and of the processor.
     fn step(&mut self, step: usize, batches: &[Microbatch]) -> (f64, f64) {
         let (started, cpu) = (Instant::now(), cpu_seconds());

@@ -2,9 +2,11 @@
 //! repeats by the clock, and by the processor time of this process, which a busy machine affects less.
 //!
 //! `-- NAME step` prints the time of the verbs of one microbatch of the demonstration model, each with its count; `--
-//! NAME blocks` prints the time of a product from blocks of each type, compared with bf16.
+//! NAME blocks` prints the time of a product from blocks of each type, compared with bf16; `-- NAME large` prints rows at
+//! sizes that occupy a card: 4096^3, and the shapes of Qwen3-1.7B with 256, 1,024 and 4,096 tokens. With `checked` behind all
+//! that, kernels have run-time checks.
 
-use finetune::backend::wgpu::{Adapter, Options, Precision, Variant, adapters};
+use finetune::backend::wgpu::{Adapter, Checks, Options, Precision, Variant, adapters};
 use finetune::backend::*;
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
@@ -80,7 +82,9 @@ impl Bench {
 }
 
 fn open(adapter: &Adapter, variants: Option<Vec<Variant>>) -> Wgpu {
-    let options = Options { variants, ..Options::default() };
+    let everywhere = std::env::args().any(|word| word == "checked");
+    let checks = if everywhere { Checks::Everywhere } else { Checks::default() };
+    let options = Options { variants, checks, ..Options::default() };
     let clock = Instant::now();
     let device = Wgpu::open(adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
     println!("\n{}, opened and checked in {:.2} s", device.class(), clock.elapsed().as_secs_f64());
@@ -257,6 +261,40 @@ fn table(b: &mut Bench) {
     cross_entropy(b, (64, 49_152), 1);
 }
 
+/// 4096^3, then the matrices of a layer of Qwen3-1.7B, its head, its attention and an adapter's products.
+fn large(b: &mut Bench) {
+    product(b, "matmul a bT", (4096, 4096, 4096), Transpose::Right, 1);
+    frozen(b, (4096, 4096, 4096), Dtype::Bf16, (1, 1));
+    let (c, f, r) = (2048, 6144, 16);
+    for t in [256, 1024, 4096] {
+        for (n, k) in [(c, c), (c / 2, c), (f, c), (c, f)] {
+            frozen(b, (t, n, k), Dtype::Bf16, (1, 1));
+        }
+        product(b, "x aT", (t, r, c), Transpose::Right, 1);
+        product(b, "dyT h", (c, r, t), Transpose::Left, 1);
+        attention(b, t, Heads::new(16, 8, 128), 1);
+        rows(b, (t, c, f), [1, 1]);
+    }
+    frozen(b, (256, 151_936, c), Dtype::Bf16, (1, 1));
+    cross_entropy(b, (256, 151_936), 1);
+}
+
+/// A table of each variant of products, the best first, and of the plain kernels.
+fn variants(adapter: &Adapter, repeats: usize, table: fn(&mut Bench)) {
+    let offered = Variant::offered(adapter, Precision::F16);
+    let mut tables = Vec::new();
+    for product in offered.iter().copied().filter(|v| v.is_product()) {
+        let mut variants = vec![product];
+        variants.extend(product.is_reduced().then_some(Variant::Tiled));
+        variants.extend(offered.iter().copied().filter(|v| !v.is_product()));
+        tables.push(variants);
+    }
+    tables.push(Vec::new());
+    for variants in tables {
+        table(&mut Bench { device: open(adapter, Some(variants)), repeats, total: 0.0 });
+    }
+}
+
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = words.first().map_or("llvmpipe", String::as_str).to_lowercase();
@@ -274,12 +312,5 @@ fn main() {
         frozen(b, size, Dtype::Bf16, (1, 1));
         return Block::ALL.iter().for_each(|block| blocks(b, size, *block));
     }
-    let offered = Variant::offered(&adapter, Precision::F16);
-    table(&mut Bench { device: open(&adapter, Some(Vec::new())), repeats, total: 0.0 });
-    for product in offered.iter().copied().filter(|v| v.is_product()) {
-        let mut variants = vec![product];
-        variants.extend(product.is_reduced().then_some(Variant::Tiled));
-        variants.extend(offered.iter().copied().filter(|v| !v.is_product()));
-        table(&mut Bench { device: open(&adapter, Some(variants)), repeats, total: 0.0 });
-    }
+    variants(&adapter, repeats, if words.get(1).is_some_and(|w| w == "large") { large } else { table });
 }

@@ -6,6 +6,8 @@ mod cli_fixture;
 mod given;
 #[path = "cli_errors/gpus.rs"]
 mod gpus;
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
 #[path = "cli_errors/variables.rs"]
 mod variables;
 

@@ -3,9 +3,11 @@
 
 #[path = "parity/case.rs"]
 mod case;
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
 
 use case::Case;
-use finetune::backend::wgpu::{Options, adapters};
+use finetune::backend::wgpu::Options;
 use finetune::backend::{Backend, Cpu, Fused, Wgpu};
 use finetune::format;
 use finetune::model::config::Config;
@@ -193,24 +195,19 @@ fn dry_run_counts_the_work_of_real_ops() {
     }
 }
 
-/// Runs `check` on lavapipe.
-fn on_lavapipe(check: &dyn Fn(&dyn Fn() -> Wgpu)) {
-    let all = adapters();
-    match all.iter().find(|a| a.is_software() && a.name().contains("llvmpipe")) {
-        Some(adapter) => check(&|| Wgpu::open(adapter, Options::default()).unwrap()),
-        None => {
-            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
-            println!("skipped: no Vulkan driver llvmpipe");
-        }
+/// Runs `check` on one adapter: lavapipe, unless another is named.
+fn on_wgpu(check: &dyn Fn(&str, &dyn Fn() -> Wgpu)) {
+    if let Some(tested) = tested_adapters::one() {
+        check(tested.adapter.name(), &|| tested.open(Options::default()).unwrap());
     }
 }
 
 #[test]
 fn dry_peak_equals_lavapipe() {
-    on_lavapipe(&|open| check("lavapipe", open));
+    on_wgpu(&|name, open| check(name, open));
 }
 
 #[test]
 fn dry_peak_of_smollm2_equals_lavapipe() {
-    on_lavapipe(&|open| check_smollm2("lavapipe", open, &[32], &[Keep::Parts([0, 12, 18])]));
+    on_wgpu(&|name, open| check_smollm2(name, open, &[32], &[Keep::Parts([0, 12, 18])]));
 }

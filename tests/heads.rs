@@ -5,6 +5,8 @@
 //! More cases: `FINETUNE_HEADS=folder cargo test --test heads` runs those that make_heads.py and make_tokens.py wrote there.
 
 mod cli_fixture;
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
 #[path = "heads/tokens.rs"]
 mod tokens;
 
@@ -113,16 +115,12 @@ fn further_cases_are_those_of_transformers_and_trl() {
     tokens::probabilities_are_those_of(Path::new(&dir));
 }
 
-/// All cases on a software driver, where it is installed.
+/// All cases on one adapter of tests/tested_adapters.
 #[test]
 fn steps_through_wgpu_are_those_of_transformers_and_trl() {
     let bench = Bench::new();
-    if !bench.ok("devices").contains("llvmpipe") {
-        assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
-        println!("skipped: no wgpu adapter (Vulkan driver llvmpipe)");
-        return;
-    }
-    check(&bench, &golden(), "--gpu-backend wgpu --gpus llvmpipe");
+    let Some(tested) = tested_adapters::one() else { return };
+    check(&bench, &golden(), &tested.options());
 }
 
 /// `predict` gives the outputs of PEFT's model, with PEFT's adapter and with a merged model.

@@ -5,12 +5,14 @@
 
 #[path = "parity/case.rs"]
 mod case;
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
 #[path = "parity/train.rs"]
 mod train;
 
 use case::Case;
-use finetune::backend::wgpu::{Adapter, Options as Opening, adapters};
-use finetune::backend::{Cpu, Fused, Wgpu};
+use finetune::backend::wgpu::Options as Opening;
+use finetune::backend::{Cpu, Fused};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use std::path::Path;
 use train::{Bounds, CPU, WGPU};
@@ -31,23 +33,17 @@ fn golden_cases_train_as_in_peft() {
     }
 }
 
-/// Every architecture on every installed software driver. A missing driver is printed, and is a failure if
-/// FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
+/// Every architecture on every adapter of tests/tested_adapters.
 #[test]
 fn golden_cases_train_as_in_peft_on_wgpu() {
-    let found = adapters();
-    for driver in ["llvmpipe", "SwiftShader"] {
-        let Some(adapter) = found.iter().find(|a: &&Adapter| a.name().contains(driver)) else {
-            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
-            println!("skipped: no wgpu adapter (Vulkan driver {driver})");
-            continue;
-        };
+    for tested in tested_adapters::all() {
         for (i, dir) in case::golden().iter().enumerate() {
             // Poisoned memory: a read before the first write shows in the result.
             let options = Opening { poison: true, ..Opening::default() };
-            let wgpu = Wgpu::open(adapter, options).unwrap();
+            let wgpu = tested.open(options).unwrap();
             let keep = if i % 2 == 0 { Keep::Everything } else { Keep::Inputs };
-            println!("{driver} {:?} {keep:?}: {:?}", dir.file_name(), check(dir, keep, wgpu, &WGPU));
+            let name = tested.adapter.name();
+            println!("{name} {:?} {keep:?}: {:?}", dir.file_name(), check(dir, keep, wgpu, &WGPU));
         }
     }
 }

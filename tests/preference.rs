@@ -2,6 +2,8 @@
 //! step, and the tokens of rows. The number of devices, a line, a resume and a stopped run change no byte.
 
 mod cli_fixture;
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
 
 use cli_fixture::{Bench, stderr};
 use finetune::data::form::is_field;
@@ -78,21 +80,16 @@ fn losses_rewards_and_norms_are_those_of_trl() {
     check(&Bench::new(), &golden());
 }
 
-/// Each kind of loss once on a software driver, where it is installed.
+/// Each kind of loss once on one adapter of tests/tested_adapters.
 #[test]
 fn losses_through_wgpu_are_those_of_trl() {
     let bench = Bench::new();
-    if !bench.ok("devices").contains("llvmpipe") {
-        assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
-        println!("skipped: no wgpu adapter (Vulkan driver llvmpipe)");
-        return;
-    }
+    let Some(tested) = tested_adapters::one() else { return };
     let expected = json(&golden().join("expected.json"));
     for case in expected["cases"].as_array().unwrap() {
         let [name, rows, options] = ["name", "rows", "options"].map(|key| case[key].as_str().unwrap());
         if ["nll", "ipo", "orpo", "apo_zero_unpaired"].contains(&name) {
-            let run =
-                command(&golden(), rows, options).replace("--gpus cpu", "--gpu-backend wgpu --gpus llvmpipe");
+            let run = command(&golden(), rows, options).replace("--gpus cpu", &tested.options());
             bench.ok(&format!("{run} -o {name}"));
             compare(name, &steps(&bench, name), case);
         }

@@ -6,12 +6,14 @@
 mod case;
 #[path = "quantised/drawn.rs"]
 mod drawn;
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
 #[path = "parity/train.rs"]
 mod train;
 
 use case::Case;
-use finetune::backend::wgpu::{Options as Opening, adapters};
-use finetune::backend::{Cpu, Wgpu};
+use finetune::backend::Cpu;
+use finetune::backend::wgpu::Options as Opening;
 use finetune::families;
 use finetune::format::{self, safetensors};
 use finetune::model::decoder::{Build, Decoder};
@@ -83,23 +85,17 @@ fn quantised_cases_train_as_in_peft() {
     }
 }
 
-/// Every installed software driver. A missing driver is printed, and is a failure if FINETUNE_NEED_VULKAN is set
-/// (tests/run.sh sets it).
+/// Every adapter of tests/tested_adapters.
 #[test]
 fn quantised_cases_train_as_in_peft_on_wgpu() {
-    let found = adapters();
-    for driver in ["llvmpipe", "SwiftShader"] {
-        let Some(adapter) = found.iter().find(|a| a.name().contains(driver)) else {
-            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
-            println!("skipped: no wgpu adapter (Vulkan driver {driver})");
-            continue;
-        };
+    for tested in tested_adapters::all() {
         for (folder, model) in CASES {
             let case = open(folder, model);
-            let wgpu = Wgpu::open(adapter, Opening { poison: true, ..Opening::default() }).unwrap();
+            let wgpu = tested.open(Opening { poison: true, ..Opening::default() }).unwrap();
             let build = Build::whole(&case.config);
             let mut stage = Decoder::load(wgpu, &case.config, &case.tensors, &case.lora, build).unwrap();
-            println!("{driver} {folder}: {:?}", train::train(&case, &mut stage, &train::WGPU));
+            let name = tested.adapter.name();
+            println!("{name} {folder}: {:?}", train::train(&case, &mut stage, &train::WGPU));
         }
     }
 }

@@ -1,8 +1,11 @@
-//! Kernel variants on the installed drivers: each against f64, at sizes that fit no tile, at odd offsets, over NaN,
+//! Kernel variants on the adapters of tests/tested_adapters: each against f64, at sizes that fit no tile, at odd offsets, over NaN,
 //! between guard words; variants that round their factors are compared with products of equally rounded factors and
 //! with f32; a deliberately wrong variant is dropped by name.
 
-use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, adapters};
+#[path = "tested_adapters/mod.rs"]
+mod tested_adapters;
+
+use finetune::backend::wgpu::{Adapter, Options, Variant, Weight};
 use finetune::backend::*;
 use finetune::numeric::block::{Block, Blocks, Encoding, quantise};
 use finetune::numeric::dtype::Dtype;
@@ -10,20 +13,13 @@ use half::{bf16, f16};
 
 const GUARD: f32 = 12_345.0;
 
-/// The installed software adapters, each with the variants that it can run.
+/// The adapters, each with the variants that it can run.
 fn devices() -> Vec<(Adapter, Vec<Variant>)> {
-    let all: Vec<Adapter> = adapters().into_iter().filter(Adapter::is_software).collect();
-    for driver in ["llvmpipe", "SwiftShader"] {
-        if !all.iter().any(|a| a.name().contains(driver)) {
-            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
-            eprintln!("skipped: no Vulkan driver {driver}");
-        }
-    }
-    let offered = |a: Adapter| {
-        let variants = Variant::offered(&a, finetune::backend::wgpu::Precision::F16);
-        (a, variants)
+    let offered = |tested: tested_adapters::Tested| {
+        let variants = Variant::offered(&tested.adapter, finetune::backend::wgpu::Precision::F16);
+        (tested.adapter, variants)
     };
-    all.into_iter().map(offered).collect()
+    tested_adapters::all().into_iter().map(offered).collect()
 }
 
 fn tolerance(key: &str) -> f64 {
@@ -356,5 +352,31 @@ fn small_gradients_are_not_lost_in_f16() {
         let want = formula((&dy, n, 1), (&w, k, 1), (t, k, n));
         // Without the shift, numbers below 6e-8 are rounded to 0 or 6e-8: an error of 100 %.
         compare("small gradients", &got, &want, (0.01, true));
+    }
+}
+
+/// A race between subgroups shows in some of many runs.
+#[test]
+fn one_product_many_times_gives_the_same_bits() {
+    for (adapter, offered) in devices() {
+        let (runs, (t, n, k)) = match adapter.is_software() {
+            true => (5, (33, 70, 96)),
+            false => (500, (1024, 1024, 2048)),
+        };
+        for variant in offered.into_iter().filter(|v| v.is_product()) {
+            let name = format!("{} {}", adapter.name(), variant.name());
+            let options = Options { variants: Some(vec![variant]), ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+            let (w, _) = weight(&mut device, (n, k), Encoding::Plain(Dtype::Bf16));
+            let (x, mut y) = (held(&mut device, &numbers(t * k, 1), 0), device.memory(t * n));
+            let mut first = None;
+            for run in 0..runs {
+                let mut got = vec![f32::NAN; t * n];
+                device.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, k), &w);
+                device.read(view(&y, t, n), &mut got).unwrap();
+                let bits: Vec<u32> = got.into_iter().map(f32::to_bits).collect();
+                assert!(first.get_or_insert_with(|| bits.clone()) == &bits, "{name}: run {run}");
+            }
+        }
     }
 }

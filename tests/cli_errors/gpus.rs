@@ -2,6 +2,7 @@
 
 use crate::check;
 use crate::cli_fixture::{Bench, stderr};
+use crate::tested_adapters;
 
 #[test]
 fn contradictory_device_options_are_refused() {
@@ -72,36 +73,30 @@ fn missing_gpu_is_explained() {
     assert!(!text.contains("GPU"), "{text}");
 }
 
-/// On a machine with a software driver: a missing index, a missing name, an ambiguous name, and a model that does not
+/// On one adapter of tests/tested_adapters: a missing index, a missing name, an ambiguous name, and a model that does not
 /// fit.
 #[test]
 fn unusable_gpu_selections_are_refused() {
     let b = Bench::new();
-    let adapters = finetune::backend::wgpu::adapters();
-    if !adapters.iter().any(|a| a.name().contains("llvmpipe")) {
-        assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
-        println!("skipped: no wgpu adapter (Vulkan driver llvmpipe)");
-        return;
-    }
+    let Some(tested) = tested_adapters::one() else { return };
+    let (it, name) = (tested.options(), tested.adapter.name().split(" (").next().unwrap());
     let run = "demo --data rows.jsonl --max-steps 1 -o out";
-    for (options, code, parts) in [
-        ("--gpus 63", 78, "--gpus .. there is no device 63 .. 0 "),
-        ("--gpus nothing-like-it", 78, "--gpus .. \"nothing-like-it\" .. llvmpipe"),
-        ("--gpus llvmpipe --dtype bf16", 78, "--dtype bf16 .. llvmpipe .. --gpus cpu"),
+    for (options, parts) in [
+        ("--gpus 63", "--gpus .. there is no device 63 .. 0 ".to_string()),
+        ("--gpus nothing-like-it", format!("--gpus .. \"nothing-like-it\" .. {name}")),
+        (&format!("{it} --dtype bf16"), format!("--dtype bf16 .. {name} .. --gpus cpu")),
         (
-            "--gpus llvmpipe --memory-limit 500kB",
-            78,
-            "llvmpipe .. it has 1 MB .. the weights alone do not fit",
+            &format!("{it} --memory-limit 500kB"),
+            format!("{name} .. it has 1 MB .. the weights alone do not fit"),
         ),
         (
-            "--gpus llvmpipe --offload never --memory-limit 20MB --micro-batch-tokens 512",
-            78,
-            "llvmpipe .. use --micro-batch-tokens",
+            &format!("{it} --offload never --memory-limit 20MB --micro-batch-tokens 512"),
+            format!("{name} .. use --micro-batch-tokens"),
         ),
     ] {
-        check(&b, &format!("{run} {options}"), code, parts);
+        check(&b, &format!("{run} {options}"), 78, &parts);
     }
-    if adapters.len() > 1 {
+    if finetune::backend::wgpu::adapters().len() > 1 {
         check(&b, &format!("{run} --gpus e"), 78, "--gpus .. \"e\" matches .. give the index");
     }
 }

@@ -27,6 +27,8 @@ mod scores;
 mod stages;
 mod streamed_seats;
 mod tap;
+#[path = "../tested_adapters/mod.rs"]
+mod tested_adapters;
 mod verified;
 mod wire;
 

@@ -1,4 +1,4 @@
-//! Every op of the CPU, of wgpu on each installed software driver, and of a CUDA card where there is one, on the cases of
+//! Every op of the CPU, of wgpu on each adapter of tests/tested_adapters, and of a CUDA card where there is one, on the cases of
 //! tests/op_cases: against an f64 formula, each gradient also against central differences of that formula, at odd sizes,
 //! with equal bits on 1, 2, 3 and 7 threads. The other files test what a case does not describe.
 
@@ -10,6 +10,8 @@ mod fused;
 mod op_cases;
 mod rig;
 mod short;
+#[path = "../tested_adapters/mod.rs"]
+mod tested_adapters;
 
 use finetune::backend::{Backend, Cpu, Op};
 use op_cases::{Set, USED_BY_ALL, cases, check};

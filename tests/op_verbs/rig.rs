@@ -1,10 +1,10 @@
-//! Backends under test. The CPU runs on 1, 2, 3 and 7 threads, which give the same bits; wgpu runs twice on every
-//! installed software adapter, with the bound of contracts/F-WGPU-001.yaml. A missing driver is printed as skipped, and
-//! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
+//! Backends under test. The CPU runs on 1, 2, 3 and 7 threads, which give the same bits; wgpu runs twice on every adapter
+//! of tests/tested_adapters, with the bound of contracts/F-WGPU-001.yaml.
 
 use crate::op_cases::{Device, Lend, ROUNDED, Rig};
+use crate::tested_adapters::{self, Tested};
 use finetune::backend::cuda::{Libcuda, devices};
-use finetune::backend::wgpu::{Adapter, Options, adapters};
+use finetune::backend::wgpu::{Checks, Options};
 use finetune::backend::{Backend, Cpu, Cuda, Wgpu};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -41,19 +41,19 @@ fn twice<B: Device + Send>(name: String, backend: &Arc<Mutex<B>>, least: f64) ->
     rig(&name, vec![lend(), lend()], least)
 }
 
-/// The plain kernels, and the default selection of each software adapter.
+/// The plain kernels, and the default selection of each adapter.
 pub fn wgpu() -> Vec<Rig<Wgpu>> {
     static OPEN: OnceLock<Vec<(String, Arc<Mutex<Wgpu>>)>> = OnceLock::new();
-    let open = |(adapter, variants): (&Adapter, Option<Vec<_>>)| {
-        let options = Options { poison: true, variants, ..Options::default() };
-        let wgpu = Wgpu::open(adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
+    let open = |(tested, variants): (&Tested, Option<Vec<_>>)| {
+        let options = Options { poison: true, checks: Checks::Everywhere, variants, ..Options::default() };
+        let wgpu = tested.open(options).unwrap_or_else(|fault| panic!("{fault}"));
         (wgpu.class(), Arc::new(Mutex::new(wgpu)))
     };
-    let both = |all: &[Adapter]| -> Vec<_> {
+    let both = |all: &[Tested]| -> Vec<_> {
         all.iter().flat_map(|a| [(a, Some(Vec::new())), (a, None)]).map(open).collect()
     };
     let bound = relative(include_str!("../../contracts/F-WGPU-001.yaml"));
-    let opened = OPEN.get_or_init(|| both(&software()));
+    let opened = OPEN.get_or_init(|| both(&tested_adapters::all()));
     opened.iter().map(|(name, device)| twice(name.clone(), device, bound)).collect()
 }
 
@@ -66,18 +66,6 @@ pub fn cuda() -> Result<Vec<Rig<Cuda<Libcuda>>>, String> {
     let cuda = Cuda::open(0).map_err(|fault| fault.to_string())?;
     let bound = relative(include_str!("../../contracts/F-CUDA-001.yaml"));
     Ok(vec![twice(cuda.class(), &Arc::new(Mutex::new(cuda)), bound)])
-}
-
-/// The installed software adapters.
-fn software() -> Vec<Adapter> {
-    let all: Vec<Adapter> = adapters().into_iter().filter(Adapter::is_software).collect();
-    for driver in ["llvmpipe", "SwiftShader"] {
-        if !all.iter().any(|a| a.name().contains(driver)) {
-            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
-            eprintln!("skipped: no Vulkan driver {driver}");
-        }
-    }
-    all
 }
 
 fn relative(contract: &str) -> f64 {

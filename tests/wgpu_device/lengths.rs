@@ -1,8 +1,8 @@
 //! Microbatches of varying lengths: memory stays within the budget, bind groups within their limit, and splitting the
 //! work changes no bit.
 
-use crate::devices;
-use finetune::backend::wgpu::{Memory, Options};
+use crate::{devices, sizes};
+use finetune::backend::wgpu::{Checks, Memory, Options, Variant};
 use finetune::backend::{
     AttentionSaved, Backend, Heads, Product, Qkv, QkvGrad, TokenRows, Transpose, Wgpu, Write, view, view_mut,
 };
@@ -91,6 +91,25 @@ fn attention(gpu: &mut Wgpu, window: Option<usize>, bounds: &[u32], bad: Range<u
     let saved = AttentionSaved { qkv, out: out_view, logsumexp };
     gpu.attention_grad(grad, view(&dout, t, wide), saved, heads, &tokens);
     [out, lse, dq, dk, dv].map(|m| read(gpu, m)).into()
+}
+
+/// Kernels without run-time checks are what cards run; the poisoned ones of other tests have them.
+#[test]
+fn run_time_checks_change_no_bit() {
+    let products =
+        [None, Some(vec![Variant::Tiled, Variant::Flash]), Some(vec![Variant::Half, Variant::Flash])];
+    for variants in products {
+        let open = |checks| devices(Options { checks, variants: variants.clone(), ..Options::default() });
+        for (mut with, mut without) in open(Checks::Everywhere).into_iter().zip(open(Checks::WhereNotProved))
+        {
+            let bits = |gpu: &mut Wgpu| {
+                let mut all: Vec<Vec<f32>> = sizes::results(gpu).into();
+                [None, Some(70)].iter().for_each(|w| all.extend(attention(gpu, *w, &PACKED, 0..0)));
+                all.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert!(bits(&mut with) == bits(&mut without), "{}", with.class());
+        }
+    }
 }
 
 #[test]

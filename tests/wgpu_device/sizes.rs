@@ -1,6 +1,6 @@
 //! Matrices beyond one binding: a device with artificially small bindings gives the same numbers.
 
-use crate::devices;
+use crate::{devices, tested_adapters};
 use finetune::backend::wgpu::Options;
 use finetune::backend::{
     Backend, Frozen, Fused, LmHeadLoss, Norm, Product, TokenRows, Transpose, View, Wgpu, Write, view,
@@ -25,7 +25,7 @@ const C: usize = 96;
 const N: usize = 130;
 
 /// Results of many verbs on matrices of 75 KiB; sums that a small binding splits come last.
-fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
+pub fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
     let [mut x, mut y, mut sum] = [T * C, T * N, T * C].map(|len| gpu.memory(len));
     let upload = |gpu: &mut Wgpu, m: &mut _, cols: usize, key| {
         gpu.upload(view_mut(m, T, cols), &random(T * cols, key));
@@ -81,6 +81,45 @@ fn matrix_beyond_one_binding_is_computed_in_parts() {
                 few.iter().zip(all).fold(0.0f32, |m, (a, b)| if a == b { m } else { m.max((a - b).abs()) });
             assert!(largest > 0.1 && off <= bound, "{} result {i}: off {off:e} of {largest}", small.class());
             assert!(few.iter().all(|v| v.is_finite()), "result {i}");
+        }
+    }
+}
+
+/// Only the last rows are not zero: beyond 128 MiB on a software driver, beyond 1 GiB on a card.
+#[test]
+fn last_rows_of_a_large_matrix_are_right() {
+    let (t, k, few) = (3, 2048, 5);
+    for tested in tested_adapters::all() {
+        let n = if tested.adapter.is_software() { 36_000 } else { 300_000 };
+        let mut gpu = tested.open(Options::default()).unwrap();
+        let (x, dy, last) = (random(t * k, 1), random(t * few, 2), Dtype::Bf16.narrow(&random(few * k, 3)));
+        let mut bytes = vec![0; n * k * 2];
+        bytes[(n - few) * k * 2..].copy_from_slice(&last);
+        let w = gpu.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
+        let [mut mx, mut y, mut dx] = [t * k, t * n, t * k].map(|len| gpu.memory(len));
+        gpu.upload(view_mut(&mut mx, t, k), &x);
+        gpu.linear(view_mut(&mut y, t, n), Write::Set, view(&mx, t, k), &w);
+        let got = read(&mut gpu, &y, t * n);
+        let mut padded = vec![0.0; t * n];
+        for (row, part) in padded.chunks_exact_mut(n).zip(dy.chunks_exact(few)) {
+            row[n - few..].copy_from_slice(part);
+        }
+        gpu.upload(view_mut(&mut y, t, n), &padded);
+        gpu.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&y, t, n), &w);
+        let (dx, w) = (read(&mut gpu, &dx, t * k), Dtype::Bf16.widen(&last));
+        let sum = |terms: &mut dyn Iterator<Item = (f32, f32)>| {
+            terms.map(|(a, b)| f64::from(a) * f64::from(b)).sum::<f64>()
+        };
+        for (i, got) in got.chunks_exact(n).enumerate() {
+            assert!(got[..n - few].iter().all(|v| *v == 0.0), "{}: rows before the last", gpu.class());
+            for j in 0..few {
+                let want = sum(&mut (0..k).map(|c| (x[i * k + c], w[j * k + c])));
+                assert!((f64::from(got[n - few + j]) - want).abs() < 1e-3, "{}: y {i}, {j}", gpu.class());
+            }
+        }
+        for (at, got) in dx.iter().enumerate() {
+            let want = sum(&mut (0..few).map(|j| (dy[at / k * few + j], w[j * k + at % k])));
+            assert!((f64::from(*got) - want).abs() < 1e-4, "{}: dx {at}", gpu.class());
         }
     }
 }
