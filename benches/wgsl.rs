@@ -212,6 +212,37 @@ fn convolution(b: &mut Bench, (t, c, taps): (usize, usize, usize)) {
     });
 }
 
+fn delta_rule(b: &mut Bench, (t, heads): (usize, DeltaHeads)) {
+    let DeltaHeads { values, keys, value_size, key_size } = heads;
+    let (n, m) = (keys * key_size, values * value_size);
+    let all = [n, n, m, values, values, m, m, m].map(|cols| (b.memory(t * cols), cols));
+    let (rates, taps, mut out) = (b.memory(2 * values), b.memory(4 * m), b.memory(t * m));
+    let more = std::cell::RefCell::new([n, n, values, values, m].map(|cols| b.memory(t * cols)));
+    let ids = vec![0; t];
+    let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
+    let [q, k, v, beta, decay, dout, of_out, errors] = all.each_ref().map(|(x, cols)| view(x, t, *cols));
+    let inputs = Delta { q, k, v, beta, decay, rates: view(&rates, 2, values) };
+    b.row(&format!("convolution_silu {t} x {m}, 4 taps"), (0.0, 1), &mut out, |device, out| {
+        device.convolution_silu(view_mut(out, t, m), v, view(&taps, 4, m), &tokens);
+    });
+    b.row(&format!("delta_rule {t} x {values} heads"), (0.0, 1), &mut out, |device, out| {
+        let [.., errors] = &mut *more.borrow_mut();
+        let (out, errors) = (view_mut(out, t, m), view_mut(errors, t, m));
+        device.delta_rule(out, errors, None, inputs, heads, &tokens);
+    });
+    b.row(&format!("delta_rule_grad {t} x {values} heads"), (0.0, 1), &mut out, |device, out| {
+        let [dq, dk, dbeta, ddecay, _] = &mut *more.borrow_mut();
+        let grad = DeltaGrad {
+            dq: view_mut(dq, t, n),
+            dk: view_mut(dk, t, n),
+            dv: view_mut(out, t, m),
+            dbeta: view_mut(dbeta, t, values),
+            ddecay: view_mut(ddecay, t, values),
+        };
+        device.delta_rule_grad(grad, dout, DeltaSaved { out: of_out, errors }, inputs, heads, &tokens);
+    });
+}
+
 fn cross_entropy(b: &mut Bench, (n, vocab): (usize, usize), count: usize) {
     let (mut logits, losses) = (b.memory(n * vocab), std::cell::RefCell::new(b.memory(n)));
     let targets = b.device.ids(&vec![1; n]);
@@ -258,6 +289,7 @@ fn table(b: &mut Bench) {
     rows(b, (256, 576, 1536), [1, 1]);
     gated(b, (256, 1536), Activation::GeGlu, 1);
     convolution(b, (256, 1024, 3));
+    delta_rule(b, (256, DeltaHeads { values: 8, keys: 8, value_size: 128, key_size: 128 }));
     cross_entropy(b, (64, 49_152), 1);
 }
 

@@ -1,5 +1,5 @@
-// out = act(gate) * up, where act is silu, x / (1 + exp(-x)), or gelu
-struct Params { out_at: u32, gate_at: u32, up_at: u32, n: u32, gelu: u32 }
+// out = act(gate) * up, where act is silu, x / (1 + exp(-x)), gelu, or the sigmoid
+struct Params { out_at: u32, gate_at: u32, up_at: u32, n: u32, act: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> gate: array<f32>;
@@ -11,8 +11,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (i < p.n) {
         let g = gate[p.gate_at + i];
         let u = up[p.up_at + i];
-        if (p.gelu == 1u) {
+        if (p.act == 1u) {
             out[p.out_at + i] = g / (1.0 + gelu_exp(g)) * u;
+        } else if (p.act == 2u) {
+            out[p.out_at + i] = 1.0 / (1.0 + exp(-g)) * u;
         } else {
             out[p.out_at + i] = g / (1.0 + exp(-g)) * u;
         }

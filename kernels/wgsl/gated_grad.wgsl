@@ -1,5 +1,5 @@
 // gate := d gate, up := d up, in place, given dout
-struct Params { gate_at: u32, up_at: u32, dout_at: u32, n: u32, gelu: u32 }
+struct Params { gate_at: u32, up_at: u32, dout_at: u32, n: u32, act: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> gate: array<f32>;
 @group(0) @binding(2) var<storage, read_write> up: array<f32>;
@@ -12,12 +12,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let g = gate[p.gate_at + i];
         let u = up[p.up_at + i];
         let d = dout[p.dout_at + i];
-        if (p.gelu == 1u) {
+        if (p.act == 1u) {
             let e = gelu_exp(g);
             let s = 1.0 / (1.0 + e);
             // e s is 1 - s without cancellation.
             gate[p.gate_at + i] = d * u * s * (1.0 + g * (e * s) * gelu_slope(g));
             up[p.up_at + i] = d * g * s;
+        } else if (p.act == 2u) {
+            let s = 1.0 / (1.0 + exp(-g));
+            gate[p.gate_at + i] = d * u * s * (1.0 - s);
+            up[p.up_at + i] = d * s;
         } else {
             let s = 1.0 / (1.0 + exp(-g));
             gate[p.gate_at + i] = d * u * s * (1.0 + g * (1.0 - s));

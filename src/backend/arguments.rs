@@ -170,6 +170,60 @@ pub struct GatesGrad<'a, M> {
     pub x: ViewMut<'a, M>,
 }
 
+/// The heads of a gated delta rule: H value heads of size V share G key heads of size K, H a multiple of G.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Value heads H.
+    pub values: usize,
+    /// Key heads G, those of q and k.
+    pub keys: usize,
+    /// Size V of a value head.
+    pub value_size: usize,
+    /// Size K of a key head.
+    pub key_size: usize,
+}
+
+/// Inputs of a gated delta rule.
+#[derive(Debug)]
+pub struct Delta<'a, M> {
+    /// [T, G*K]
+    pub q: View<'a, M>,
+    /// [T, G*K]
+    pub k: View<'a, M>,
+    /// [T, H*V]
+    pub v: View<'a, M>,
+    /// Before the sigmoid [T, H].
+    pub beta: View<'a, M>,
+    /// Before the bias and the softplus [T, H].
+    pub decay: View<'a, M>,
+    /// Rate (negative) and bias of the decay of each value head [2, H].
+    pub rates: View<'a, M>,
+}
+
+/// What a gated delta rule left for its gradient.
+#[derive(Debug)]
+pub struct DeltaSaved<'a, M> {
+    /// The output [T, H*V].
+    pub out: View<'a, M>,
+    /// [T, H*V]
+    pub errors: View<'a, M>,
+}
+
+/// Gradients of the inputs of a gated delta rule, shaped like them.
+#[derive(Debug)]
+pub struct DeltaGrad<'a, M> {
+    /// [T, G*K]
+    pub dq: ViewMut<'a, M>,
+    /// [T, G*K]
+    pub dk: ViewMut<'a, M>,
+    /// [T, H*V]
+    pub dv: ViewMut<'a, M>,
+    /// [T, H]
+    pub dbeta: ViewMut<'a, M>,
+    /// [T, H]
+    pub ddecay: ViewMut<'a, M>,
+}
+
 /// What an attention's gradient needs of the forward pass.
 #[derive(Debug)]
 pub struct AttentionSaved<'a, M> {
@@ -193,6 +247,12 @@ impl<M> Clone for Gates<'_, M> {
     }
 }
 impl<M> Copy for Gates<'_, M> {}
+impl<M> Clone for Delta<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Delta<'_, M> {}
 impl<M> Clone for Norm<'_, M> {
     fn clone(&self) -> Self {
         *self

@@ -30,8 +30,8 @@ pub use crate::families::Activation;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 pub use arguments::{
-    AttentionSaved, DropoutKey, Frozen, Gates, GatesGrad, Heads, Norm, Product, Qkv, QkvGrad, TokenRows,
-    Transpose, Write,
+    AttentionSaved, Delta, DeltaGrad, DeltaHeads, DeltaSaved, DropoutKey, Frozen, Gates, GatesGrad, Heads,
+    Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, Write,
 };
 pub use check::{Checked, Notes, Taken};
 pub use fault::Fault;
@@ -302,6 +302,51 @@ pub trait Backend {
         dout: View<Self::Memory>,
         gates: Gates<Self::Memory>,
         taps: View<Self::Memory>,
+        tokens: &Self::Tokens,
+    );
+
+    /// out[T, C] = silu(u), where `u[t]` is the sum of `taps[j] * x[t - j]` over the J taps, as far as token t - j is in the
+    /// row of token t. Of x the last T rows are of the tokens, those above them of tokens before, as in
+    /// [`Backend::convolution`].
+    fn convolution_silu(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        x: View<Self::Memory>,
+        taps: View<Self::Memory>,
+        tokens: &Self::Tokens,
+    );
+    /// dx[T, C] =, given dout[T, C]. The taps are frozen.
+    fn convolution_silu_grad(
+        &mut self,
+        dx: ViewMut<Self::Memory>,
+        dout: View<Self::Memory>,
+        x: View<Self::Memory>,
+        taps: View<Self::Memory>,
+        tokens: &Self::Tokens,
+    );
+
+    /// The gated delta rule. Each value head h has a state S [K, V], which is 0 at the begin of a row, and at each token
+    /// becomes S := d S, then S := S + k (b e)ᵀ with e = v - Sᵀ k; out[T, H*V] = Sᵀ q. Here d = exp(rate * softplus(decay +
+    /// bias)) and b = sigmoid(beta). q and k are those of key head h / (H / G). errors[T, H*V] = e, for the gradient.
+    /// With `state` [H*K, V] the tokens are one row that continues there; the last state is written there (=).
+    /// (Yang et al. 2024, arXiv:2412.06464)
+    fn delta_rule(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        errors: ViewMut<Self::Memory>,
+        state: Option<ViewMut<Self::Memory>>,
+        inputs: Delta<Self::Memory>,
+        heads: DeltaHeads,
+        tokens: &Self::Tokens,
+    );
+    /// Gradients of the inputs but the rates (all =), of rows that begin in state 0.
+    fn delta_rule_grad(
+        &mut self,
+        grad: DeltaGrad<Self::Memory>,
+        dout: View<Self::Memory>,
+        saved: DeltaSaved<Self::Memory>,
+        inputs: Delta<Self::Memory>,
+        heads: DeltaHeads,
         tokens: &Self::Tokens,
     );
 

@@ -4,8 +4,8 @@
 
 use super::check::{Checked, Work, table};
 use super::shapes::{
-    Shaped, is, is_attended, is_convolved, is_linear, is_linear_grad, is_lora_grad, is_normed, is_product,
-    is_rotated, is_whole, same,
+    Shaped, is, is_attended, is_convolved, is_delta, is_linear, is_linear_grad, is_lora_grad, is_normed,
+    is_product, is_rotated, is_whole, same,
 };
 use super::*;
 
@@ -92,6 +92,34 @@ impl<B: Backend> Backend for Checked<B> {
             same(&dout, &gates.x);
             [&grad.before, &grad.after, &grad.x].into_iter().for_each(|out| same(out, &gates.x));
         } => Work::moved(7 * dout.len());
+        convolution_silu(out: Out<B>, x: In<B>, taps: In<B>, tokens: &B::Tokens) {
+            is(&out, (tokens.shape().0, taps.shape().1));
+            is(&x, (x.rows.max(out.rows), out.cols));
+        } => Work::moved(2 * out.len());
+        convolution_silu_grad(dx: Out<B>, dout: In<B>, x: In<B>, taps: In<B>, tokens: &B::Tokens) {
+            is(&x, (tokens.shape().0, taps.shape().1));
+            same(&dout, &x); same(&dx, &x);
+        } => Work::moved(3 * dout.len());
+        delta_rule(
+            out: Out<B>, errors: Out<B>, state: Option<Out<B>>, inputs: Delta<B::Memory>,
+            heads: DeltaHeads, tokens: &B::Tokens,
+        ) {
+            is_delta(inputs, heads, tokens.shape().0);
+            same(&out, &inputs.v); same(&errors, &inputs.v);
+            if let Some(state) = &state {
+                is(state, (heads.values * heads.key_size, heads.value_size));
+                assert_eq!(tokens.shape().1, 1, "one row continues a state");
+            }
+        } => Work::product(3 * out.len() * heads.key_size, 3 * out.len() + 2 * inputs.q.len());
+        delta_rule_grad(
+            grad: DeltaGrad<B::Memory>, dout: In<B>, saved: DeltaSaved<B::Memory>, inputs: Delta<B::Memory>,
+            heads: DeltaHeads, tokens: &B::Tokens,
+        ) {
+            is_delta(inputs, heads, tokens.shape().0);
+            same(&dout, &inputs.v); same(&saved.out, &inputs.v); same(&saved.errors, &inputs.v);
+            same(&grad.dq, &inputs.q); same(&grad.dk, &inputs.k); same(&grad.dv, &inputs.v);
+            same(&grad.dbeta, &inputs.beta); same(&grad.ddecay, &inputs.decay);
+        } => Work::product(8 * dout.len() * heads.key_size, 4 * dout.len() + 4 * inputs.q.len());
         gated(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());

@@ -1,6 +1,6 @@
 //! Shapes that must agree, whatever backend computes: a caller that breaks them has a bug, so they are asserted.
 
-use super::{Gates, Heads, LoraGrad, Qkv, Transpose, View, ViewMut};
+use super::{Delta, DeltaHeads, Gates, Heads, LoraGrad, Qkv, Transpose, View, ViewMut};
 
 /// Whatever has a shape.
 pub trait Shaped {
@@ -110,4 +110,17 @@ pub fn is_convolved<M>(gates: Gates<M>, taps: &impl Shaped, tokens: &impl Shaped
     is(&gates.after, (tokens.shape().0, cols));
     is(&gates.x, (above + tokens.shape().0, cols));
     same(&gates.before, &gates.x);
+}
+
+/// Inputs of a delta rule of `tokens` tokens.
+#[track_caller]
+pub fn is_delta<M>(inputs: Delta<M>, heads: DeltaHeads, tokens: usize) {
+    let DeltaHeads { values, keys, value_size, key_size } = heads;
+    assert!(keys > 0 && values.is_multiple_of(keys), "key heads divide the value heads");
+    is(&inputs.q, (tokens, keys * key_size));
+    same(&inputs.k, &inputs.q);
+    is(&inputs.v, (tokens, values * value_size));
+    is(&inputs.beta, (tokens, values));
+    same(&inputs.decay, &inputs.beta);
+    is(&inputs.rates, (2, values));
 }

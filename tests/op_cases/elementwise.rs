@@ -120,7 +120,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-const ACTIVATIONS: [Activation; 2] = [Activation::SwiGlu, Activation::GeGlu];
+const ACTIVATIONS: [Activation; 3] = [Activation::SwiGlu, Activation::GeGlu, Activation::Sigmoid];
 
 /// The activation and its derivative.
 fn act(activation: Activation, g: f64) -> (f64, f64) {
@@ -128,6 +128,10 @@ fn act(activation: Activation, g: f64) -> (f64, f64) {
         Activation::SwiGlu => {
             let s = sigmoid(g);
             (g * s, s * (1.0 + g * (1.0 - s)))
+        }
+        Activation::Sigmoid => {
+            let s = sigmoid(g);
+            (s, s * (1.0 - s))
         }
         Activation::GeGlu => {
             let root = (2.0 / std::f64::consts::PI).sqrt();

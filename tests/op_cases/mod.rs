@@ -12,6 +12,7 @@ mod adapters;
 mod attention;
 mod check;
 mod convolution;
+mod delta_rule;
 mod elementwise;
 mod frozen;
 mod loss;
@@ -93,6 +94,10 @@ pub fn cases<B: Device>(op: Op, set: Set) -> Cases<B> {
         Op::attention_cached => attention::attention_cached(set),
         Op::convolution => convolution::convolution(set),
         Op::convolution_grad => convolution::convolution_grad(set),
+        Op::convolution_silu => delta_rule::convolution_silu(set),
+        Op::convolution_silu_grad => delta_rule::convolution_silu_grad(set),
+        Op::delta_rule => delta_rule::delta_rule(set),
+        Op::delta_rule_grad => delta_rule::delta_rule_grad(set),
         Op::cross_entropy => loss::cross_entropy(set),
         Op::lm_head_loss => loss::lm_head_loss(set),
         Op::lora_down => adapters::lora_down(set),

@@ -6,9 +6,9 @@ use crate::op_cases::tokens;
 use crate::step::{Same, packed, qwen};
 use finetune::backend::cuda::Driver;
 use finetune::backend::{
-    Activation, AttentionSaved, Backend, Cuda, DropoutKey, Fused, Gates, GatesGrad, Heads, LmHeadLoss,
-    LoraGrad, LoraPart, Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view,
-    view_mut,
+    Activation, AttentionSaved, Backend, Cuda, Delta, DeltaGrad, DeltaHeads, DeltaSaved, DropoutKey, Fused,
+    Gates, GatesGrad, Heads, LmHeadLoss, LoraGrad, LoraPart, Norm, Product, Qkv, QkvGrad, TokenRows,
+    Transpose, View, ViewMut, Write, view, view_mut,
 };
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -60,6 +60,45 @@ fn convolution_grad(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: 
     let grad = GatesGrad { before: next(0), after: next(1), x: next(2) };
     let gates = Gates { before: of(&g.x), after: of(&g.y), x: of(&g.x) };
     d.convolution_grad(grad, of(&g.x), gates, of(&g.y), &tokens);
+}
+
+fn ruled<'a>(x: &'a Memory, y: &'a Memory) -> Delta<'a, Memory> {
+    let [beta, decay] = [y, x].map(|m| view(m, N, 1));
+    Delta { q: of(x), k: of(y), v: of(x), beta, decay, rates: view(y, 2, 1) }
+}
+
+const ONE_RULE: DeltaHeads = DeltaHeads { values: 1, keys: 1, value_size: N, key_size: N };
+
+/// The output of a delta rule, its errors or its state.
+fn rule(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) {
+    let tokens = tokens(d, &[0, N as u32]);
+    let [a, b, _] = &mut g.spare;
+    d.fill(view_mut(a, N, N), 0.5);
+    d.fill(view_mut(b, N, N), 0.5);
+    let mut rest = [view_mut(a, N, N), view_mut(b, N, N)].into_iter();
+    let mut out = Some(out);
+    let mut next = |i: usize| if i == which { out.take().unwrap() } else { rest.next().unwrap() };
+    let (out, errors, state) = (next(0), next(1), next(2));
+    d.delta_rule(out, errors, Some(state), ruled(&g.x, &g.y), ONE_RULE, &tokens);
+}
+
+/// One of the gradients of a delta rule.
+fn rule_grad(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) {
+    let tokens = tokens(d, &[0, N as u32]);
+    let [a, b, c] = &mut g.spare;
+    let [mut e, mut f] = [d.memory(N), d.memory(N)];
+    let mut wide = [view_mut(a, N, N), view_mut(b, N, N), view_mut(c, N, N)].into_iter();
+    let mut narrow = [view_mut(&mut e, N, 1), view_mut(&mut f, N, 1)].into_iter();
+    let mut out = Some(out);
+    let mut next = |i: usize| match out.take_if(|_| i == which) {
+        Some(own) if i > 2 => ViewMut { cols: 1, ..own },
+        Some(own) => own,
+        None if i > 2 => narrow.next().unwrap(),
+        None => wide.next().unwrap(),
+    };
+    let grad = DeltaGrad { dq: next(0), dk: next(1), dv: next(2), dbeta: next(3), ddecay: next(4) };
+    let saved = DeltaSaved { out: of(&g.x), errors: of(&g.y) };
+    d.delta_rule_grad(grad, of(&g.x), saved, ruled(&g.x, &g.y), ONE_RULE, &tokens);
 }
 
 /// One of the gradients of attention.
@@ -162,6 +201,22 @@ const WRITERS: &[(&str, Writer)] = &[
     ("convolution_grad", |d, out, g| convolution_grad(d, out, g, 0)),
     ("convolution_grad", |d, out, g| convolution_grad(d, out, g, 1)),
     ("convolution_grad", |d, out, g| convolution_grad(d, out, g, 2)),
+    ("convolution_silu", |d, out, g| {
+        let tokens = tokens(d, &[0, N as u32]);
+        d.convolution_silu(out, of(&g.x), of(&g.y), &tokens);
+    }),
+    ("convolution_silu_grad", |d, out, g| {
+        let tokens = tokens(d, &[0, N as u32]);
+        d.convolution_silu_grad(out, of(&g.x), of(&g.y), of(&g.y), &tokens);
+    }),
+    ("delta_rule out", |d, out, g| rule(d, out, g, 0)),
+    ("delta_rule errors", |d, out, g| rule(d, out, g, 1)),
+    ("delta_rule state", |d, out, g| rule(d, out, g, 2)),
+    ("delta_rule_grad dq", |d, out, g| rule_grad(d, out, g, 0)),
+    ("delta_rule_grad dk", |d, out, g| rule_grad(d, out, g, 1)),
+    ("delta_rule_grad dv", |d, out, g| rule_grad(d, out, g, 2)),
+    ("delta_rule_grad dbeta", |d, out, g| rule_grad(d, out, g, 3)),
+    ("delta_rule_grad ddecay", |d, out, g| rule_grad(d, out, g, 4)),
     ("gather_rows", |d, out, g| {
         let rows = d.ids(&[7, 6, 5, 4, 3, 2, 1, 0]);
         d.gather_rows(out, of(&g.x), &rows);

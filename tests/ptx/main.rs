@@ -11,6 +11,7 @@ mod bench;
 mod case;
 mod cases;
 mod copies;
+mod delta_rule;
 mod device;
 mod estimate;
 mod files;

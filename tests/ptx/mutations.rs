@@ -3,6 +3,7 @@
 //! of a file by hand.
 
 use crate::bench::{Mat, Out, run, weight};
+use crate::delta_rule;
 use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::fused;
@@ -24,6 +25,8 @@ enum Exercise {
     /// The same within a window, with heads of this size.
     Windowed(usize),
     CrossEntropy,
+    /// The gradient of a delta rule.
+    DeltaRule,
     Norm,
     /// Forward and backward on tensor cores.
     Tensor,
@@ -44,8 +47,8 @@ enum Exercise {
 }
 
 use Exercise::{
-    Adapter, Attention, CrossEntropy, GateAhead, Linear, Matmul, Norm, NormAhead, RopeAhead, Tensor,
-    TensorAttention, TensorF16, TensorWindowed, Windowed,
+    Adapter, Attention, CrossEntropy, DeltaRule, GateAhead, Linear, Matmul, Norm, NormAhead, RopeAhead,
+    Tensor, TensorAttention, TensorF16, TensorWindowed, Windowed,
 };
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
@@ -73,6 +76,7 @@ impl Exercise {
             GateAhead(activation) => fused::activated(device.bf16().unwrap(), (9, 17, 300), activation),
             RopeAhead => fused::rotated(device.bf16().unwrap(), (33, 72)),
             CrossEntropy => cross_entropy(device),
+            DeltaRule => delta_rule::gradients(device),
             Norm => norm(device),
             Tensor => linear(device.bf16().unwrap(), Dtype::Bf16),
             TensorF16(dtype) => linear(device.f16(), dtype),
@@ -158,6 +162,7 @@ const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ("attention_grad.ptx", &["attention_grad_q_128", "attention_grad_kv_128"], Attention(68)),
     ("attention_grad.ptx", &["attention_grad_q_256", "attention_grad_kv_256"], Attention(132)),
     ("cross_entropy.ptx", &["cross_entropy"], CrossEntropy),
+    ("delta_rule.ptx", &["delta_rule_back", "delta_rule_forth"], DeltaRule),
     ("product_sm70.ptx", &["product_sm70_nt_f32", "product_sm70_nn_f32"], TensorF16(Dtype::F32)),
     ("product_sm70.ptx", &["product_sm70_nt_bf16", "product_sm70_nn_bf16"], TensorF16(Dtype::Bf16)),
     ("product_sm70.ptx", &["product_sm70_nt_f16", "product_sm70_nn_f16"], TensorF16(Dtype::F16)),

@@ -68,6 +68,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/operands.rs", "a prefetch, which is a hint"),
     ("src/backend/cpu/ops/adapter.rs", "threads write disjoint tiles of one output"),
     ("src/backend/cpu/ops/bf16_activations.rs", "a vector instruction behind detection"),
+    ("src/backend/cpu/ops/delta_rule.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/ops/peak.rs", "calls of a kernel that takes pointers"),
     ("src/backend/cpu/runtime/isa.rs", "calls of functions with target features, behind detection"),
     ("src/backend/cpu/runtime/threads.rs", "disjoint chunks of one slice for the tasks of a pool"),

@@ -116,7 +116,7 @@ impl Device for DryCuda {
         let walked = |w: &&Width| **w == Width::Baseline || self.is.bf16;
         let lists = Width::ALL.iter().filter(walked).map(|w| blocks(rows.bounds, w.tokens()).len());
         let copies = self.is.kept.map(|cols| count * padded(cols) / 2);
-        4 * count + lists.sum::<usize>() + copies.iter().sum::<usize>()
+        4 * count + rows.bounds.len() + lists.sum::<usize>() + copies.iter().sum::<usize>()
     }
 
     fn ids(&self, count: usize) -> usize {
@@ -135,6 +135,10 @@ impl Device for DryCuda {
                 let copy = self.is.bf16.then(|| self.narrow(q));
                 let delta = self.take(q.rows * heads.query);
                 copy.into_iter().chain([delta]).for_each(|size| self.give(size));
+            }
+            Op::DeltaRule(beta) => {
+                let factors = self.take(2 * beta.values());
+                self.give(factors);
             }
             _ => return false,
         }

@@ -48,6 +48,8 @@ pub struct Tokens {
     pub(super) rows: usize,
     /// For each [`Width`] on this device: where its list of blocks begins, and how many blocks it has.
     pub(super) lists: [(usize, usize); 3],
+    /// Where the bounds of the rows begin.
+    pub(super) bounds: usize,
     /// Largest id and largest position, which tables must hold.
     pub(super) largest: (u32, u32),
 }
@@ -92,6 +94,10 @@ impl Tokens {
     }
     pub(super) fn place_in_row(&self) -> u64 {
         self.memory.at(3 * self.count)
+    }
+    /// Where rows begin, then T.
+    pub(super) fn bounds(&self) -> u64 {
+        self.memory.at(self.bounds)
     }
     /// Address and length of the list of these blocks.
     pub(super) fn blocks(&self, width: Width) -> (u64, usize) {

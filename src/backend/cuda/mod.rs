@@ -7,6 +7,7 @@ mod attention;
 mod attention_sm80;
 mod attention_sm90a;
 mod copies;
+mod delta;
 mod devices;
 mod driver;
 mod dry;

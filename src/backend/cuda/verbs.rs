@@ -127,11 +127,14 @@ impl<D: Driver> Backend for Cuda<D> {
             (begin, (all.len() - begin) / 4)
         });
         let largest = |x: Option<u32>| x.unwrap_or(0);
+        let bounds = all.len();
+        all.extend(rows.bounds);
         Tokens {
             memory: self.integers(&all),
             count: rows.ids.len(),
             rows: rows.bounds.len() - 1,
             lists,
+            bounds,
             largest: (
                 largest(rows.ids.iter().copied().max()),
                 largest(lengths().max()).saturating_sub(1) + rows.past,
@@ -319,9 +322,59 @@ impl<D: Driver> Backend for Cuda<D> {
         self.rows("convolution.ptx", "convolution_grad", (dout.rows, dout.cols), &args);
     }
 
+    fn convolution_silu(
+        &mut self,
+        out: ViewMut<Memory>,
+        x: View<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        let [cols, count, above] = [out.cols, taps.rows, x.rows - out.rows].map(size);
+        let args = [at_mut(&out), at(&x), at(&taps), Arg::Address(tokens.positions()), cols, count, above];
+        self.rows("convolution_silu.ptx", "convolution_silu", (out.rows, out.cols), &args);
+    }
+
+    fn convolution_silu_grad(
+        &mut self,
+        dx: ViewMut<Memory>,
+        dout: View<Memory>,
+        x: View<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        let [cols, count, total] = [dout.cols, taps.rows, dout.rows].map(size);
+        let positions = Arg::Address(tokens.positions());
+        let args = [at_mut(&dx), at(&dout), at(&x), at(&taps), positions, cols, count, total];
+        self.rows("convolution_silu.ptx", "convolution_silu_grad", (dout.rows, dout.cols), &args);
+    }
+
+    fn delta_rule(
+        &mut self,
+        out: ViewMut<Memory>,
+        errors: ViewMut<Memory>,
+        state: Option<ViewMut<Memory>>,
+        inputs: Delta<Memory>,
+        heads: DeltaHeads,
+        tokens: &Tokens,
+    ) {
+        self.apply_rule((out, errors), state, inputs, (heads, tokens));
+    }
+
+    fn delta_rule_grad(
+        &mut self,
+        grad: DeltaGrad<Memory>,
+        dout: View<Memory>,
+        saved: DeltaSaved<Memory>,
+        inputs: Delta<Memory>,
+        heads: DeltaHeads,
+        tokens: &Tokens,
+    ) {
+        self.apply_rule_grad(grad, (dout, saved), inputs, (heads, tokens));
+    }
+
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
-        let [line, cube] = gate_of(activation);
-        let args = [at_mut(&out), at(&gate), at(&up), size(out.len()), line, cube];
+        let [line, cube, times, plus] = gate_of(activation);
+        let args = [at_mut(&out), at(&gate), at(&up), size(out.len()), line, cube, times, plus];
         self.each("gated.ptx", out.len(), &args);
     }
 
@@ -332,8 +385,8 @@ impl<D: Driver> Backend for Cuda<D> {
         dout: View<Memory>,
         activation: Activation,
     ) {
-        let [line, cube] = gate_of(activation);
-        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len()), line, cube];
+        let [line, cube, times, plus] = gate_of(activation);
+        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len()), line, cube, times, plus];
         self.each("gated_grad.ptx", dout.len(), &args);
     }
 
@@ -420,12 +473,14 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 }
 
-/// The factors of g and g^3 in the sigmoid of a gate g.
-pub(super) fn gate_of(activation: Activation) -> [Arg; 2] {
-    let [line, cube] = match activation {
-        Activation::SwiGlu => [1.0, 0.0],
+/// The factors of g and g^3 in the sigmoid of a gate g, and factor of g and addend in the factor of that sigmoid.
+pub(super) fn gate_of(activation: Activation) -> [Arg; 4] {
+    // g + -0 is g, also where g is -0.
+    let factors = match activation {
+        Activation::SwiGlu => [1.0, 0.0, 1.0, -0.0],
         // 2 sqrt(2/pi), and that times 0.044715.
-        Activation::GeGlu => [1.595_769_2, 0.071_354_814],
+        Activation::GeGlu => [1.595_769_2, 0.071_354_814, 1.0, -0.0],
+        Activation::Sigmoid => [1.0, 0.0, 0.0, 1.0],
     };
-    [Arg::F32(line), Arg::F32(cube)]
+    factors.map(Arg::F32)
 }

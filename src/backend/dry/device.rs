@@ -98,6 +98,8 @@ pub enum Op<'a> {
     Attention(Heads, usize),
     /// Its gradient; q, k, v and the output.
     AttentionGrad(Heads, usize, [Matrix; 4]),
+    /// A delta rule or its gradient, whose factors of updates have this shape.
+    DeltaRule(Matrix),
     /// Sums of rows.
     Sum,
     /// Losses of x over a vocabulary, and columns of their gradient: 0 for none.

@@ -114,6 +114,8 @@ impl Backend for Dry {
         attention_cached(ViewMut<Memory>, Qkv<Memory>, Heads);
         convolution(ViewMut<Memory>, Gates<Memory>, View<Memory>, &Tokens);
         convolution_grad(GatesGrad<Memory>, View<Memory>, Gates<Memory>, View<Memory>, &Tokens);
+        convolution_silu(ViewMut<Memory>, View<Memory>, View<Memory>, &Tokens);
+        convolution_silu_grad(ViewMut<Memory>, View<Memory>, View<Memory>, View<Memory>, &Tokens);
         gated(ViewMut<Memory>, View<Memory>, View<Memory>, Activation);
         gated_grad(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, Activation);
         gather_rows(ViewMut<Memory>, View<Memory>, &Ids);
@@ -153,6 +155,30 @@ impl Backend for Dry {
         let Qkv { q, k, v } = saved.qkv;
         let matrices = [q, k, v, saved.out].map(|x| read(&x));
         self.device.inside(Op::AttentionGrad(heads, tokens.keys, matrices));
+    }
+
+    fn delta_rule(
+        &mut self,
+        _: ViewMut<Memory>,
+        _: ViewMut<Memory>,
+        _: Option<ViewMut<Memory>>,
+        inputs: Delta<Memory>,
+        _: DeltaHeads,
+        _: &Tokens,
+    ) {
+        self.device.inside(Op::DeltaRule(read(&inputs.beta)));
+    }
+
+    fn delta_rule_grad(
+        &mut self,
+        _: DeltaGrad<Memory>,
+        _: View<Memory>,
+        _: DeltaSaved<Memory>,
+        inputs: Delta<Memory>,
+        _: DeltaHeads,
+        _: &Tokens,
+    ) {
+        self.device.inside(Op::DeltaRule(read(&inputs.beta)));
     }
 
     fn dropout(&mut self, _: ViewMut<Memory>, _: Write, x: View<Memory>, _: DropoutKey, _: &Tokens) {

@@ -1,7 +1,7 @@
 //! Every kernel text that a device may compile, for tests that translate all of them without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
-use super::{attention, convolution, device, encodings, loss, products, rows, variants};
+use super::{attention, convolution, delta, device, encodings, loss, products, rows, variants};
 use crate::numeric::block::Block;
 
 /// A kernel with one set of constants.
@@ -34,6 +34,7 @@ pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
         loss::KERNELS,
         attention::KERNELS,
         convolution::KERNELS,
+        delta::KERNELS,
         products::KERNELS,
         variants::KERNELS,
         device::KERNELS,

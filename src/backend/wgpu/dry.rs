@@ -85,7 +85,7 @@ impl Device for DryWgpu {
 
     fn tokens(&mut self, rows: TokenRows) -> usize {
         self.tokens = rows.ids.len();
-        4 * self.tokens
+        4 * self.tokens + rows.bounds.len()
     }
 
     fn ids(&self, count: usize) -> usize {
@@ -110,6 +110,10 @@ impl Device for DryWgpu {
             }
             Op::AttentionGrad(heads, _, [q, ..]) => {
                 self.passing(2 * q.rows * heads.query);
+                true
+            }
+            Op::DeltaRule(beta) => {
+                self.passing(2 * beta.values());
                 true
             }
             Op::Dropout(_) => {

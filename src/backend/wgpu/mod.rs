@@ -14,6 +14,7 @@ mod catalogue;
 mod check;
 mod checks;
 mod convolution;
+mod delta;
 mod device;
 mod dry;
 mod encodings;

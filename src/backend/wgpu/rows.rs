@@ -42,10 +42,11 @@ pub(super) const KERNELS: &[&Kernel] =
 pub(super) const ELEMENT: f64 = 16.0;
 
 /// An activation as kernels know it.
-fn is_gelu(activation: Activation) -> u32 {
+fn number(activation: Activation) -> u32 {
     match activation {
         Activation::SwiGlu => 0,
         Activation::GeGlu => 1,
+        Activation::Sigmoid => 2,
     }
 }
 
@@ -173,7 +174,7 @@ impl Wgpu {
             let o = self.place(&out.memory.storage, out.offset + from, n);
             let g = self.place(&gate.memory.storage, gate.offset + from, n);
             let u = self.place(&up.memory.storage, up.offset + from, n);
-            let params = [o.base, g.base, u.base, n as u32, is_gelu(activation)];
+            let params = [o.base, g.base, u.base, n as u32, number(activation)];
             self.each(&GATED, n, &params, &[&o, &g, &u]);
         }
     }
@@ -189,7 +190,7 @@ impl Wgpu {
             let g = self.place(&gate.memory.storage, gate.offset + from, n);
             let u = self.place(&up.memory.storage, up.offset + from, n);
             let d = self.place(&dout.memory.storage, dout.offset + from, n);
-            let params = [g.base, u.base, d.base, n as u32, is_gelu(activation)];
+            let params = [g.base, u.base, d.base, n as u32, number(activation)];
             self.each(&GATED_GRAD, n, &params, &[&g, &u, &d]);
         }
     }

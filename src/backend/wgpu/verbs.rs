@@ -118,6 +118,7 @@ impl Backend for Wgpu {
         all.extend(windows().map(|(i, from, _)| rows.past + i - from));
         all.extend(windows().map(|(_, from, _)| from));
         all.extend(windows().map(|(.., end)| end));
+        all.extend(rows.bounds);
         Tokens { integers: self.lease(&all), bounds: rows.bounds.to_vec(), number: Tokens::next_number() }
     }
 
@@ -232,6 +233,51 @@ impl Backend for Wgpu {
         tokens: &Tokens,
     ) {
         self.convolve_grad(grad, dout, gates, taps, tokens);
+    }
+
+    fn convolution_silu(
+        &mut self,
+        out: ViewMut<Memory>,
+        x: View<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        self.convolve_silu(out, x, taps, tokens);
+    }
+
+    fn convolution_silu_grad(
+        &mut self,
+        dx: ViewMut<Memory>,
+        dout: View<Memory>,
+        x: View<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        self.convolve_silu_grad(dx, (dout, x), taps, tokens);
+    }
+
+    fn delta_rule(
+        &mut self,
+        out: ViewMut<Memory>,
+        errors: ViewMut<Memory>,
+        state: Option<ViewMut<Memory>>,
+        inputs: Delta<Memory>,
+        heads: DeltaHeads,
+        tokens: &Tokens,
+    ) {
+        self.apply_rule((out, errors), state, inputs, (heads, tokens));
+    }
+
+    fn delta_rule_grad(
+        &mut self,
+        grad: DeltaGrad<Memory>,
+        dout: View<Memory>,
+        saved: DeltaSaved<Memory>,
+        inputs: Delta<Memory>,
+        heads: DeltaHeads,
+        tokens: &Tokens,
+    ) {
+        self.apply_rule_grad(grad, (dout, saved), inputs, (heads, tokens));
     }
 
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {

@@ -97,6 +97,7 @@ macro_rules! gate {
 
 gate!(swiglu_apart = silu, swiglu_grad_apart = silu_slope);
 gate!(geglu_apart = gelu, geglu_grad_apart = gelu_slope);
+gate!(sigmoid_apart = sigmoid, sigmoid_grad_apart = sigmoid_slope);
 
 /// Pairs of x, on this thread.
 pub fn pair(cx: Context, out: &mut [u32], x: &[f32]) {
@@ -118,6 +119,7 @@ pub fn gated(cx: Context, out: &mut [u32], (gate, up): (&[u32], &[u32]), activat
     let values = match activation {
         Activation::SwiGlu => swiglu_apart,
         Activation::GeGlu => geglu_apart,
+        Activation::Sigmoid => sigmoid_apart,
     };
     cx.threads.chunks(out, CHUNK, |i, out| {
         let (gate, up) = (&gate[i * CHUNK..][..out.len()], &up[i * CHUNK..][..out.len()]);
@@ -134,6 +136,7 @@ pub fn gated_grad(cx: Context, (gate, up): (&mut [u32], &mut [u32]), dout: &[u32
     let values = match activation {
         Activation::SwiGlu => swiglu_grad_apart,
         Activation::GeGlu => geglu_grad_apart,
+        Activation::Sigmoid => sigmoid_grad_apart,
     };
     let words = (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
     cx.threads.chunks2(words, (CHUNK, CHUNK), |i, gate, up| {

@@ -58,12 +58,14 @@ macro_rules! gate {
 
 gate!(swiglu_values = silu, swiglu_grad_values = silu_slope);
 gate!(geglu_values = gelu, geglu_grad_values = gelu_slope);
+gate!(sigmoid_values = sigmoid, sigmoid_grad_values = sigmoid_slope);
 
 /// out = act(gate) * up
 pub fn gated(cx: Context, out: &mut [f32], (gate, up): (&[f32], &[f32]), activation: Activation) {
     let values = match activation {
         Activation::SwiGlu => swiglu_values,
         Activation::GeGlu => geglu_values,
+        Activation::Sigmoid => sigmoid_values,
     };
     cx.threads.chunks(out, CHUNK, |i, out| {
         let part = i * CHUNK..i * CHUNK + out.len();
@@ -76,6 +78,7 @@ pub fn gated_grad(cx: Context, (gate, up): (&mut [f32], &mut [f32]), dout: &[f32
     let values = match activation {
         Activation::SwiGlu => swiglu_grad_values,
         Activation::GeGlu => geglu_grad_values,
+        Activation::Sigmoid => sigmoid_grad_values,
     };
     cx.threads.chunks2((gate, up), (CHUNK, CHUNK), |i, gate, up| {
         let dout = &dout[i * CHUNK..][..gate.len()];

@@ -3,6 +3,8 @@
 pub mod adapter;
 pub mod bf16_activations;
 pub mod convolution;
+pub mod convolution_silu;
+pub mod delta_rule;
 pub mod elementwise;
 pub mod fused;
 pub mod head;

@@ -13,6 +13,8 @@ use super::super::runtime::memory::Memory;
 use super::super::weights::weight::Weight;
 use super::bf16_activations as short;
 use super::convolution;
+use super::convolution_silu as silu;
+use super::delta_rule;
 use super::elementwise::{self, Mask};
 use super::linear::Way;
 use super::rope::{Turn, rope};
@@ -287,6 +289,62 @@ impl Backend for Cpu {
         convolution::gradient(self.context(), grads, dout.values(), convolved(gates, taps, tokens));
     }
 
+    fn convolution_silu(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        x: View<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        silu::forward(self.context(), out.values_mut(), activated(x, taps, tokens));
+    }
+
+    fn convolution_silu_grad(
+        &mut self,
+        mut dx: ViewMut<Memory>,
+        dout: View<Memory>,
+        x: View<Memory>,
+        taps: View<Memory>,
+        tokens: &Tokens,
+    ) {
+        silu::gradient(self.context(), dx.values_mut(), dout.values(), activated(x, taps, tokens));
+    }
+
+    fn delta_rule(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        mut errors: ViewMut<Memory>,
+        mut state: Option<ViewMut<Memory>>,
+        inputs: Delta<Memory>,
+        heads: DeltaHeads,
+        tokens: &Tokens,
+    ) {
+        let out = (out.values_mut(), errors.values_mut());
+        let state = state.as_mut().map(|state| state.values_mut());
+        delta_rule::forward(self.context(), out, state, ruled(inputs, heads, tokens));
+    }
+
+    fn delta_rule_grad(
+        &mut self,
+        mut grad: DeltaGrad<Memory>,
+        dout: View<Memory>,
+        saved: DeltaSaved<Memory>,
+        inputs: Delta<Memory>,
+        heads: DeltaHeads,
+        tokens: &Tokens,
+    ) {
+        let out = delta_rule::Outputs {
+            dq: grad.dq.values_mut(),
+            dk: grad.dk.values_mut(),
+            dv: grad.dv.values_mut(),
+            dbeta: grad.dbeta.values_mut(),
+            ddecay: grad.ddecay.values_mut(),
+        };
+        let (out_of, errors) = (saved.out.values(), saved.errors.values());
+        let known = delta_rule::Known { dout: dout.values(), out: out_of, errors };
+        delta_rule::gradient(self.context(), out, known, ruled(inputs, heads, tokens));
+    }
+
     fn gated(
         &mut self,
         mut out: ViewMut<Memory>,
@@ -422,6 +480,16 @@ fn convolved<'a>(
         cols: taps.cols,
         positions: &tokens.positions,
     }
+}
+
+fn activated<'a>(x: View<'a, Memory>, taps: View<'a, Memory>, tokens: &'a Tokens) -> silu::Inputs<'a> {
+    silu::Inputs { x: x.values(), taps: taps.values(), cols: taps.cols, positions: &tokens.positions }
+}
+
+fn ruled<'a>(inputs: Delta<'a, Memory>, heads: DeltaHeads, tokens: &'a Tokens) -> delta_rule::Inputs<'a> {
+    let Delta { q, k, v, beta, decay, rates } = inputs;
+    let [q, k, v, beta, decay, rates] = [q, k, v, beta, decay, rates].map(|x| x.values());
+    delta_rule::Inputs { q, k, v, beta, decay, rates, heads, bounds: &tokens.bounds }
 }
 
 fn inputs<'a>(qkv: Qkv<'a, Memory>, heads: Heads) -> Inputs<'a> {

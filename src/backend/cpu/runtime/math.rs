@@ -57,6 +57,13 @@ pub fn sigmoid<L: Lanes>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<L>(-x))
 }
 
+/// [`sigmoid`] and its derivative.
+#[inline(always)]
+pub fn sigmoid_slope<L: Lanes>(x: f32) -> (f32, f32) {
+    let s = sigmoid::<L>(x);
+    (s, s * (1.0 - s))
+}
+
 /// x * sigmoid(x)
 #[inline(always)]
 pub fn silu<L: Lanes>(x: f32) -> f32 {
