@@ -19,6 +19,7 @@ mod tower;
 use cli_fixture::{Bench, stderr};
 use finetune::format::FormatError;
 use finetune::format::gguf::adapter::{self, About, LoraMatrix};
+use finetune::format::gguf::order::Orders;
 use finetune::format::gguf::{self, Gguf, Meta, Metadata, Planned, Value as Stored, encode};
 use finetune::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use finetune::numeric::block::{Block, Encoding};
@@ -97,6 +98,7 @@ fn container_layout_matches_the_gguf_package() {
 fn adapter_matches_the_llama_cpp_converter() {
     let dir = tempfile::tempdir().unwrap();
     for (name, paired) in [("llama", Some((4, 2))), ("qwen2", None)] {
+        let orders = Orders { paired, ..Orders::default() };
         let from = golden("export").join(name);
         let peft = peft::read(&from).unwrap();
         let mut parts: Vec<LoraMatrix> = peft
@@ -106,7 +108,7 @@ fn adapter_matches_the_llama_cpp_converter() {
             .collect();
         let about = About {
             architecture: name.into(),
-            paired,
+            orders,
             name: "Llama".into(),
             base_id: Some("owner/base".into()),
             alpha: peft.config.lora_alpha as f32,
@@ -124,13 +126,18 @@ fn adapter_matches_the_llama_cpp_converter() {
         for key in ["general.architecture", "general.type", "adapter.type", "adapter.lora.alpha"] {
             assert_eq!(ours.get(key), theirs.get(key), "{name} {key}");
         }
-        let read = adapter::load(&from.join("lora.gguf"), paired).unwrap();
+        let read = adapter::load(&from.join("lora.gguf"), orders).unwrap();
         parts.sort_by(|a, b| a.name.cmp(&b.name));
         assert!(read.parts == parts && read.alpha == 8.0 && read.architecture == name, "{name}");
     }
-    let model = adapter::load(&golden("gguf/tiny.gguf"), None).unwrap_err().to_string();
+    let model = adapter::load(&golden("gguf/tiny.gguf"), Orders::default()).unwrap_err().to_string();
     assert!(model.contains("not a LoRA adapter"), "{model}");
-    let heads = adapter::load(&golden("export/llama/lora.gguf"), Some((5, 2))).unwrap_err().to_string();
+    let heads = adapter::load(
+        &golden("export/llama/lora.gguf"),
+        Orders { paired: Some((5, 2)), ..Orders::default() },
+    )
+    .unwrap_err()
+    .to_string();
     assert!(heads.contains("32 rows do not divide into 5 heads"), "{heads}");
 }
 

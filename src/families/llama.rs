@@ -23,6 +23,8 @@ pub const LLAMA: Family = Family {
         "mlp.down_proj",
     ],
     convolutions: false,
+    delta_rule: false,
+    gated_attention: false,
     last_norm: "norm",
     attention_norms: Norms { before: Some("input_layernorm"), after: None },
     mlp_norms: Norms { before: Some("post_attention_layernorm"), after: None },

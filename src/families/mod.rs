@@ -15,6 +15,7 @@ mod olmo3;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 pub mod tensors;
@@ -32,6 +33,7 @@ pub use olmo3::OLMO3;
 pub use phi3::PHI3;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
+pub use qwen3_5::QWEN3_5;
 pub use qwen3_moe::QWEN3_MOE;
 pub use smollm3::SMOLLM3;
 
@@ -42,6 +44,7 @@ pub const ALL: &[&Family] = &[
     &QWEN2,
     &QWEN3,
     &QWEN3_MOE,
+    &QWEN3_5,
     &GEMMA3,
     &SMOLLM3,
     &GRANITE,
@@ -71,6 +74,11 @@ pub struct Family {
     /// Whether layers of type `conv` have a causal short convolution in the place of attention: `conv.in_proj` (two gates
     /// and the values), `conv.conv` (`conv_L_cache` taps for each channel) and `conv.out_proj`.
     pub convolutions: bool,
+    /// Whether layers of type `linear_attention` have a gated delta rule in the place of attention: q, k and v in one matrix
+    /// and through a causal short convolution, a norm of the output, and its gate.
+    pub delta_rule: bool,
+    /// Whether the matrix of q has, after the rows of each head, as many of a gate of attention's output.
+    pub gated_attention: bool,
     /// The norm before the head, below `model.`.
     pub last_norm: &'static str,
     /// The norms around attention.
@@ -189,6 +197,8 @@ pub enum Mixer {
     Attention,
     /// A causal short convolution between two gates.
     Convolution,
+    /// A gated delta rule.
+    DeltaRule,
 }
 
 /// Factor of the embedding.
@@ -233,6 +243,8 @@ pub enum Activation {
     SwiGlu,
     /// gelu(gate) * up, with gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))).
     GeGlu,
+    /// sigmoid(gate) * up: the gate of an attention's output; of no feed-forward.
+    Sigmoid,
 }
 
 impl Activation {
@@ -241,6 +253,7 @@ impl Activation {
         match self {
             Activation::SwiGlu => &["silu", "swish"],
             Activation::GeGlu => &["gelu_pytorch_tanh"],
+            Activation::Sigmoid => &[],
         }
     }
 }
@@ -313,6 +326,8 @@ impl Family {
             (self.residual_scale.is_some(), "a scale of its residual branches"),
             (self.head_norms == HeadNorms::Whole, "norms of whole projections"),
             (self.convolutions, "causal short convolutions"),
+            (self.delta_rule, "gated delta rules"),
+            (self.gated_attention, "gates of attention's output"),
         ];
         missing.into_iter().find(|(has, _)| *has && !self.gguf.complete).map(|(_, what)| what)
     }
@@ -336,7 +351,8 @@ impl Family {
 
     /// Offset of a tensor in GGUF files: llama.cpp's converter adds the offset of gains to the stored norms.
     pub fn offset_in_gguf(&self, tensor: &str) -> f32 {
-        if tensor.ends_with("norm.weight") { self.gain_offset } else { 0.0 }
+        let of_delta_rule = tensor.ends_with(&format!("{}.weight", tensors::DELTA_NORM.1));
+        if tensor.ends_with("norm.weight") && !of_delta_rule { self.gain_offset } else { 0.0 }
     }
 }
 
@@ -403,9 +419,9 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4, Phi3 or Lfm2"
+            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4, Phi3 or Lfm2"
         );
-        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3.6, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
                    GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4, Phi-4-mini, LFM2 and LFM2.5";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");

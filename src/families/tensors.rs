@@ -1,7 +1,15 @@
 //! Names of tensors as (GGUF, Hugging Face) outside the layers, and inside `blk.N` and `model.layers.N`.
 
 use super::{ALL, Family, Fused, Mixer, Norms};
-use std::ops::Range;
+
+/// Index of the gate of the output of a layer's first half, where there is one.
+pub const OUTPUT_GATE: usize = 7;
+/// Index of the projection to the factors of a delta rule's updates.
+pub const BETA: usize = 8;
+/// Index of the projection to its decays.
+pub const DECAY: usize = 9;
+/// Number of projections that a layer may have.
+pub const COUNT: usize = 10;
 
 /// Tensors outside the layers. Models with convolutions have another last norm ([`Family::last_norm`]).
 pub const TOP: [(&str, &str); 4] = [
@@ -21,10 +29,30 @@ const GATE_UP: (&str, &str) = ("ffn_up", "mlp.gate_up_proj");
 
 /// The matrices of a layer with a convolution, in the places of q, k and v, and of attention's output. The first third of
 /// the rows is the gate before the convolution, the second the gate after it, the last are the values.
-const CONVOLUTION: [((&str, &str), Range<usize>); 2] =
-    [(("shortconv.in_proj", "conv.in_proj"), 0..3), (("shortconv.out_proj", "conv.out_proj"), 3..4)];
+const CONVOLUTION: [Joined; 2] =
+    [(("shortconv.in_proj", "conv.in_proj"), &[0, 1, 2]), (("shortconv.out_proj", "conv.out_proj"), &[3])];
 /// The taps of a convolution: [channels, 1, taps] in Hugging Face, [channels, taps] in GGUF files.
 pub const TAPS: (&str, &str) = ("shortconv.conv", "conv.conv");
+
+/// The matrices of a layer with a delta rule, in the places of q, k and v, and of attention's output; those after the
+/// feed-forward's.
+pub const DELTA_RULE: [Joined; 2] =
+    [(("attn_qkv", "linear_attn.in_proj_qkv"), &[0, 1, 2]), (("ssm_out", "linear_attn.out_proj"), &[3])];
+/// See [`DELTA_RULE`].
+pub const BESIDE_DELTA_RULE: [Joined; 3] = [
+    (("attn_gate", "linear_attn.in_proj_z"), &[OUTPUT_GATE]),
+    (("ssm_beta", "linear_attn.in_proj_b"), &[BETA]),
+    (("ssm_alpha", "linear_attn.in_proj_a"), &[DECAY]),
+];
+/// The taps of the convolution before a delta rule, shaped as [`TAPS`].
+pub const DELTA_TAPS: (&str, &str) = ("ssm_conv1d", "linear_attn.conv1d");
+/// The gain of the norm of a delta rule's output.
+pub const DELTA_NORM: (&str, &str) = ("ssm_norm", "linear_attn.norm");
+/// The logarithm of the rate of a delta rule's decays; in GGUF files the rate itself, negative. A whole name, which no `.weight`
+/// follows.
+pub const DELTA_RATE: (&str, &str) = ("ssm_a", "linear_attn.A_log");
+/// The bias of its decays: a whole name.
+pub const DELTA_BIAS: (&str, &str) = ("ssm_dt.bias", "linear_attn.dt_bias");
 
 /// The router of a mixture of experts, and the matrices of all experts of a layer. In Hugging Face each expert has its
 /// own, below `mlp.experts.N`.
@@ -36,13 +64,19 @@ pub const EXPERTS: [(&str, &str); 3] =
 /// GGUF's names of the norms of the heads of q and k.
 const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
 
+/// Names of a matrix, and its projections.
+pub type Joined = ((&'static str, &'static str), &'static [usize]);
+
+/// Projections that have a matrix of their own.
+const EACH: [[usize; 1]; 7] = [[0], [1], [2], [3], [4], [5], [6]];
+
 /// A matrix of a layer in the files: a projection, or several whose rows follow each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Matrix {
     /// (GGUF, Hugging Face).
     pub names: (&'static str, &'static str),
     /// The projections, as indices in model order.
-    pub projections: Range<usize>,
+    pub projections: &'static [usize],
 }
 
 impl Matrix {
@@ -53,7 +87,7 @@ impl Matrix {
 
     /// Whether it belongs to attention, not to the feed-forward.
     pub fn is_of_attention(&self) -> bool {
-        self.projections.start < 4
+        !(4..7).contains(&self.projections[0])
     }
 }
 
@@ -75,30 +109,37 @@ pub fn is_module(name: &str) -> bool {
 impl Family {
     /// The matrices of a layer with this mixer, in model order.
     pub fn matrices(&self, mixer: Mixer) -> Vec<Matrix> {
-        let joined: &[((&str, &str), Range<usize>)] = match (mixer, self.fused) {
+        let gated: Joined = ((PROJECTIONS[0], self.projections[0]), &[0, OUTPUT_GATE]);
+        let joined: &[Joined] = match (mixer, self.fused) {
             (Mixer::Convolution, _) => &CONVOLUTION,
+            (Mixer::DeltaRule, _) => &DELTA_RULE,
+            (_, Fused::None) if self.gated_attention => &[gated],
             (_, Fused::None) => &[],
-            (_, Fused::GateUp) => &[(GATE_UP, 4..6)],
-            (_, Fused::All) => &[(QKV, 0..3), (GATE_UP, 4..6)],
+            (_, Fused::GateUp) => &[(GATE_UP, &[4, 5])],
+            (_, Fused::All) => &[(QKV, &[0, 1, 2]), (GATE_UP, &[4, 5])],
         };
         let mut all = Vec::new();
         for (i, own) in PROJECTIONS.into_iter().zip(self.projections).enumerate() {
             match joined.iter().find(|(_, some)| some.contains(&i)) {
-                None => all.push(Matrix { names: own, projections: i..i + 1 }),
-                Some((names, some)) if some.start == i => {
-                    all.push(Matrix { names: *names, projections: some.clone() });
+                None => all.push(Matrix { names: own, projections: &EACH[i] }),
+                Some((names, some)) if some[0] == i => {
+                    all.push(Matrix { names: *names, projections: some });
                 }
                 Some(_) => {}
             }
+        }
+        if mixer == Mixer::DeltaRule {
+            all.extend(BESIDE_DELTA_RULE.map(|(names, projections)| Matrix { names, projections }));
         }
         all
     }
 
     /// The matrices that layers of the family may have.
     pub fn all_matrices(&self) -> impl Iterator<Item = Matrix> {
-        let convolution = self.convolutions.then(|| self.matrices(Mixer::Convolution));
+        let others = [(self.convolutions, Mixer::Convolution), (self.delta_rule, Mixer::DeltaRule)];
+        let others = others.into_iter().filter(|(has, _)| *has).map(|(_, mixer)| self.matrices(mixer));
         let own = self.matrices(Mixer::Attention);
-        let more = convolution.into_iter().flatten().filter(|matrix| !own.contains(matrix));
+        let more = others.flatten().filter(|matrix| !own.contains(matrix));
         let more: Vec<Matrix> = more.collect();
         own.into_iter().chain(more)
     }
@@ -128,9 +169,12 @@ impl Family {
         let mut all: Vec<_> = self.all_matrices().map(|matrix| matrix.names).collect();
         all.extend(HEAD_NORMS.into_iter().zip(self.head_norm_names));
         all.extend(self.convolutions.then_some(TAPS));
+        all.extend(self.delta_rule.then_some([DELTA_TAPS, DELTA_NORM]).into_iter().flatten());
         all.extend(self.experts.then_some(ROUTER));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
-        all.extend(norms(["ffn_norm", "post_ffw_norm"], self.mlp_norms));
+        // llama.cpp takes the norm before the feed-forward for one after the delta rule.
+        let before = if self.delta_rule { "post_attention_norm" } else { "ffn_norm" };
+        all.extend(norms([before, "post_ffw_norm"], self.mlp_norms));
         all
     }
 }

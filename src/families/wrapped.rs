@@ -1,7 +1,7 @@
 //! Checkpoints that hold a text model beside a vision tower (`...ForConditionalGeneration`): which ones are read, where
 //! the text model's tensors are, and what transformers fills in where `text_config` says nothing.
 
-use super::{Family, GEMMA3, MINISTRAL3, MISTRAL, QWEN3};
+use super::{Family, GEMMA3, MINISTRAL3, MISTRAL, QWEN3, QWEN3_5};
 
 /// Place of the text model below `model.`; names of an adapter's tensors contain it.
 pub const PATH: &str = "language_model.";
@@ -22,7 +22,7 @@ pub struct Wrapper {
 }
 
 /// The classes that are read.
-pub const ALL: [Wrapper; 4] = [
+pub const ALL: [Wrapper; 5] = [
     Wrapper {
         class: "Gemma3ForConditionalGeneration",
         text_type: "gemma3_text",
@@ -60,6 +60,22 @@ pub const ALL: [Wrapper; 4] = [
         text_type: "qwen3_vl_text",
         family: &QWEN3,
         defaults: &[],
+        tied: false,
+    },
+    Wrapper {
+        class: "Qwen3_5ForConditionalGeneration",
+        text_type: "qwen3_5_text",
+        family: &QWEN3_5,
+        defaults: &[
+            ("vocab_size", 248_320),
+            ("hidden_size", 4096),
+            ("intermediate_size", 12_288),
+            ("num_hidden_layers", 32),
+            ("num_attention_heads", 16),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("max_position_embeddings", 32_768),
+        ],
         tied: false,
     },
 ];

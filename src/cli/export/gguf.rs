@@ -7,10 +7,10 @@ mod read_back;
 use super::{Exported, Outtype, logits};
 use crate::config::refusal::Refusal;
 use crate::families::tensors::of_expert;
-use crate::format::gguf::adapter::heads_of;
 use crate::format::gguf::mix::Model;
+use crate::format::gguf::order::{self, Order, Orders};
 use crate::format::gguf::{
-    self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, is_taps, pair_rows, stored_name,
+    self, F32, Gguf, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_taps, stored_name,
 };
 use crate::format::{FormatError, atomic};
 use crate::model::config::{Config, RopeScaling};
@@ -42,9 +42,8 @@ struct Plan {
 enum From {
     /// The base's file, unchanged.
     Stored,
-    /// The merged tensors with these names, one after the other; with a number of heads rotary rows are permuted, and the
-    /// offset is added.
-    Merged(Vec<String>, Option<usize>, f32),
+    /// The merged tensors with these names, one after the other, in this order and with the numbers of the file.
+    Merged(Vec<String>, Order),
     /// The base's file, except for the rows that the merged tensor of this name replaces.
     Rows(String),
     /// Computed values.
@@ -72,7 +71,8 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     };
     let plans = plans(base, stored.as_ref(), &merged, outtype)?;
     let metadata = metadata(base, stored.as_ref(), &plans, outtype)?;
-    let rounded = Rounded { merged: &merged, kinds: kinds(&plans), rows: kinds_of_rows(&plans) };
+    let orders = shape(base)?.orders();
+    let rounded = Rounded { merged: &merged, kinds: kinds(&plans), rows: kinds_of_rows(&plans), orders };
     atomic::write_checked(out, |path| {
         let table: Vec<Planned> = plans.iter().map(|p| p.table.clone()).collect();
         let mut each = plans.iter();
@@ -127,6 +127,12 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         feed_forward: c.feed_forward,
         experts: c.experts.as_ref().map(|of| [of.count, of.chosen, of.feed_forward]),
         convolutions: c.convolutions.as_ref().map(|of| (of.taps, of.layers.clone())),
+        delta_rules: c.delta_rules.as_ref().map(|of| Rules {
+            taps: of.taps,
+            keys: (of.heads.keys, of.heads.key_size),
+            values: (of.heads.values, of.heads.value_size),
+            every: of.layers.iter().position(|rule| !rule).map_or(c.layers + 1, |first| first + 1),
+        }),
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv, c.heads.size),
         rotary: c.rotary,
@@ -158,6 +164,7 @@ fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
         (c.rotated != again.rotated, "this order of unrotated layers"),
         (c.experts != again.experts, "this choice of experts"),
         (c.convolutions != again.convolutions, "this order of convolutions"),
+        (c.delta_rules != again.delta_rules, "this order of delta rules"),
         (c.score_scale != again.score_scale, "this scale of the scores"),
         (factors(c) != factors(again), "these factors"),
     ];
@@ -231,7 +238,10 @@ fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, R
     let mut names: BTreeMap<String, Parts> = BTreeMap::new();
     let of_layer = base.config.family.layer_tensors();
     for name in merged.names() {
-        if name.ends_with(".rotary_emb.inv_freq") || (base.config.tied && name == "lm_head.weight") {
+        if name.ends_with(".rotary_emb.inv_freq")
+            || name.starts_with("mtp.")
+            || (base.config.tied && name == "lm_head.weight")
+        {
             continue;
         }
         if let Some((layer, expert, (stored, _))) = of_expert(&name) {
@@ -265,7 +275,7 @@ fn plans(
     merged: &Merged,
     outtype: Outtype,
 ) -> Result<Vec<Plan>, Refusal> {
-    let paired = shape(base)?.paired();
+    let orders: Orders = shape(base)?.orders();
     let names = names(base, merged)?;
     let model = mixed(&base.config, &names);
     let mut plans = Vec::new();
@@ -302,10 +312,7 @@ fn plans(
         let from = match some_rows {
             _ if stays && !merged.touches(&name) => From::Stored,
             true if stays => From::Rows(name),
-            _ => {
-                let (heads, offset) = (heads_of(&name, paired), base.config.family.offset_in_gguf(&name));
-                From::Merged(parts.into_values().collect(), heads, offset)
-            }
+            _ => From::Merged(parts.into_values().collect(), orders.of(&name)),
         };
         let own = about.shape.into_iter().filter(|n| *n != 1 || !is_taps(&as_stored));
         let shape = experts.then_some(count).into_iter().chain(own).collect();
@@ -374,19 +381,13 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
             Ok(all)
         }
         From::Values(values) => encode(table.kind, values),
-        From::Merged(names, heads, offset) => {
+        From::Merged(names, order) => {
             let mut all = Vec::new();
             for name in names {
                 let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
-                let mut values = checked(tensor.dtype.widen(&tensor.bytes), table.kind)?;
-                if *offset != 0.0 {
-                    values.iter_mut().for_each(|x| *x += offset);
-                }
-                // A permuted vector has rows of one element.
-                let values = match heads {
-                    Some(heads) => pair_rows(&values, tensor.shape[0], *heads),
-                    None => values,
-                };
+                let mut values = tensor.dtype.widen(&tensor.bytes);
+                order::to_file(merged.config.family, name, &mut values);
+                let values = order.stored(&checked(values, table.kind)?, tensor.shape[0]);
                 all.extend(encode(table.kind, &values)?);
             }
             Ok(all)

@@ -1,13 +1,14 @@
 //! LoRA adapters as GGUF, in the format of llama.cpp's `convert_lora_to_gguf.py`: A and B under the tensor names of the
-//! base; for architecture `llama`, rows of B for q and k are permuted. The scale is always alpha / rank, and alpha 0 is
+//! base; rows of B, and columns of A, are in the order of the matrix in the file. The scale is always alpha / rank, and alpha 0 is
 //! read as a scale of 1. Therefore a writer must include any other scale in alpha and must not write 0.
 
 use super::encode::{F16, decode, encode};
+use super::order::Orders;
 use super::reader::Gguf;
 use super::value::Value;
 use super::weights::hugging_face_name;
 use super::write::{Meta, Metadata, Planned, write};
-use super::write_config::{pair_rows, stored_name, unpair_rows};
+use super::write_config::stored_name;
 use crate::families::{LLAMA, Layers, of_gguf};
 use crate::format::error::FormatError;
 use crate::numeric::block::Encoding;
@@ -20,8 +21,8 @@ const PEFT: &str = "base_model.model.";
 pub struct About {
     /// Architecture of the base: `llama`, `qwen2`, `qwen3`.
     pub architecture: String,
-    /// (query heads, key/value heads) if rows of q and k are permuted.
-    pub paired: Option<(usize, usize)>,
+    /// The orders of the base's tensors.
+    pub orders: Orders,
     /// Name of the adapter.
     pub name: String,
     /// Hub id of the base.
@@ -57,21 +58,6 @@ pub struct Adapter {
 /// The encoding of a tensor: F16 if its rows are not whole blocks, as in llama.cpp's converter.
 pub fn kind_of(kind: Encoding, cols: usize) -> Encoding {
     if cols.is_multiple_of(kind.elements()) { kind } else { F16 }
-}
-
-/// Number of heads whose rows are permuted in the B with this PEFT name; None if they are not.
-fn heads_of_b(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
-    heads_of(name, paired.filter(|_| name.contains(".lora_B.")))
-}
-
-/// Number of heads whose rows are permuted in the weight of the projection with this name; None if they are not.
-pub fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
-    let (heads, kv_heads) = paired?;
-    match name {
-        n if n.contains(".q_proj.") => Some(heads),
-        n if n.contains(".k_proj.") => Some(kv_heads),
-        _ => None,
-    }
 }
 
 /// The matrices of a layer as (GGUF, Hugging Face). Families of one architecture have the same ones.
@@ -125,16 +111,14 @@ pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) ->
     let mut next = parts.iter();
     write(path, &all, &planned, |plan| {
         let part = next.next().ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"))?;
-        let encoded = match heads_of_b(&part.name, about.paired) {
-            Some(heads) => encode(plan.kind, &pair_rows(&part.values, part.rows, heads)),
-            None => encode(plan.kind, &part.values),
-        };
+        let order = about.orders.of_adapter(&part.name);
+        let encoded = encode(plan.kind, &order.stored(&part.values, part.rows));
         encoded.map_err(|what| FormatError::tensor(path, &plan.name, what))
     })
 }
 
-/// Reads an adapter; `paired` as in [`About`].
-pub fn load(path: &Path, paired: Option<(usize, usize)>) -> Result<Adapter, FormatError> {
+/// Reads an adapter; `orders` as in [`About`].
+pub fn load(path: &Path, orders: Orders) -> Result<Adapter, FormatError> {
     let file = Gguf::open(path)?;
     let text = |key: &str| file.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     if text("general.type") != "adapter" || text("adapter.type") != "lora" {
@@ -151,14 +135,11 @@ pub fn load(path: &Path, paired: Option<(usize, usize)>) -> Result<Adapter, Form
             return Err(FormatError::tensor(path, stored, format!("has shape {:?}", info.shape)));
         };
         let values = decode(info.kind, file.bytes(info));
-        let values = match heads_of_b(&name, paired) {
-            Some(heads) if heads > 0 && rows % (2 * heads) == 0 => unpair_rows(&values, rows, heads),
-            Some(heads) => {
-                let what = format!("{rows} rows do not divide into {heads} heads");
-                return Err(FormatError::tensor(path, stored, what));
-            }
-            None => values,
-        };
+        let order = orders.of_adapter(&name);
+        if let Some(what) = order.refuses(&info.shape) {
+            return Err(FormatError::tensor(path, stored, what));
+        }
+        let values = order.restored(&values, rows);
         parts.push(LoraMatrix { name, rows, cols, values });
     }
     parts.sort_by(|a, b| a.name.cmp(&b.name));

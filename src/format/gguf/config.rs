@@ -1,6 +1,7 @@
 //! config.json out of GGUF metadata, for the architectures that a plain decoder covers. What would change the
 //! mathematics and has no place in the configuration is refused by name, never guessed.
 
+use super::order::{Orders, Shared};
 use super::reader::Gguf;
 use super::value::Value as Meta;
 use crate::families::{self, Bias, Family, Layers, ScoreScale, Windows};
@@ -14,8 +15,8 @@ pub(super) struct Made {
     pub config: Value,
     /// What the model is.
     pub family: &'static Family,
-    /// (heads, key/value heads) where q and k are stored with rotary pairs side by side.
-    pub paired: Option<(usize, usize)>,
+    /// The orders of its tensors.
+    pub orders: Orders,
 }
 
 /// Key/value heads, in a model with convolutions of each layer.
@@ -108,7 +109,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     config["model_type"] = json!(family.model_type);
     config["architectures"] = json!([format!("{}ForCausalLM", family.name)]);
     biases(&s, family, &mut config)?;
-    rope(&s, &mut config)?;
+    rope(&s, family, &mut config)?;
     // Phi-3's converter writes 0 where there is no window.
     let zero = s.get("attention.sliding_window").and_then(Meta::as_u64) == Some(0);
     if family.windows == Windows::Given && zero {
@@ -119,7 +120,36 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     }
     beyond_llama(&s, family, &mut config)?;
     let paired = family.gguf.adjacent_pairs.then_some((heads, kv_heads));
-    Ok(Made { config, family, paired })
+    let shared = if family.delta_rule { delta_rule(&s, &mut config)? } else { None };
+    Ok(Made { config, family, orders: Orders { paired, shared } })
+}
+
+/// The keys of the delta rules; returns the heads where several share a key head.
+fn delta_rule(s: &Source, config: &mut Value) -> Result<Option<Shared>, FormatError> {
+    let [taps, key_size, keys, values, inner] =
+        ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"]
+            .map(|key| s.size(&format!("ssm.{key}")));
+    let (taps, key_size, keys, values, inner) = (taps?, key_size?, keys?, values?, inner?);
+    if !inner.is_multiple_of(values) || !values.is_multiple_of(keys) {
+        return Err(s.bad("ssm.time_step_rank"));
+    }
+    let every = s.maybe("full_attention_interval")?.unwrap_or(4);
+    config["full_attention_interval"] = json!(every);
+    let layers = config["num_hidden_layers"].as_u64().unwrap_or(0) as usize;
+    let kind =
+        |layer: usize| if (layer + 1).is_multiple_of(every) { "full_attention" } else { "linear_attention" };
+    config["layer_types"] = (0..layers).map(kind).collect();
+    for (key, size) in [
+        ("conv_kernel_dim", taps),
+        ("key_head_dim", key_size),
+        ("num_key_heads", keys),
+        ("num_value_heads", values),
+        ("value_head_dim", inner / values),
+    ] {
+        config[format!("linear_{key}")] = json!(size);
+    }
+    let of = Shared { keys, values: values / keys, before: 2 * keys * key_size, size: inner / values };
+    Ok((of.values > 1).then_some(of))
 }
 
 /// Key/value heads; of a model with convolutions those of the layers of attention.
@@ -166,12 +196,15 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
     let vocab = embedding.copied().ok_or_else(|| {
         FormatError::tensor(s.file.path(), "token_embd.weight", "is missing: not a whole model")
     })?;
+    // The last layers may predict further tokens.
+    let layers = s.size("block_count")?.checked_sub(s.maybe("nextn_predict_layers")?.unwrap_or(0));
+    let layers = layers.filter(|layers| *layers > 0).ok_or_else(|| s.bad("nextn_predict_layers"))?;
     let token = |key: &str| s.file.get(&format!("tokenizer.ggml.{key}_token_id")).and_then(Meta::as_u64);
     Ok(json!({
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": s.size("feed_forward_length")?,
-        "num_hidden_layers": s.size("block_count")?,
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -255,7 +288,7 @@ fn biases(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatE
     }
 }
 
-fn rope(s: &Source, config: &mut Value) -> Result<(), FormatError> {
+fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     let theta = s.number("rope.freq_base", 10_000.0)?;
     config["rope_theta"] = json!(theta);
     config["rope_scaling"] = match s.get("rope.scaling.type").and_then(Meta::as_str) {
@@ -266,7 +299,8 @@ fn rope(s: &Source, config: &mut Value) -> Result<(), FormatError> {
         Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
-    if s.get("rope.dimension_sections").is_some() {
+    // Qwen3.5 always has sections; those of a text see one position.
+    if s.get("rope.dimension_sections").is_some() && !family.delta_rule {
         return Err(s.refuse("a rotary embedding of images is not supported".into()));
     }
     if ["rope_factors_long.weight", "rope_factors_short.weight"].iter().any(|name| s.has(name)) {

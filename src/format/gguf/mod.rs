@@ -5,6 +5,7 @@ pub mod adapter;
 mod config;
 mod encode;
 pub mod mix;
+pub mod order;
 mod pretokenizer;
 mod quant;
 mod reader;
@@ -20,7 +21,7 @@ pub use quant::id as type_id;
 pub use reader::{Gguf, Info};
 pub use value::Value;
 pub use write::{Meta, Metadata, Planned, write};
-pub use write_config::{Scaling, Shape, file_type_of, pair_rows, stored_name, unpair_rows};
+pub use write_config::{Rules, Scaling, Shape, file_type_of, stored_name};
 pub use write_tokenizer::add as add_tokenizer;
 
 use super::ModelFiles;
@@ -42,7 +43,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
         Some((id, revision)) => (Some(id), revision),
         None => (repository(&file), None),
     };
-    let tensors = Arc::new(Weights::new(file, made.family, made.paired)?);
+    let tensors = Arc::new(Weights::new(file, made.family, made.orders)?);
     Ok(ModelFiles {
         whole: None,
         config: made.config,

@@ -1,11 +1,9 @@
 //! Tensors of a GGUF under Hugging Face names. They stay packed in the map; each is widened when it is asked
 //! for, on all threads, and what is stored as f32, f16 or bf16 is given as it is.
-//!
-//! llama.cpp permutes the rows of q and k for arch `llama`, so that rotary pairs are side by side; Hugging Face
-//! has them half a head apart. Rows are whole blocks in every kind, so they are put back as they are.
 
+use super::order::{self, Order, Orders};
 use super::reader::{Gguf, Info};
-use crate::families::tensors::{EXPERTS, TAPS, TOP};
+use crate::families::tensors::{DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, TAPS, TOP};
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::format::map;
@@ -20,30 +18,18 @@ use std::path::Path;
 /// Most experts of a layer.
 const MOST_EXPERTS: usize = 1 << 16;
 
-/// Order of the rows of a tensor in the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rows {
-    AsTheyAre,
-    /// Rotary pairs side by side within each head, for this number of heads.
-    Paired(usize),
-}
-
 /// The weights of a model in a GGUF.
 #[derive(Debug)]
 pub(super) struct Weights {
     file: Gguf,
     /// Where the tensors are. Experts that are one tensor in the file are parts of it.
-    names: BTreeMap<String, (Info, Rows)>,
+    names: BTreeMap<String, (Info, Order)>,
     family: &'static Family,
 }
 
 impl Weights {
-    /// Maps names; `paired` is (heads, key/value heads) where the rows of q and k are paired.
-    pub fn new(
-        file: Gguf,
-        family: &'static Family,
-        paired: Option<(usize, usize)>,
-    ) -> Result<Self, FormatError> {
+    /// Maps names.
+    pub fn new(file: Gguf, family: &'static Family, orders: Orders) -> Result<Self, FormatError> {
         let (mut names, of_layer) = (BTreeMap::new(), family.layer_tensors());
         for (stored, info) in file.tensors() {
             if is_not_a_weight(stored) {
@@ -52,7 +38,7 @@ impl Weights {
             if let Some((layer, module)) = experts(stored).filter(|_| family.experts) {
                 let of_expert = |(expert, part)| {
                     let path = format!("model.layers.{layer}.mlp.experts.{expert}");
-                    (format!("{path}.{module}.weight"), (part, Rows::AsTheyAre))
+                    (format!("{path}.{module}.weight"), (part, Order::Same))
                 };
                 let parts = parts(info).ok_or_else(|| {
                     let what = format!("has shape {:?}, not [experts, outputs, inputs]", info.shape);
@@ -66,19 +52,11 @@ impl Weights {
                 let way = format!("use a {} model", families::names("or"));
                 return Err(FormatError::unsupported(file.path(), what, way));
             };
-            let rows = match paired {
-                Some((heads, _)) if name.contains(".q_proj.") => Rows::Paired(heads),
-                Some((_, heads)) if name.contains(".k_proj.") => Rows::Paired(heads),
-                _ => Rows::AsTheyAre,
-            };
-            if let Rows::Paired(heads) = rows {
-                let n = info.shape.first().copied().unwrap_or(0);
-                if heads == 0 || n % (2 * heads) != 0 {
-                    let what = format!("{n} rows do not divide into {heads} heads");
-                    return Err(FormatError::tensor(file.path(), stored, what));
-                }
+            let (order, info) = (orders.of(&name), as_in_hugging_face(stored, info));
+            if let Some(what) = order.refuses(&info.shape) {
+                return Err(FormatError::tensor(file.path(), stored, what));
             }
-            names.insert(name, (as_in_hugging_face(stored, info), rows));
+            names.insert(name, (info, order));
         }
         Ok(Weights { file, names, family })
     }
@@ -102,12 +80,14 @@ fn as_in_hugging_face(stored: &str, info: &Info) -> Info {
 
 /// Whether a tensor has the taps of a convolution.
 pub fn is_taps(stored: &str) -> bool {
-    stored.ends_with(&format!(".{}.weight", TAPS.0))
+    [TAPS, DELTA_TAPS].into_iter().any(|(own, _)| stored.ends_with(&format!(".{own}.weight")))
 }
 
-/// Tables that are recomputed, or read elsewhere (`rope_freqs` goes into the configuration).
+/// Tables that are recomputed, or read elsewhere (`rope_freqs` goes into the configuration), and what predicts several tokens.
 pub(super) fn is_not_a_weight(stored: &str) -> bool {
-    stored.starts_with("rope_freqs") || stored.ends_with(".attn_rot_embd.weight")
+    stored.starts_with("rope_freqs")
+        || stored.ends_with(".attn_rot_embd.weight")
+        || stored.contains(".nextn.")
 }
 
 /// The Hugging Face name of a tensor as far as it does not depend on the family: its layer, or its place outside them.
@@ -122,6 +102,9 @@ pub(super) fn place_of(stored: &str) -> String {
 
 /// `of_layer` are the tensors of a layer as (GGUF, Hugging Face).
 pub(super) fn hugging_face_name(stored: &str, of_layer: &[(&str, &str)]) -> Option<String> {
+    if let Some((layer, name)) = whole(stored.strip_prefix("blk."), of_layer, |(gguf, name)| (gguf, name)) {
+        return Some(format!("model.layers.{layer}.{name}"));
+    }
     let (stem, suffix) = stored.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     if let Some((_, name)) = TOP.iter().find(|(gguf, _)| *gguf == stem) {
         return Some(format!("{name}.{suffix}"));
@@ -130,6 +113,17 @@ pub(super) fn hugging_face_name(stored: &str, of_layer: &[(&str, &str)]) -> Opti
     let layer: u32 = layer.parse().ok()?;
     let (_, name) = of_layer.iter().find(|(gguf, _)| *gguf == what)?;
     Some(format!("model.layers.{layer}.{name}.{suffix}"))
+}
+
+/// The layer of `path`, and the other one of its names, which no suffix follows; `way` gives (from, to) of the names.
+pub(super) fn whole(
+    path: Option<&str>,
+    of_layer: &[(&str, &str)],
+    way: impl Fn((&'static str, &'static str)) -> (&'static str, &'static str),
+) -> Option<(u32, &'static str)> {
+    let (layer, what) = path?.split_once('.').filter(|_| of_layer.contains(&DELTA_NORM))?;
+    let (_, to) = [DELTA_RATE, DELTA_BIAS].map(way).into_iter().find(|(from, _)| *from == what)?;
+    Some((layer.parse().ok()?, to))
 }
 
 /// The layer of a tensor of all its experts, and their module.
@@ -149,56 +143,46 @@ fn parts(info: &Info) -> Option<Vec<Info>> {
     Some(begins.map(matrix).collect())
 }
 
-/// The row of the file that holds row `r` of the Hugging Face tensor of `n` rows.
-pub(super) fn source_row(r: usize, n: usize, rows: Rows) -> usize {
-    match rows {
-        Rows::AsTheyAre => r,
-        Rows::Paired(heads) => {
-            let d = n / heads;
-            let (head, at) = (r / d, r % d);
-            head * d + at % (d / 2) * 2 + at / (d / 2)
-        }
-    }
-}
-
 impl Tensors for Weights {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some((info, rows)) = self.names.get(name) else { return Ok(None) };
-        let shape = info.shape.clone();
-        let offset = self.family.offset_in_gguf(name);
-        if offset != 0.0 {
-            let values = Dtype::F32.widen(&widen(self.file.bytes(info), info, *rows));
-            let values: Vec<f32> = values.into_iter().map(|x| x - offset).collect();
-            return Ok(Some(Tensor {
-                shape,
-                dtype: Dtype::F32,
-                bytes: Cow::Owned(Dtype::F32.narrow(&values)),
-            }));
-        }
-        if let Encoding::Plain(dtype) = info.kind {
-            let (bytes, n) = (self.file.bytes(info), shape[0]);
-            let bytes = match rows {
-                Rows::AsTheyAre => Cow::Borrowed(bytes),
-                Rows::Paired(_) => Cow::Owned(reordered(bytes, (n, bytes.len() / n), *rows)),
+        let Some((info, order)) = self.names.get(name) else { return Ok(None) };
+        let (shape, n) = (info.shape.clone(), info.shape[0]);
+        if let Encoding::Plain(dtype) = info.kind
+            && !order::changes(self.family, name)
+        {
+            let bytes = self.file.bytes(info);
+            let bytes = match order {
+                Order::Same => Cow::Borrowed(bytes),
+                _ => Cow::Owned(order.put_back(bytes, (n, bytes.len() / n), columns(info))),
             };
             return Ok(Some(Tensor { shape, dtype, bytes }));
         }
-        let bytes = widen(self.file.bytes(info), info, *rows);
+        let mut bytes = widen(self.file.bytes(info), info);
+        if *order != Order::Same || order::changes(self.family, name) {
+            let mut values = order.restored(&Dtype::F32.widen(&bytes), n);
+            order::from_file(self.family, name, &mut values);
+            bytes = Dtype::F32.narrow(&values);
+        }
         Ok(Some(Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
         let Some((info, order)) = self.names.get(name) else { return Ok(None) };
-        let (Encoding::Blocks(block), &[rows, cols]) = (info.kind, &info.shape[..]) else { return Ok(None) };
+        let (Encoding::Blocks(block), &[rows, cols]) = (encoding(info, *order), &info.shape[..]) else {
+            return Ok(None);
+        };
         let bytes = match order {
-            Rows::AsTheyAre => self.file.shared(info),
-            Rows::Paired(_) => reordered(self.file.bytes(info), (rows, block.size_of(cols)), *order).into(),
+            Order::Same => self.file.shared(info),
+            _ => order.put_back(self.file.bytes(info), (rows, block.size_of(cols)), cols).into(),
         };
         Ok(Blocks::new((rows, cols), block, bytes))
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let about = |(info, _): &(Info, Rows)| About { shape: info.shape.clone(), encoding: info.kind };
+        let about = |(info, order): &(Info, Order)| About {
+            shape: info.shape.clone(),
+            encoding: encoding(info, *order),
+        };
         Ok(self.names.get(name).map(about))
     }
 
@@ -216,40 +200,35 @@ impl Tensors for Weights {
     }
 }
 
-/// `rows` rows of `size` bytes, put back.
-fn reordered(packed: &[u8], (rows, size): (usize, usize), order: Rows) -> Vec<u8> {
-    let mut out = Vec::with_capacity(packed.len());
-    for r in 0..rows {
-        out.extend_from_slice(&packed[source_row(r, rows, order) * size..][..size]);
+/// How a tensor is given: in f32 where heads of columns are no whole blocks.
+fn encoding(info: &Info, order: Order) -> Encoding {
+    match info.kind {
+        Encoding::Blocks(block) if !order.keeps_blocks(block.elements()) => Encoding::Plain(Dtype::F32),
+        kind => kind,
     }
-    out
+}
+
+/// Values of a row.
+fn columns(info: &Info) -> usize {
+    info.shape[1..].iter().product()
 }
 
 impl Gguf {
     /// A tensor by the name that it has in the file, as f32 values, row-major in [`Info::shape`]'s order.
     pub fn values(&self, name: &str) -> Option<Vec<f32>> {
         let info = self.tensors().get(name)?;
-        Some(Dtype::F32.widen(&widen(self.bytes(info), info, Rows::AsTheyAre)))
+        Some(Dtype::F32.widen(&widen(self.bytes(info), info)))
     }
 }
 
 /// f32, little endian.
-fn widen(packed: &[u8], info: &Info, rows: Rows) -> Vec<u8> {
+fn widen(packed: &[u8], info: &Info) -> Vec<u8> {
     let elements: usize = info.shape.iter().product();
-    // A vector that is permuted has rows of one element.
-    let (n, row) = match (rows, &info.shape[..]) {
-        (Rows::Paired(_), [n]) => (*n, 1),
-        (_, [.., last]) if elements > 0 => (elements / last, *last),
-        _ => (elements, 1),
-    };
+    let row = info.shape.last().copied().unwrap_or(1).max(1);
     let mut out = vec![0u8; 4 * elements];
-    if elements == 0 {
-        return out;
-    }
     let packed_row = info.kind.size_of(row);
     out.par_chunks_mut(4 * row).enumerate().with_min_len(16).for_each(|(r, out)| {
-        let from = source_row(r, n, rows) * packed_row;
-        widen_row(out, &packed[from..from + packed_row], info.kind);
+        widen_row(out, &packed[r * packed_row..(r + 1) * packed_row], info.kind);
     });
     out
 }
@@ -285,7 +264,7 @@ mod tests {
                 }
             }
             for r in 0..n {
-                assert_eq!(stored[source_row(r, n, Rows::Paired(heads))], r, "{heads} heads of {d}");
+                assert_eq!(stored[Order::Paired(heads).source_row(r, n)], r, "{heads} heads of {d}");
             }
         }
     }

@@ -2,7 +2,8 @@
 //! of [`super::config`] and [`super::weights`]. Keys that the converter does not write are not written here either, so
 //! that a runner sees the same file.
 
-use super::weights::{Rows, source_row};
+use super::order::{Orders, Shared};
+use super::weights::whole;
 use super::write::{Meta, Metadata};
 use crate::families::tensors::TOP;
 use crate::families::{Family, Windows};
@@ -29,6 +30,8 @@ pub struct Shape {
     pub experts: Option<[usize; 3]>,
     /// Taps of convolutions, and whether each layer has one in the place of attention.
     pub convolutions: Option<(usize, Vec<bool>)>,
+    /// Delta rules.
+    pub delta_rules: Option<Rules>,
     /// Number of decoder blocks.
     pub layers: usize,
     /// Query heads, key/value heads, size of a head.
@@ -48,6 +51,19 @@ pub struct Shape {
     pub scales: [f32; 4],
 }
 
+/// Delta rules in llama.cpp's terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Taps of the convolution.
+    pub taps: usize,
+    /// Key heads, and their size.
+    pub keys: (usize, usize),
+    /// Value heads, and their size.
+    pub values: (usize, usize),
+    /// Every layer with a number that this divides, counted from 1, has attention.
+    pub every: usize,
+}
+
 /// Scaling of rotary frequencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scaling {
@@ -60,9 +76,17 @@ pub enum Scaling {
 }
 
 impl Shape {
-    /// (query heads, key/value heads) if rows of q and k are permuted.
-    pub fn paired(&self) -> Option<(usize, usize)> {
-        self.family.gguf.adjacent_pairs.then_some((self.heads.0, self.heads.1))
+    /// The orders of the tensors.
+    pub fn orders(&self) -> Orders {
+        let paired = self.family.gguf.adjacent_pairs.then_some((self.heads.0, self.heads.1));
+        let shared =
+            self.delta_rules.map(|Rules { keys: (keys, key_size), values: (values, size), .. }| Shared {
+                keys,
+                values: values / keys,
+                before: 2 * keys * key_size,
+                size,
+            });
+        Orders { paired, shared: shared.filter(|of| of.values > 1) }
     }
 
     /// All metadata except that of the tokenizer; `file_type` is llama.cpp's number of the file's types.
@@ -98,6 +122,14 @@ impl Shape {
         let keys = ["expert_count", "expert_used_count", "expert_feed_forward_length"];
         for (key, size) in keys.into_iter().zip(self.experts.into_iter().flatten()) {
             set(key, number(size));
+        }
+        if let Some(Rules { taps, keys, values, every }) = self.delta_rules {
+            let sizes = [taps, keys.1, keys.0, values.0, values.0 * values.1];
+            let keys = ["conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"];
+            keys.into_iter().zip(sizes).for_each(|(key, size)| set(&format!("ssm.{key}"), number(size)));
+            set("full_attention_interval", number(every));
+            // Parts of the rotated pairs for positions in an image, of which texts have one kind.
+            set("rope.dimension_sections", Meta::Ints(vec![11, 11, 10, 0]));
         }
         if gguf.all_sizes || self.convolutions.is_some() {
             set("vocab_size", number(self.vocab));
@@ -163,6 +195,11 @@ pub fn file_type_of(kind: Encoding) -> u32 {
 /// llama.cpp's name of a Hugging Face weight (`model.layers.0.mlp.up_proj.weight`). `of_layer` are the tensors of a layer
 /// as (GGUF, Hugging Face).
 pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
+    let below = name.strip_prefix("model.").unwrap_or(name);
+    if let Some((layer, stored)) = whole(below.strip_prefix("layers."), of_layer, |(gguf, name)| (name, gguf))
+    {
+        return Some(format!("blk.{layer}.{stored}"));
+    }
     let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     // A base without a head (`LlamaModel`) has names without the prefix `model.`.
     let inner = stem.strip_prefix("model.").unwrap_or(stem);
@@ -175,31 +212,11 @@ pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     Some(format!("blk.{layer}.{stored}.{suffix}"))
 }
 
-/// Permutes rows of q and k to llama.cpp's order, in which the two rows of a rotary pair are adjacent within each head.
-/// `values` consists of `rows` rows of equal length.
-pub fn pair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
-    permuted(values, rows, |row| (source_row(row, rows, Rows::Paired(heads)), row))
-}
-
-/// The inverse of [`pair_rows`].
-pub fn unpair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
-    permuted(values, rows, |row| (row, source_row(row, rows, Rows::Paired(heads))))
-}
-
-/// Permutes rows; `place` gives (to, from) of each row.
-fn permuted(values: &[f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) -> Vec<f32> {
-    let size = values.len() / rows.max(1);
-    let mut out = vec![0f32; values.len()];
-    for (to, from) in (0..rows).map(place) {
-        out[to * size..(to + 1) * size].copy_from_slice(&values[from * size..(from + 1) * size]);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::families::{self, LLAMA, Norms};
+    use crate::format::gguf::order::Order;
     use crate::format::gguf::weights::hugging_face_name;
 
     #[test]
@@ -233,14 +250,14 @@ mod tests {
     fn rows_are_permuted_as_in_llama_cpp() {
         let (heads, d, size) = (3, 8, 2);
         let values: Vec<f32> = (0..heads * d * size).map(|i| i as f32).collect();
-        let paired = pair_rows(&values, heads * d, heads);
+        let paired = Order::Paired(heads).stored(&values, heads * d);
         for h in 0..heads {
             for (half, i) in [(0, 0), (0, 3), (1, 0), (1, 2)] {
                 let (to, from) = (h * d + 2 * i + half, h * d + half * (d / 2) + i);
                 assert_eq!(paired[to * size..][..size], values[from * size..][..size]);
             }
         }
-        assert_eq!(unpair_rows(&paired, heads * d, heads), values);
+        assert_eq!(Order::Paired(heads).restored(&paired, heads * d), values);
         assert_ne!(paired, values);
     }
 }

@@ -4,6 +4,7 @@
 use super::super::Exported;
 use crate::config::refusal::Refusal;
 use crate::data::tokenizer::Special;
+use crate::format::gguf::order::{self, Orders};
 use crate::format::gguf::{decode, encode};
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
@@ -27,6 +28,8 @@ pub struct Rounded<'a> {
     pub merged: &'a Merged<'a>,
     /// Types by Hugging Face name.
     pub kinds: BTreeMap<String, Encoding>,
+    /// The orders of tensors in the file, in which their blocks are.
+    pub orders: Orders,
     /// The same where only the replaced rows are rounded.
     pub rows: BTreeMap<String, Encoding>,
 }
@@ -55,15 +58,12 @@ impl Tensors for Rounded<'_> {
             return self.with_rounded_rows(name, tensor, kind).map(Some);
         }
         let Some(&kind) = self.kinds.get(name) else { return Ok(Some(tensor)) };
-        let offset = self.merged.config.family.offset_in_gguf(name);
+        let (family, order, rows) = (self.merged.config.family, self.orders.of(name), tensor.shape[0]);
         let mut values = tensor.dtype.widen(&tensor.bytes);
-        if offset != 0.0 {
-            values.iter_mut().for_each(|x| *x += offset);
-        }
-        let mut values = decode(kind, &encode(kind, &values)?);
-        if offset != 0.0 {
-            values.iter_mut().for_each(|x| *x -= offset);
-        }
+        order::to_file(family, name, &mut values);
+        let stored = order.stored(&values, rows);
+        let mut values = order.restored(&decode(kind, &encode(kind, &stored)?), rows);
+        order::from_file(family, name, &mut values);
         let bytes = Cow::Owned(Dtype::F32.narrow(&values));
         Ok(Some(Tensor { shape: tensor.shape, dtype: Dtype::F32, bytes }))
     }
