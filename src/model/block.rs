@@ -6,7 +6,9 @@
 mod backward;
 mod convolution;
 mod decode;
+mod delta;
 mod experts;
+mod output_gate;
 mod saved;
 
 use super::config::Config;
@@ -15,14 +17,16 @@ use super::rotation;
 use super::routes::Routes;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fault, Fused, Heads, Qkv, View, ViewMut, Write, view, view_mut};
-use crate::families::{Activation, Norms};
+use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE};
+use crate::families::{Activation, HeadNorms as Normed, Norms};
 pub use backward::{Below, Streams};
 use convolution::Convolution;
 pub use decode::Cache;
+use delta::DeltaRule;
 use experts::Experts;
 pub use saved::{HeadNorms, Hold, Output, Saved};
 
-/// Index of a projection in a block's array of seven.
+/// Index of a projection in a block's array.
 pub(super) const Q: usize = 0;
 pub(super) const K: usize = 1;
 pub(super) const V: usize = 2;
@@ -56,10 +60,12 @@ pub struct Block<B: Backend> {
     head_gains: Option<[B::Memory; 2]>,
     /// Their sizes.
     head_norms: [usize; 2],
-    /// Seven, beside experts those of attention.
+    /// Seven, beside experts those of attention; then those of the output's gate and of a delta rule.
     linears: Vec<Linear<B>>,
     /// In the place of attention.
     convolution: Option<Convolution<B::Memory>>,
+    /// In the place of attention.
+    delta_rule: Option<DeltaRule<B::Memory>>,
     /// The feed-forward of a sparse layer.
     experts: Option<Experts<B>>,
     heads: Heads,
@@ -91,7 +97,7 @@ impl<B: Fused> Block<B> {
         weights: &Weights,
         config: &Config,
         layer: usize,
-        adapters: [Option<Adapter>; 7],
+        adapters: [Option<Adapter>; COUNT],
     ) -> Result<Self, ModelError> {
         let norm = |backend: &mut B, name: &str, len| {
             let name = weights.name(&format!("layers.{layer}.{name}.weight"));
@@ -103,10 +109,18 @@ impl<B: Fused> Block<B> {
         };
         let heads = config.attention(layer).supported()?;
         let head_norms = config.head_norms(layer);
+        let order = config.head_order().filter(|_| config.family.head_norms == Normed::Each);
+        let head_gain = |backend: &mut B, name: &str, size| match &order {
+            None => norm(backend, name, size),
+            Some(order) => {
+                let name = weights.name(&format!("layers.{layer}.{name}.weight"));
+                weights.head_gain(backend, &name, order, config.family.gain_offset)
+            }
+        };
         let head_gains = match (head_norms, config.family.head_norm_names) {
             (Some([q, k]), [of_q, of_k]) => {
-                let q = norm(backend, of_q, q)?;
-                Some([q, norm(backend, of_k, k)?])
+                let q = head_gain(backend, of_q, q)?;
+                Some([q, head_gain(backend, of_k, k)?])
             }
             (None, _) => None,
         };
@@ -123,6 +137,7 @@ impl<B: Fused> Block<B> {
             head_norms: head_norms.unwrap_or_default(),
             linears,
             convolution: Convolution::load(backend, weights, config, layer)?,
+            delta_rule: DeltaRule::load(backend, weights, config, layer)?,
             experts,
             heads,
             rotations: rotation::of_layer(config, layer),
@@ -140,7 +155,8 @@ impl<B: Fused> Block<B> {
         let gains = gains.into_iter().flatten().flatten();
         let heads = self.head_gains.into_iter().flatten();
         let taps = self.convolution.map(Convolution::unload);
-        gains.chain(heads).chain(taps).for_each(|m| backend.recycle(m));
+        let rule = self.delta_rule.into_iter().flat_map(DeltaRule::unload);
+        gains.chain(heads).chain(taps).chain(rule).for_each(|m| backend.recycle(m));
         for linear in self.linears {
             let bias = linear.unload(backend);
             bias.into_iter().for_each(|m| backend.recycle(m));
@@ -184,7 +200,8 @@ impl<B: Fused> Block<B> {
                 Ok(Saved { routes, ..saved })
             }
             Hold::Attended => {
-                let ([.., down], [_, output]) = (saved.h, saved.outputs);
+                let (mut h, [_, output]) = (saved.h, saved.outputs);
+                let down = h[DOWN].take();
                 let known = (Some((saved.attended, saved.logsumexp)), saved.routes);
                 let mut again = self.attention(backend, saved.x, known, batch)?;
                 (again.h[DOWN], again.outputs[1]) = (down, output);
@@ -234,30 +251,70 @@ impl<B: Fused> Block<B> {
         let (q, head_norms) = self.queries_and_keys(backend, input, &mut h, batch);
         let [q, k] = q;
         let v = self.project(backend, V, input, &mut h, batch);
+        let beside = self.beside(backend, input, &mut h, batch);
         normed.into_iter().for_each(|m| backend.recycle(m));
         let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
         let (attended, logsumexp) = known.unwrap_or_else(|| {
-            let (attended, logsumexp) = self.attend(backend, [&q, &k, &v], batch);
-            (backend.settle(attended, t, wide), logsumexp)
+            let (attended, logsumexp) = self.attend(backend, [&q, &k, &v], &beside, batch);
+            // A gate reads f32.
+            let settles = beside[0].is_none();
+            (if settles { backend.settle(attended, t, wide) } else { attended }, logsumexp)
         });
-        // A convolution's gradient reads f32.
-        let settles = self.convolution.is_none();
+        // The gradients of convolutions read f32.
+        let settles = self.convolution.is_none() && self.delta_rule.is_none();
         let settle = |(x, n)| if settles { backend.settle(x, t, n) } else { x };
         let [q, k, v] = [(q, wide), (k, narrow), (v, narrow)].map(settle);
-        let (mid, output) = self.after_attention(backend, (&x, &attended), &mut h, batch);
+        let gated = self.through_gate(backend, (&attended, beside[0].as_ref()), batch);
+        let read = (&x, gated.as_ref().unwrap_or(&attended));
+        let (mid, output) = self.after_attention(backend, read, &mut h, batch);
+        gated.into_iter().for_each(|m| backend.recycle(m));
         let norm = (&mut inv_rms[1], &mut h);
         let Inner { gate, up, routes } = self.inner(backend, &mid, norm, routes, batch)?;
         let outputs = [output, None];
-        Ok(Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, outputs, mid, routes, gate, up, h })
+        Ok(Saved {
+            x,
+            inv_rms,
+            head_norms,
+            q,
+            k,
+            v,
+            beside,
+            attended,
+            logsumexp,
+            outputs,
+            mid,
+            routes,
+            gate,
+            up,
+            h,
+        })
     }
 
-    /// Returns attention's output and logsumexp; of a convolution its output alone.
+    /// The projections of the output's gate and of a delta rule, where there are such.
+    fn beside(
+        &self,
+        backend: &mut B,
+        input: View<B::Memory>,
+        h: &mut [Option<B::Memory>; COUNT],
+        batch: &Batch<B>,
+    ) -> [Option<B::Memory>; 3] {
+        [OUTPUT_GATE, BETA, DECAY].map(|i| {
+            let has = i < self.linears.len();
+            has.then(|| self.project(backend, i, input, h, batch))
+        })
+    }
+
+    /// Returns attention's output and logsumexp; of a convolution its output alone, of a delta rule its output and errors.
     fn attend(
         &self,
         backend: &mut B,
         [q, k, v]: [&B::Memory; 3],
+        beside: &[Option<B::Memory>; 3],
         batch: &Batch<B>,
     ) -> (B::Memory, B::Memory) {
+        if let Some(of) = &self.delta_rule {
+            return self.rule(backend, of, [q, k, v], beside, batch);
+        }
         if let Some(convolution) = &self.convolution {
             return (self.convolve(backend, convolution, [q, k, v], batch), backend.memory(0));
         }
@@ -280,7 +337,7 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         (x, attended): (&B::Memory, &B::Memory),
-        h: &mut [Option<B::Memory>; 7],
+        h: &mut [Option<B::Memory>; COUNT],
         batch: &Batch<B>,
     ) -> (B::Memory, Option<Output<B::Memory>>) {
         let (t, c) = (batch.rows, self.hidden);
@@ -296,7 +353,7 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         mid: &B::Memory,
-        (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; 7]),
+        (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; COUNT]),
         known: Option<Routes>,
         batch: &Batch<B>,
     ) -> Result<Inner<B::Memory>, Fault> {
@@ -378,11 +435,11 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         normed: View<B::Memory>,
-        h: &mut [Option<B::Memory>; 7],
+        h: &mut [Option<B::Memory>; COUNT],
         batch: &Batch<B>,
     ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
         let (mut qk, norms) = self.unrotated(backend, normed, h, batch);
-        if self.convolution.is_some() {
+        if self.convolution.is_some() || self.delta_rule.is_some() {
             return (qk, norms);
         }
         for (x, i) in qk.iter_mut().zip([Q, K]) {
@@ -397,7 +454,7 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         normed: View<B::Memory>,
-        h: &mut [Option<B::Memory>; 7],
+        h: &mut [Option<B::Memory>; COUNT],
         batch: &Batch<B>,
     ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
         let mut qk = [Q, K].map(|i| self.project(backend, i, normed, h, batch));
@@ -432,7 +489,7 @@ impl<B: Fused> Block<B> {
         backend: &mut B,
         i: usize,
         x: View<B::Memory>,
-        h: &mut [Option<B::Memory>; 7],
+        h: &mut [Option<B::Memory>; COUNT],
         batch: &Batch<B>,
     ) -> B::Memory {
         let n = self.linears[i].shape.0;

@@ -6,6 +6,7 @@
 
 mod attention;
 mod convolutions;
+mod delta;
 mod experts;
 mod read;
 mod rope;
@@ -14,12 +15,13 @@ mod window;
 mod wrapped;
 
 use super::rows::Rows;
-pub use crate::backend::Heads;
-use crate::families::tensors::Matrix;
+pub use crate::backend::{DeltaHeads, Heads};
+use crate::families::tensors::{Matrix, OUTPUT_GATE};
 use crate::families::wrapped::{PATH, Wrapper};
 use crate::families::{self, Bias, Classifier, EmbeddingScale, Family, FeedForward, HeadNorms, Mixer};
 pub use attention::AttentionSpec;
 pub use convolutions::Convolutions;
+pub use delta::DeltaRules;
 pub use experts::Experts;
 use read::Fields;
 pub use rope::{Rope, RopeScaling};
@@ -42,6 +44,8 @@ pub struct Config {
     pub experts: Option<Experts>,
     /// Convolutions in the place of attention.
     pub convolutions: Option<Convolutions>,
+    /// Gated delta rules in the place of attention.
+    pub delta_rules: Option<DeltaRules>,
     /// Decoder blocks.
     pub layers: usize,
     /// H, G and D.
@@ -182,6 +186,7 @@ impl Config {
             },
             experts: family.experts.then(|| experts::read(&fields, layers)).transpose()?,
             convolutions: family.convolutions.then(|| convolutions::read(&fields, layers)).transpose()?,
+            delta_rules: family.delta_rule.then(|| delta::read(&fields, layers)).transpose()?,
             layers,
             heads,
             max_positions: positions(&fields)?.min(rope.scaling.longest()),
@@ -316,7 +321,7 @@ impl Config {
 
     /// Sizes of the gains of q's and k's norms in a layer of attention.
     pub fn head_norms(&self, layer: usize) -> Option<[usize; 2]> {
-        if self.mixer(layer) == Mixer::Convolution {
+        if self.mixer(layer) != Mixer::Attention {
             return None;
         }
         let Heads { query, kv, size, .. } = self.heads;
@@ -329,16 +334,24 @@ impl Config {
 
     /// What a layer has between the norms of its first half.
     pub fn mixer(&self, layer: usize) -> Mixer {
-        match self.convolutions.as_ref().and_then(|of| of.layers.get(layer)) {
-            Some(true) => Mixer::Convolution,
-            _ => Mixer::Attention,
+        let has = |layers: Option<&Vec<bool>>| layers.is_some_and(|of| of.get(layer) == Some(&true));
+        match has(self.convolutions.as_ref().map(|of| &of.layers)) {
+            true => Mixer::Convolution,
+            false if has(self.delta_rules.as_ref().map(|of| &of.layers)) => Mixer::DeltaRule,
+            false => Mixer::Attention,
         }
     }
 
-    /// Taps of the convolution of a layer that has one.
+    /// Taps of the convolution of a layer between two gates.
     pub fn taps(&self, layer: usize) -> Option<usize> {
         let convolutions = self.convolutions.as_ref()?;
         (self.mixer(layer) == Mixer::Convolution).then_some(convolutions.taps)
+    }
+
+    /// Heads of the delta rule of a layer that has one.
+    pub fn delta_heads(&self, layer: usize) -> Option<DeltaHeads> {
+        let delta_rules = self.delta_rules.as_ref()?;
+        (self.mixer(layer) == Mixer::DeltaRule).then_some(delta_rules.heads)
     }
 
     /// The matrices of a layer, in model order; of a sparse layer beside those of its experts.
@@ -358,15 +371,26 @@ impl Config {
     pub fn rows(&self, layer: usize, i: usize) -> Rows {
         let size = |i: usize| self.shape(layer, i).0;
         let matrix = self.matrices(layer).into_iter().find(|matrix| matrix.projections.contains(&i));
-        let first: usize = matrix.into_iter().flat_map(|matrix| matrix.projections.start..i).map(size).sum();
-        let order = rope::order(self.heads.size, self.rotary, self.family);
-        match order.filter(|_| i < 2 && self.mixer(layer) == Mixer::Attention) {
-            None => Rows::Range(first..first + size(i)),
-            Some(order) => {
-                let heads = (first..first + size(i)).step_by(self.heads.size);
-                Rows::Each(heads.flat_map(|head| order.iter().map(move |row| head + row)).collect())
-            }
+        let before = matrix.iter().flat_map(|matrix| matrix.projections).take_while(|before| **before != i);
+        let mut first: usize = before.copied().map(size).sum();
+        let (d, attends) = (self.heads.size, self.mixer(layer) == Mixer::Attention);
+        let order = self.head_order().filter(|_| i < 2 && attends);
+        // A gate's rows are between those of the heads of q.
+        let between = attends && self.family.gated_attention && [0, OUTPUT_GATE].contains(&i);
+        let step = if between { 2 * d } else { d };
+        if between {
+            first = if i == OUTPUT_GATE { d } else { 0 };
+        } else if order.is_none() {
+            return Rows::Range(first..first + size(i));
         }
+        let order = order.unwrap_or_else(|| (0..d).collect());
+        let heads = (0..size(i) / d).map(|head| first + head * step);
+        Rows::Each(heads.flat_map(|head| order.iter().map(move |row| head + row)).collect())
+    }
+
+    /// The place in the files of each row of a head of q and k; `None` where a block computes them in that order.
+    pub fn head_order(&self) -> Option<Vec<usize>> {
+        rope::order(self.heads.size, self.rotary, self.family)
     }
 
     /// The residual stream is kept divided by the factor of the halves' outputs: this is the factor of the embedding
@@ -383,18 +407,22 @@ impl Config {
     /// Outputs and inputs [N, K] of projection `i` of a layer.
     pub fn shape(&self, layer: usize, i: usize) -> (usize, usize) {
         let (c, f) = (self.hidden, self.feed_forward);
-        let wide = |heads: usize| match self.mixer(layer) {
-            Mixer::Attention => heads * self.heads.size,
-            Mixer::Convolution => c,
+        let Heads { query, kv, size, .. } = self.heads;
+        let ([q, k, v], out, each) = match self.delta_heads(layer) {
+            Some(of) => {
+                let (keys, values) = (of.keys * of.key_size, of.values * of.value_size);
+                ([keys, keys, values], values, of.values)
+            }
+            None if self.mixer(layer) == Mixer::Convolution => ([c; 3], c, 0),
+            None => ([query, kv, kv].map(|heads| heads * size), query * size, 0),
         };
-        let (q, kv) = (wide(self.heads.query), wide(self.heads.kv));
-        [(q, c), (kv, c), (kv, c), (c, q), (f, c), (f, c), (c, f)][i]
+        [(q, c), (k, c), (v, c), (c, out), (f, c), (f, c), (c, f), (out, c), (each, c), (each, c)][i]
     }
 
     /// Outputs and inputs of a matrix of a layer.
     pub fn shape_of(&self, layer: usize, matrix: &Matrix) -> (usize, usize) {
-        let outputs = matrix.projections.clone().map(|i| self.shape(layer, i).0).sum();
-        (outputs, self.shape(layer, matrix.projections.start).1)
+        let outputs = matrix.projections.iter().map(|i| self.shape(layer, *i).0).sum();
+        (outputs, self.shape(layer, matrix.projections[0]).1)
     }
 
     /// The same of the matrix with this last part of its name; `None` where the layer has none.

@@ -23,6 +23,7 @@ use super::rotation::Rotations;
 use super::stage::{Cancel, Session, Span, Ticket, Want};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
+use crate::families::tensors::COUNT;
 use crate::numeric::tensor::Tensors;
 use shelf::{Layer, Shelf};
 use std::collections::BTreeMap;
@@ -382,13 +383,13 @@ fn adapters<'a>(
     entries: &mut Peekable<impl Iterator<Item = &'a Entry>>,
     (config, lora): (&Config, &LoraSpec),
     layer: usize,
-) -> [Option<Adapter>; 7] {
-    let mut all = [None; 7];
+) -> [Option<Adapter>; COUNT] {
+    let mut all = [None; COUNT];
     let matrices = layout::adapted(config, layer).filter(|matrix| lora.has(matrix.module()));
     for (module, matrix) in ((layer * lora.targets.len()) as u64..).zip(matrices) {
         let Some(numbers) = lora.adapter(layer, matrix.module()) else { continue };
         let (rank, scale) = (numbers.rank, lora.scale_of(numbers));
-        for i in matrix.projections.clone() {
+        for &i in matrix.projections {
             let name = format!("{}.lora_A.weight", placement::path(layer, i));
             let a = entries.next_if(|entry| entry.name == name);
             all[i] = a.map(|a| Adapter { a: a.offset, b: a.range().end, rank, scale, module });

@@ -199,7 +199,7 @@ pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
     let own = config.matrices(layer).into_iter().map(|matrix| LayerMatrix {
         path: path(layer, &matrix),
         shape: config.shape_of(layer, &matrix),
-        parts: matrix.projections.map(|i| config.shape(layer, i).0).collect(),
+        parts: matrix.projections.iter().map(|i| config.shape(layer, *i).0).collect(),
     });
     let (c, whole) =
         (config.hidden, |path, shape: (usize, usize)| LayerMatrix { path, shape, parts: vec![shape.0] });

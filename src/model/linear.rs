@@ -7,6 +7,7 @@ use super::rotation::Rotations;
 use super::rows::Rows;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, ViewMut, Write, view, view_mut};
+use crate::families::tensors::COUNT;
 
 /// A projection y[T, N] = x[T, K] wᵀ (+ bias) (+ scale * (dropout(x) aᵀ) bᵀ).
 pub struct Linear<B: Backend> {
@@ -73,27 +74,31 @@ impl<B: Fused> Linear<B> {
         weights: &Weights,
         config: &Config,
         layer: usize,
-        adapters: [Option<Adapter>; 7],
+        adapters: [Option<Adapter>; COUNT],
     ) -> Result<Vec<Self>, ModelError> {
-        let mut linears: Vec<Linear<B>> = Vec::with_capacity(7);
+        let mut linears: [Option<Linear<B>>; COUNT] = [const { None }; COUNT];
         for matrix in config.matrices(layer) {
             let shape = config.shape_of(layer, &matrix);
             let path = weights.name(&layout::path(layer, &matrix));
-            let (first, cols) = (matrix.projections.start, shape.1);
-            let parts: Vec<Rows> = matrix.projections.clone().map(|i| config.rows(layer, i)).collect();
+            let (own, cols) = (matrix.projections, shape.1);
+            let parts: Vec<Rows> = own.iter().map(|i| config.rows(layer, *i)).collect();
+            let mut next = own.iter().zip(&parts);
             weights.matrices(backend, &format!("{path}.weight"), shape, &parts, |weight| {
-                let i = linears.len();
-                let shape = (parts[i - first].len(), cols);
-                linears.push(Linear { weight, bias: None, shape, adapter: adapters[i] });
+                let Some((&i, part)) = next.next() else { return };
+                let shape = (part.len(), cols);
+                linears[i] = Some(Linear { weight, bias: None, shape, adapter: adapters[i] });
             })?;
-            if [config.qkv_bias, config.o_bias, config.mlp_bias][[0, 0, 0, 1, 2, 2, 2][first]] {
-                for (linear, part) in linears[first..].iter_mut().zip(&parts) {
-                    let of = (shape.0, part);
-                    linear.bias = Some(weights.bias(backend, &format!("{path}.bias"), of)?);
+            let biases = [config.qkv_bias, config.o_bias, config.mlp_bias];
+            if biases[[0, 0, 0, 1, 2, 2, 2, 0, 0, 0][own[0]]] {
+                for (&i, part) in own.iter().zip(&parts) {
+                    let bias = weights.bias(backend, &format!("{path}.bias"), (shape.0, part))?;
+                    if let Some(linear) = &mut linears[i] {
+                        linear.bias = Some(bias);
+                    }
                 }
             }
         }
-        Ok(linears)
+        Ok(linears.into_iter().flatten().collect())
     }
 
     /// Frees the matrix and returns the bias.

@@ -34,7 +34,8 @@ impl Stretch {
 
 /// Path of projection `i` of a layer in the layout on the device.
 pub fn path(layer: usize, i: usize) -> String {
-    format!("layers.{layer}.{}", MODULES[i])
+    let beside = ["output_gate", "beta", "decay"];
+    format!("layers.{layer}.{}", MODULES.iter().chain(&beside).nth(i).unwrap_or(&""))
 }
 
 impl Placement {
@@ -64,7 +65,7 @@ impl Placement {
                 let (n, k) = config.shape_of(layer, &matrix);
                 let b = a + rank * k;
                 next = b + n * rank;
-                for i in matrix.projections.clone() {
+                for &i in matrix.projections {
                     let (rows, cols) = (config.rows(layer, i), k);
                     let device = layout.len();
                     layout.push_adapter(&path(layer, i), (rows.len(), cols), rank);

@@ -1,7 +1,7 @@
 //! Loading of tensors by Hugging Face name into a backend's layout. Shapes and finiteness are checked during loading,
 //! and only one tensor is held unpacked at a time: only the packed form stays in memory.
 
-use super::config::{Config, ConfigError};
+use super::config::{Config, ConfigError, DeltaRules};
 use super::layout::{LayerMatrix, matrices};
 use super::lora::LoraError;
 use super::memory::size;
@@ -207,8 +207,10 @@ impl<'a> Weights<'a> {
             let of = |matrix: LayerMatrix| {
                 self.packed_matrix(packing, &self.matrix_name(&matrix.path), &matrix.parts)
             };
-            let taps = config.taps(layer).map_or(0, |taps| 4 * taps * config.hidden) as u64;
-            matrices(config, layer).into_iter().map(of).chain([Ok(taps)]).sum()
+            let taps = config.taps(layer).map_or(0, |taps| taps * config.hidden);
+            let rule = config.delta_rules.as_ref().filter(|_| config.delta_heads(layer).is_some());
+            let more = 4 * (taps + rule.map_or(0, DeltaRules::values)) as u64;
+            matrices(config, layer).into_iter().map(of).chain([Ok(more)]).sum()
         });
         let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;
         // Norms and biases are small and always f32.
@@ -375,21 +377,41 @@ impl<'a> Weights<'a> {
         Ok(memory)
     }
 
-    /// Loads the taps of a convolution as [J, C]. Row 0 is the tap of the token itself. The file stores [C, 1, J] with that
-    /// tap last.
+    /// Loads the taps of some channels of a convolution as [J, C]. Row 0 is the tap of the token itself. The file stores
+    /// [all channels, 1, J] with that tap last.
     pub fn taps<B: Backend>(
         &self,
         backend: &mut B,
         name: &str,
         (channels, count): (usize, usize),
+        part: Range<usize>,
     ) -> Result<B::Memory, ModelError> {
-        let mut memory = backend.memory(count * channels);
+        let mut memory = backend.memory(count * part.len());
         if backend.has_data() {
             let tensor = self.checked(name, &[channels, 1, count])?;
             let stored = tensor.dtype.widen(&tensor.bytes);
+            let stored = &stored[part.start * count..part.end * count];
             let of_tap = |j: usize| stored[count - 1 - j..].iter().step_by(count).copied();
             let values: Vec<f32> = (0..count).flat_map(of_tap).collect();
-            backend.upload(view_mut(&mut memory, count, channels), &values);
+            backend.upload(view_mut(&mut memory, count, part.len()), &values);
+        }
+        Ok(memory)
+    }
+
+    /// Loads the gain of the norm of a head whose rows are in `order`.
+    pub fn head_gain<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        order: &[usize],
+        offset: f32,
+    ) -> Result<B::Memory, ModelError> {
+        let mut memory = backend.memory(order.len());
+        if backend.has_data() {
+            let tensor = self.checked(name, &[order.len()])?;
+            let stored = tensor.dtype.widen(&tensor.bytes);
+            let values: Vec<f32> = order.iter().map(|i| stored[*i] + offset).collect();
+            backend.upload(view_mut(&mut memory, 1, order.len()), &values);
         }
         Ok(memory)
     }

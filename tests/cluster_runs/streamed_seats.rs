@@ -4,7 +4,7 @@
 use crate::cli_fixture::{classes, pairs, stderr};
 use crate::fleet::{Fleet, RUN};
 use crate::random_base;
-use finetune::families::{LFM2, OLMO2, QWEN3_MOE};
+use finetune::families::{LFM2, OLMO2, QWEN3_5, QWEN3_MOE};
 use std::process::Output;
 use std::time::Duration;
 
@@ -153,10 +153,10 @@ fn workers_whose_number_is_open_stream_after_a_while() {
     assert!(!both.is_empty(), "{}", fleet.all());
 }
 
-/// Experts, and convolutions; each worker fetches its layers only, and reads those that it streams from its cache.
+/// Experts, convolutions and delta rules; each worker fetches its layers only, and reads those that it streams from its cache.
 #[test]
 fn other_families_are_streamed_in_seats() {
-    for family in [&QWEN3_MOE, &LFM2] {
+    for family in [&QWEN3_MOE, &LFM2, &QWEN3_5] {
         let mut fleet = Fleet::new();
         random_base::sized(&fleet.bench, family, 256);
         let run = format!("{} --max-steps 2", RUN.replace("demo", "./base"));

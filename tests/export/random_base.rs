@@ -54,11 +54,16 @@ pub fn sized(b: &Bench, family: &Family, hidden: usize) {
             shapes.push((format!("model.{path}"), vec![n, k]));
         }
     }
+    let of_rules: Vec<_> = (0..config.layers).flat_map(|l| own_keys::of_delta_rule(&config, l)).collect();
     let mut tensors: Vec<(Spec, Vec<u8>)> = Vec::new();
     let mut add = |name: String, shape: Vec<usize>| {
         let (mut draws, n) = (Stream::new(&[tensors.len() as u64]), shape.iter().product::<usize>());
         // Norms are around 1, as stored; what they stand for is 1 + w in some families.
-        let (mean, size) = if name.contains("norm") { (1.0 - family.gain_offset, 0.2) } else { (0.0, 0.3) };
+        let (mean, size) = match name.contains("norm") {
+            true if name.contains("linear_attn") => (1.0, 0.2),
+            true => (1.0 - family.gain_offset, 0.2),
+            false => (0.0, 0.3),
+        };
         let values: Vec<f32> = (0..n).map(|_| mean + size * (draws.unit() - 0.5)).collect();
         tensors.push((Spec { name, dtype: Dtype::Bf16, shape }, Dtype::Bf16.narrow(&values)));
     };
@@ -69,6 +74,7 @@ pub fn sized(b: &Bench, family: &Family, hidden: usize) {
         }
         add(format!("{name}.weight"), shape);
     }
+    of_rules.into_iter().for_each(|(name, shape)| add(name, shape));
     let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
     safetensors::write(&b.path("base/model.safetensors"), &all).unwrap();
 }

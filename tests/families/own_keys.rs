@@ -1,6 +1,7 @@
 //! The keys of `config.json` in which families differ, with values that change the result.
 
 use finetune::families::{Bias, EmbeddingScale, Family, ScoreScale, Windows};
+use finetune::model::config::Config;
 use serde_json::{Value, json};
 
 /// Sets each key that `family` reads beside the common ones; windows are `window` tokens.
@@ -28,6 +29,16 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
         config["layer_types"] = kinds.collect();
         config["block_auto_adjust_ff_dim"] = json!(false);
     }
+    if family.delta_rule {
+        let layers = config["num_hidden_layers"].as_u64().unwrap_or(0);
+        let kinds =
+            (0..layers).map(|layer| if layer % 2 == 0 { "linear_attention" } else { "full_attention" });
+        config["layer_types"] = kinds.collect();
+        let sizes =
+            [("num_value_heads", 4), ("num_key_heads", 2), ("value_head_dim", 64), ("key_head_dim", 16)];
+        sizes.into_iter().for_each(|(key, size)| config[format!("linear_{key}")] = json!(size));
+        config["head_dim"] = json!(config["head_dim"].as_u64().unwrap_or(16));
+    }
     if family.partial_rotary.is_some() {
         config["partial_rotary_factor"] = json!(0.75);
     }
@@ -42,4 +53,17 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
     }
     set(family.residual_scale, 0.25);
     set(family.logits_scale, 4.0);
+}
+
+/// Names and shapes of what a layer with a delta rule has besides matrices and norms of the stream.
+pub fn of_delta_rule(config: &Config, layer: usize) -> Vec<(String, Vec<usize>)> {
+    let (Some(heads), Some(of)) = (config.delta_heads(layer), &config.delta_rules) else { return Vec::new() };
+    let channels = 2 * heads.keys * heads.key_size + heads.values * heads.value_size;
+    let own = [
+        ("conv1d.weight", vec![channels, 1, of.taps]),
+        ("norm.weight", vec![heads.value_size]),
+        ("A_log", vec![heads.values]),
+        ("dt_bias", vec![heads.values]),
+    ];
+    own.map(|(name, shape)| (format!("model.layers.{layer}.linear_attn.{name}"), shape)).into()
 }

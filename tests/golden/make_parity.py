@@ -4,7 +4,7 @@ rows of token ids, an initial PEFT adapter, and the training results of transfor
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
-      layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
+      qwen35 qwen35one qwen35vl qwen35cls layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
       ends endscls endsweighted (default: all)
 """
 import json, math, os, random, sys
@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
                           Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
-                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
+                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5Config, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
@@ -20,6 +20,8 @@ SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_la
              num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-6, eos_token_id=0, pad_token_id=1,
              bos_token_id=None)
 CONVOLVED = {key: value for key, value in SIZES.items() if key != 'rms_norm_eps'}
+RULE = dict(linear_key_head_dim=16, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_conv_kernel_dim=4)
 CONFIGS = {
     'llama': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, rope_theta=10000.0),
     'linear': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, attention_bias=True, mlp_bias=True,
@@ -69,6 +71,13 @@ CONFIGS = {
     # four taps; attention in the layers that `full_attn_idxs` names; a feed-forward of size 80
     'lfm2taps': lambda: Lfm2Config(**CONVOLVED, full_attn_idxs=[0], conv_L_cache=4, block_ffn_dim_multiplier=1.3,
                                    block_multiple_of=8, tie_word_embeddings=False),
+    # two value heads for each key head; a quarter of each head is rotated
+    'qwen35': lambda: Qwen3_5TextConfig(**dict(SIZES, num_hidden_layers=3), head_dim=16, **RULE, tie_word_embeddings=True,
+                                        layer_types=['linear_attention', 'full_attention', 'linear_attention']),
+    # as many key heads as value heads, three taps, half of each head is rotated; attention in every second layer
+    'qwen35one': lambda: Qwen3_5TextConfig(**SIZES, head_dim=12, **dict(RULE, linear_num_value_heads=2, linear_conv_kernel_dim=3),
+                                           full_attention_interval=2, tie_word_embeddings=False, rope_parameters=dict(
+        rope_type='default', rope_theta=10000.0, partial_rotary_factor=0.5)),
     'layers': lambda: LlamaConfig(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=True),
     'weighted': lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
     # rows of some tokens are trained: in a tied embedding that is scaled, in embedding and head, with row weights
@@ -88,8 +97,12 @@ WRAPPED = {
         rope_type='default', rope_theta=5000000.0, mrope_section=[2, 2, 2], mrope_interleaved=True)),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8,
                            deepstack_visual_indexes=[], num_position_embeddings=16), tie_word_embeddings=True)}
+WRAPPED['qwen35vl'] = lambda: Qwen3_5Config(text_config=CONFIGS['qwen35']().to_dict(), tie_word_embeddings=True, vision_config=dict(
+    depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8, num_position_embeddings=16))
 WRAPPED['patternsvl'] = WRAPPED['gemma3vl']
 CONVOLUTION = ['q_proj', 'k_proj', 'v_proj', 'out_proj', 'in_proj', 'w1', 'w2', 'w3']
+SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
+DELTA_RULE = ['in_proj_qkv', 'in_proj_z', 'in_proj_b', 'in_proj_a', 'out_proj']
 LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
@@ -112,7 +125,10 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'tokens': (3, 6, ['q_proj', 'down_proj'], False), 'tokensboth': (3, 6, ['v_proj'], False),
     'tokenscls': (2, 4, ['v_proj'], False), 'tokensweighted': (2, 4, ['q_proj'], True),
     'ends': (3, 6, ['v_proj', 'embed_tokens', 'lm_head'], False), 'endscls': (2, 4, ['q_proj', 'embed_tokens'], True),
-    'endsweighted': (2, 4, ['k_proj', 'embed_tokens', 'lm_head'], False)}
+    'endsweighted': (2, 4, ['k_proj', 'embed_tokens', 'lm_head'], False),
+    'qwen35': (4, 8, [*SEVEN, *DELTA_RULE], False), 'qwen35vl': (3, 6, [*SEVEN, *DELTA_RULE], False),
+    'qwen35one': (3, 8, ['in_proj_a', 'in_proj_qkv', 'q_proj', 'out_proj'], True),
+    'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
@@ -123,7 +139,11 @@ MORE = {  # further settings of LoraConfig
     'tokensboth': dict(trainable_token_indices=dict(embed_tokens=[3, 90, 17], lm_head=[90, 0]), layers_to_transform=[1]),
     'tokensweighted': dict(trainable_token_indices=[0, 64]), 'ends': dict(rank_pattern=dict(embed_tokens=2)),
     'endsweighted': dict(alpha_pattern=dict(lm_head=3), rank_pattern=dict(lm_head=4))}
-SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
+
+
+def added(config, key):  # whether the norm adds 1 to its gain
+    kind = str(type(config)).lower()
+    return 'gemma3' in kind or 'qwen3_5' in kind and not key.endswith('linear_attn.norm.weight')
 
 
 def make(out, name, seed):
@@ -135,7 +155,7 @@ def make(out, name, seed):
     model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
     for key, w in model.named_parameters():  # biases and norms start trivial in from_config: give them an effect
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
-        elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if 'gemma3' in str(type(config)).lower() else 1.0, std=0.1)
+        elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if added(config, key) else 1.0, std=0.1)
         elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')

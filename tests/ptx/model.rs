@@ -94,7 +94,7 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
     // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts;
-    // convolutions; trained rows of tokens; adapters on embedding and head.
+    // convolutions; delta rules; trained rows of tokens; adapters on embedding and head.
     for name in [
         "llama",
         "qwen2",
@@ -110,6 +110,8 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "qwen3moeone",
         "lfm2",
         "lfm2taps",
+        "qwen35",
+        "qwen35one",
         "tokens",
         "tokensboth",
         "tokensweighted",

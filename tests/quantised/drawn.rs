@@ -60,6 +60,7 @@ impl Drawn {
         if let Some(taps) = config.taps(0) {
             add("model.layers.0.conv.conv.weight", &[c, 1, taps]);
         }
+        own_keys::of_delta_rule(&config, 0).iter().for_each(|(name, shape)| add(name, shape));
         Drawn { config, shapes }
     }
 

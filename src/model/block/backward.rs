@@ -7,6 +7,7 @@ use super::super::routes::Routes;
 use super::saved::{HeadNorms, Output, Saved};
 use super::{Block, DOWN, Experts, GATE, Gains, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fault, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
+use crate::families::tensors::{BETA, DECAY, OUTPUT_GATE};
 
 /// Whether layers below a block need its input gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +52,7 @@ impl<B: Fused> Block<B> {
         below: Below,
         batch: &Batch<B>,
     ) -> Result<(), Fault> {
-        let deeper = below == Below::Wanted || self.adapted(&[Q, K, V, O]);
+        let deeper = below == Below::Wanted || self.adapted(&[O]) || self.reads_adapted();
         let half = if deeper { Below::Wanted } else { Below::Nothing };
         if let (Some(experts), Some(routes)) = (&self.experts, saved.routes.take()) {
             if deeper {
@@ -61,7 +62,7 @@ impl<B: Fused> Block<B> {
             self.feed_forward_backward(backend, &mut streams, &mut saved, half, batch);
         }
         if deeper {
-            self.attention_backward(backend, &mut streams, &saved, below, batch);
+            self.attention_backward(backend, &mut streams, &mut saved, below, batch);
         }
         saved.recycle(backend);
         Ok(())
@@ -210,39 +211,50 @@ impl<B: Fused> Block<B> {
         }
     }
 
+    /// Whether a projection of the input of the first half has an adapter.
+    fn reads_adapted(&self) -> bool {
+        self.adapted(&[Q, K, V, OUTPUT_GATE, BETA, DECAY])
+    }
+
     fn attention_backward(
         &self,
         backend: &mut B,
         streams: &mut Streams<B::Memory>,
-        saved: &Saved<B::Memory>,
+        saved: &mut Saved<B::Memory>,
         below: Below,
         batch: &Batch<B>,
     ) {
-        let (t, c, wide) = (batch.rows, self.hidden, self.linears[Q].shape.0);
-        let inside = below == Below::Wanted || self.adapted(&[Q, K, V]);
+        let (t, c, wide) = (batch.rows, self.hidden, self.linears[O].shape.1);
+        let inside = below == Below::Wanted || self.reads_adapted();
+        let gated = self.adapted(&[O]).then_some((&saved.attended, saved.beside[0].as_ref()));
+        let gated = gated.and_then(|read| self.through_gate(backend, read, batch));
         let mut dattended = inside.then(|| backend.memory(t * wide));
         let normed = (&self.attention_gains, &saved.outputs[0]);
         let doutput = self.output_backward(backend, streams.residual, normed, batch);
         let args = LinearGrad {
             grads: &mut *streams.grads,
             dy: view(doutput.as_ref().unwrap_or(streams.residual), t, c),
-            x: Some(view(&saved.attended, t, wide)),
+            x: Some(view(gated.as_ref().unwrap_or(&saved.attended), t, wide)),
             h: saved.h[O].as_ref(),
         };
         let out = dattended.as_mut().map(|m| (view_mut(m, t, wide), Write::Set));
         self.linears[O].backward(backend, out, args, batch);
-        doutput.into_iter().for_each(|m| backend.recycle(m));
+        doutput.into_iter().chain(gated).for_each(|m| backend.recycle(m));
         let Some(dattended) = dattended else { return };
-        let dqkv = match &self.convolution {
-            Some(of) => self.convolution_backward(backend, of, &dattended, saved, batch),
-            None => self.qkv_backward(backend, &dattended, saved, batch),
+        let dattended = self.gate_backward(backend, dattended, saved, batch);
+        let of_qkv = |grads: [B::Memory; 3]| [Q, K, V].into_iter().zip(grads).collect();
+        let mut grads: Vec<(usize, B::Memory)> = match (&self.convolution, &self.delta_rule) {
+            (Some(of), _) => of_qkv(self.convolution_backward(backend, of, &dattended, saved, batch)),
+            (None, Some(of)) => self.rule_backward(backend, of, &dattended, saved, batch),
+            (None, None) => of_qkv(self.qkv_backward(backend, &dattended, saved, batch)),
         };
+        grads.extend(saved.beside[0].take().map(|gate| (OUTPUT_GATE, gate)));
         backend.recycle(dattended);
         let (gains, inv_rms) = (&self.attention_gains, &saved.inv_rms[0]);
         let input = Input { stream: &saved.x, gains, inv_rms, below };
-        let dys = [Q, K, V].map(|i| (i, &dqkv[i], &saved.h[i]));
+        let dys: Vec<_> = grads.iter().map(|(i, grad)| (*i, grad, &saved.h[*i])).collect();
         self.input_backward(backend, streams, input, &dys, batch);
-        dqkv.into_iter().for_each(|m| backend.recycle(m));
+        grads.into_iter().for_each(|(_, m)| backend.recycle(m));
     }
 
     /// Gradients of the outputs of the q, k and v projections.

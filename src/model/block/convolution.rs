@@ -27,7 +27,7 @@ impl<M> Convolution<M> {
     ) -> Result<Option<Self>, ModelError> {
         let Some(count) = config.taps(layer) else { return Ok(None) };
         let name = weights.name(&format!("layers.{layer}.{}.weight", TAPS.1));
-        let taps = weights.taps(backend, &name, (config.hidden, count))?;
+        let taps = weights.taps(backend, &name, (config.hidden, count), 0..config.hidden)?;
         Ok(Some(Convolution { taps, count }))
     }
 
@@ -66,7 +66,7 @@ impl<B: Fused> Block<B> {
         let part = |memory| View { memory, offset: new.start * c, rows: t, cols: c };
         let rows = kept + t;
         let mut all = [backend.memory(rows * c), backend.memory(rows * c)];
-        let cached = [&mut cache.k, &mut cache.v].into_iter().zip([before, x]);
+        let cached = cache.parts.iter_mut().zip([before, x]);
         for (all, (cached, new)) in all.iter_mut().zip(cached) {
             backend.copy(view_mut(all, rows, c).rows(0, kept), view(cached, kept, c));
             backend.copy(view_mut(all, rows, c).rows(kept, t), part(new));

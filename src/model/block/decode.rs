@@ -1,25 +1,26 @@
 //! A block without a backward pass, whose keys and values stay in a cache. The block uses the verbs of the forward
 //! pass; only attention over cached keys has a verb of its own.
 
+use super::delta::Projected;
 use super::saved::Saved;
-use super::{Block, DOWN, Inner, K, Q, Reader, V};
+use super::{Block, DOWN, Inner, K, O, Q, Reader, V};
 use crate::backend::{Backend, Fault, Fused, Qkv, View, ViewMut, view, view_mut};
+use crate::families::Mixer;
 use crate::model::config::Config;
 use crate::model::linear::Batch;
 use std::ops::Range;
 
 /// What a layer keeps of a text. Of attention the keys and values of all tokens [capacity, G*D], keys rotated; the first
 /// `len` rows are filled. Of a convolution with J taps the gate before it and the values of the last J - 1 tokens
-/// [J - 1, C]; rows of a text that is shorter are not read.
+/// [J - 1, C]; rows of a text that is shorter are not read. Of a delta rule q, k and v of the last J - 1 tokens, and the
+/// states [H*K, V].
 pub struct Cache<M> {
-    /// Keys, or the gate.
-    pub k: M,
-    /// Values.
-    pub v: M,
+    /// What is kept.
+    pub parts: Vec<M>,
     /// Number of tokens of the text.
     pub len: usize,
-    /// Rows and columns of either.
-    shape: (usize, usize),
+    /// Columns of keys and values.
+    cols: usize,
 }
 
 impl<M> Cache<M> {
@@ -30,10 +31,15 @@ impl<M> Cache<M> {
         layer: usize,
         capacity: usize,
     ) -> Self {
+        let cols = |i: usize| config.shape(layer, i).0;
         let rows = config.taps(layer).map_or(capacity, |taps| taps - 1);
-        let shape = (rows, config.shape(layer, V).0);
-        let [k, v] = [shape; 2].map(|(rows, cols)| backend.memory(rows * cols));
-        Cache { k, v, len: 0, shape }
+        let mut parts = vec![rows * cols(V); 2];
+        if let (Some(heads), Some(of)) = (config.delta_heads(layer), &config.delta_rules) {
+            parts = [Q, K, V].map(|i| (of.taps - 1) * cols(i)).to_vec();
+            parts.push(heads.values * heads.key_size * heads.value_size);
+        }
+        let parts = parts.into_iter().map(|len| backend.memory(len)).collect();
+        Cache { parts, len: 0, cols: cols(V) }
     }
 
     /// Moves the cache to memory for `capacity` tokens, where it keeps all of them.
@@ -44,15 +50,16 @@ impl<M> Cache<M> {
         layer: usize,
         capacity: usize,
     ) {
-        if config.taps(layer).is_some() {
+        if config.mixer(layer) != Mixer::Attention {
             return;
         }
-        let n = self.shape.1;
+        let n = self.cols;
         let mut wide = Cache { len: self.len, ..Cache::new(backend, config, layer, capacity) };
-        backend.copy(view_mut(&mut wide.k, self.len, n), view(&self.k, self.len, n));
-        backend.copy(view_mut(&mut wide.v, self.len, n), view(&self.v, self.len, n));
+        for (wide, own) in wide.parts.iter_mut().zip(&self.parts) {
+            backend.copy(view_mut(wide, self.len, n), view(own, self.len, n));
+        }
         let old = std::mem::replace(self, wide);
-        [old.k, old.v].into_iter().for_each(|m| backend.recycle(m));
+        old.parts.into_iter().for_each(|m| backend.recycle(m));
     }
 }
 
@@ -76,12 +83,20 @@ impl<B: Fused> Block<B> {
         let input = view(normed.as_ref().unwrap_or(&x), t, c);
         let ([mut q, mut k], norms) = self.unrotated(backend, input, &mut h, batch);
         let v = self.project(backend, V, input, &mut h, batch);
-        let mut attended = backend.memory(t * self.linears[Q].shape.0);
+        let beside = self.beside(backend, input, &mut h, batch);
+        let mut attended = backend.memory(t * self.linears[O].shape.1);
         let mut from = 0;
         for (cache, rows, tokens) in texts {
             if let Some(of) = &self.convolution {
                 let inputs = (&mut attended, [&q, &k, &v]);
                 self.convolve_cached(backend, of, inputs, (cache, tokens), from..from + *rows);
+                from += *rows;
+                continue;
+            }
+            if let Some(of) = &self.delta_rule {
+                let projected = Projected { qkv: [&q, &k, &v], beside: &beside };
+                let text = (&mut **cache, *tokens, from..from + *rows);
+                self.rule_cached(backend, of, &mut attended, &projected, text);
                 from += *rows;
                 continue;
             }
@@ -93,7 +108,9 @@ impl<B: Fused> Block<B> {
             self.attend_cached(backend, (&mut attended, [&q, &k, &v]), (cache, tokens), from..from + *rows);
             from += *rows;
         }
-        let (mut mid, output) = self.after_attention(backend, (&x, &attended), &mut h, batch);
+        let gated = self.through_gate(backend, (&attended, beside[0].as_ref()), batch);
+        let read = (&x, gated.as_ref().unwrap_or(&attended));
+        let (mut mid, output) = self.after_attention(backend, read, &mut h, batch);
         let Inner { gate, up, routes } = self.inner(backend, &mid, (&mut inv_rms, &mut h), None, batch)?;
         let routes = routes.as_ref();
         let act = self.activated(backend, (&gate, &up, routes), Reader::Projections, batch);
@@ -102,7 +119,7 @@ impl<B: Fused> Block<B> {
         let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
         let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
         let done = [x, inv_rms, q, k, v, attended, gate, up, act].into_iter().chain(normed);
-        let done = done.chain(h.into_iter().flatten()).chain(norms).chain(outputs);
+        let done = done.chain(h.into_iter().chain(beside).flatten()).chain(norms).chain(outputs).chain(gated);
         done.for_each(|m| backend.recycle(m));
         Ok(mid)
     }
@@ -119,7 +136,7 @@ impl<B: Fused> Block<B> {
         let part = |memory, cols| View { memory, offset: new.start * cols, rows: t, cols };
         let (q, k, v) = (part(q, wide), part(k, n), part(v, n));
         let past = cache.len;
-        for (memory, new) in [(&mut cache.k, k), (&mut cache.v, v)] {
+        for (memory, new) in cache.parts.iter_mut().zip([k, v]) {
             backend.copy(ViewMut { memory, offset: past * n, rows: t, cols: n }, new);
         }
         cache.len += t;
@@ -130,9 +147,9 @@ impl<B: Fused> Block<B> {
             backend.attention(out, lse, Qkv { q, k, v }, self.heads_over(t), tokens);
             backend.recycle(logsumexp);
         } else {
-            let all = |memory| View { memory, offset: 0, rows: cache.len, cols: n };
+            let all = |i: usize| View { memory: &cache.parts[i], offset: 0, rows: cache.len, cols: n };
             let heads = self.heads_over(cache.len);
-            backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, heads);
+            backend.attention_cached(out, Qkv { q, k: all(0), v: all(1) }, heads);
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::{DOWN, GATE, K, O, Q, UP, V};
 use crate::backend::Backend;
+use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE};
 use crate::model::routes::Routes;
 
 /// How much a block keeps, most first; the rest is computed again.
@@ -33,9 +34,11 @@ pub struct Saved<M> {
     pub k: M,
     /// `[G*D]`
     pub v: M,
-    /// Attention's output `[H*D]`.
+    /// Outputs of the projections of the output's gate `[H*D]`, and of a delta rule's factors and decays.
+    pub beside: [Option<M>; 3],
+    /// Attention's output `[H*D]`, before its gate.
     pub attended: M,
-    /// `[H]`
+    /// `[H]`; of a delta rule its errors.
     pub logsumexp: M,
     /// Outputs of attention and of the feed-forward, where a norm follows.
     pub outputs: [Option<Output<M>>; 2],
@@ -48,7 +51,7 @@ pub struct Saved<M> {
     /// `[F]`
     pub up: M,
     /// x aᵀ of each projection with an adapter `[R]`.
-    pub h: [Option<M>; 7],
+    pub h: [Option<M>; COUNT],
 }
 
 /// A half's output before its norm.
@@ -72,9 +75,9 @@ pub struct HeadNorms<M> {
 }
 
 impl<M> Saved<M> {
-    /// Returns seven `None`.
-    pub fn no_h() -> [Option<M>; 7] {
-        [const { None }; 7]
+    /// Returns `None` for each projection.
+    pub fn no_h() -> [Option<M>; COUNT] {
+        [const { None }; COUNT]
     }
 
     /// Frees the values that `hold` does not keep, and leaves them empty.
@@ -93,7 +96,8 @@ impl<M> Saved<M> {
         if hold >= Hold::Attended {
             gone.extend([&mut self.q, &mut self.k, &mut self.v, &mut self.mid]);
             gone.extend(&mut self.inv_rms);
-            small.extend([Q, K, V, O]);
+            small.extend([Q, K, V, O, OUTPUT_GATE, BETA, DECAY]);
+            self.beside.iter_mut().filter_map(Option::take).for_each(|m| backend.recycle(m));
             let norms = self.head_norms.take().map(|n| [n.q, n.k, n.q_inv, n.k_inv]);
             norms.into_iter().flatten().for_each(|m| backend.recycle(m));
         }

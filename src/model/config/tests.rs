@@ -445,6 +445,46 @@ fn convolutions_take_the_place_of_attention() {
     }
 }
 
+/// The sizes of Qwen3.5-0.8B, whose layers of attention are every fourth one.
+#[test]
+fn delta_rules_take_the_place_of_attention() {
+    let qwen = json!({"architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 1024, "num_attention_heads": 8,
+                      "num_key_value_heads": 2, "num_hidden_layers": 8, "head_dim": 256, "rope_theta": "-",
+                      "linear_num_value_heads": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e7,
+                      "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}});
+    let changed = |more: Value| read(with(qwen.clone(), more));
+    let config = changed(json!({})).unwrap();
+    let rules = (0..8).map(|layer| config.delta_heads(layer).is_some());
+    assert_eq!(rules.collect::<Vec<_>>(), [true, true, true, false, true, true, true, false]);
+    let heads = config.delta_heads(0).unwrap();
+    assert_eq!((heads.values, heads.keys, heads.value_size, heads.key_size), (16, 16, 128, 128));
+    assert_eq!((config.rotary, config.head_norms(0), config.head_norms(3)), (64, None, Some([256; 2])));
+    assert_eq!(config.projection(0, "in_proj_qkv"), Some((6144, 1024)));
+    assert_eq!(
+        (config.projection(0, "in_proj_a"), config.projection(3, "in_proj_a")),
+        (Some((16, 1024)), None)
+    );
+    assert_eq!(config.projection(3, "q_proj"), Some((4096, 1024)));
+    assert_eq!(
+        (config.projection(3, "o_proj"), config.rows(0, 2)),
+        (Some((1024, 2048)), Rows::Range(4096..6144))
+    );
+    let (Rows::Each(q), Rows::Each(gate)) = (config.rows(3, 0), config.rows(3, 7)) else {
+        panic!("rows of heads")
+    };
+    assert_eq!((q[0], q[32], q[128], q[256], gate[0], gate[256]), (0, 64, 32, 512, 256, 768));
+    for (changes, said) in [
+        (json!({"linear_num_key_heads": 5}), "`linear_num_key_heads` is 5"),
+        (json!({"head_dim": "-"}), "`head_dim` is missing"),
+        (json!({"linear_key_head_dim": 1000}), "`linear_key_head_dim` is 1000"),
+        (json!({"attention_bias": true}), "`attention_bias` is not supported"),
+        (json!({"layer_types": ["mamba"]}), "layer type `mamba`"),
+    ] {
+        let error = changed(changes).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
 /// Phi-4-mini's keys in both dialects.
 #[test]
 fn longrope_uses_short_factors_up_to_the_original_length() {
@@ -498,7 +538,7 @@ fn heads_of_tokens_are_read_made_and_refused() {
     assert!(said(without).contains("token_classification_bias"));
     // transformers 5.24 has no such class for these families.
     let without: Vec<&str> = families::ALL.iter().filter(|f| !f.labels_tokens).map(|f| f.name).collect();
-    assert_eq!(without, ["Gemma3", "Granite", "Olmo2", "Olmo3", "Lfm2"]);
+    assert_eq!(without, ["Qwen3_5", "Gemma3", "Granite", "Olmo2", "Olmo3", "Lfm2"]);
     let olmo = read(json!({"architectures": ["Olmo2ForCausalLM"]})).unwrap();
     assert!(said(olmo.into_tagger(labels())).contains("token classification on Olmo2ForCausalLM"));
     assert!(class("Olmo2ForTokenClassification", json!({})).is_err());

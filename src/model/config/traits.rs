@@ -5,7 +5,7 @@ use super::read::Fields;
 use crate::families::ALL;
 
 /// A trait by the key that shows it, and whether some family has it.
-const TRAITS: [(&str, &str, Computed); 22] = [
+const TRAITS: [(&str, &str, Computed); 23] = [
     ("sliding_window", "sliding windows", Computed::Yes),
     ("rope_local_base_freq", "another rotary base of sliding layers", Computed::Yes),
     ("no_rope_layers", "layers without rotation", Computed::Yes),
@@ -20,6 +20,7 @@ const TRAITS: [(&str, &str, Computed); 22] = [
     ("final_logit_softcapping", "a soft cap of logits", Computed::No),
     ("partial_rotary_factor", "a partial rotary embedding", Computed::Yes),
     ("conv_L_cache", "causal short convolutions", Computed::Yes),
+    ("linear_num_value_heads", "gated delta rules", Computed::Yes),
     ("num_experts", "a mixture of experts", Computed::Yes),
     ("num_local_experts", "a mixture of experts", Computed::No),
     ("n_routed_experts", "a mixture of experts", Computed::No),
@@ -43,9 +44,8 @@ pub(super) fn shown(fields: &Fields) -> Option<String> {
     let of = |which| set.clone().filter(move |t| t.2 == which).map(|t| t.1.to_owned());
     let (known, mut missing): (Vec<_>, Vec<_>) = (of(Computed::Yes).collect(), of(Computed::No).collect());
     let kinds = fields.strings("layer_types").unwrap_or_default();
-    let other = kinds
-        .iter()
-        .find(|kind| !["full_attention", "sliding_attention", super::convolutions::KIND].contains(kind));
+    let own = ["full_attention", "sliding_attention", super::convolutions::KIND, super::delta::KIND];
+    let other = kinds.iter().find(|kind| !own.contains(kind));
     missing.extend(other.map(|kind| format!("layers of type {kind}")));
     let act = fields.text("hidden_act").ok().flatten().or(fields.text("hidden_activation").ok().flatten());
     let computed = |name: &str| ALL.iter().any(|f| f.activation.names().contains(&name));

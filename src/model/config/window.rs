@@ -1,7 +1,7 @@
 //! Sliding windows. The family determines which layers slide and whether the window is active.
 
 use super::read::Fields;
-use super::{ConfigError, convolutions, key, unsupported};
+use super::{ConfigError, convolutions, delta, key, unsupported};
 use crate::families::{Family, Windows};
 
 /// Name of a sliding layer in `layer_types`.
@@ -16,8 +16,10 @@ pub(super) fn read(
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let kinds = fields.strings("layer_types")?;
-    let convolution = family.convolutions.then_some(convolutions::KIND);
-    let known = |kind: &&str| ["full_attention", SLIDES].contains(kind) || convolution == Some(*kind);
+    let others = [(family.convolutions, convolutions::KIND), (family.delta_rule, delta::KIND)];
+    let known = |kind: &&str| {
+        ["full_attention", SLIDES].contains(kind) || others.iter().any(|(has, own)| *has && own == kind)
+    };
     if let Some(other) = kinds.iter().find(|kind| !known(kind)) {
         return Err(unsupported(
             format!("layer type `{other}`"),

@@ -3,6 +3,7 @@
 //! are packed in the same way.
 
 use crate::backend::{Backend, Fault, Fused};
+use crate::families::tensors::COUNT;
 use crate::model::block::Block;
 use crate::model::config::Config;
 use crate::model::linear::Adapter;
@@ -27,7 +28,7 @@ struct Stream<B: Backend> {
 }
 
 /// What a block is built from, besides the weights.
-pub(super) type Layer = (usize, [Option<Adapter>; 7]);
+pub(super) type Layer = (usize, [Option<Adapter>; COUNT]);
 
 impl<B: Fused> Shelf<B> {
     /// Loads the blocks of `layers`; the first `streamed` of them are read and checked, and leave the device again.

@@ -27,7 +27,7 @@ pub(super) struct Text<M> {
 impl<M> Text<M> {
     /// Frees the caches.
     pub fn recycle<B: Backend<Memory = M>>(self, backend: &mut B) {
-        let memory = self.caches.into_iter().flat_map(|cache| [cache.k, cache.v]);
+        let memory = self.caches.into_iter().flat_map(|cache| cache.parts);
         memory.for_each(|m| backend.recycle(m));
     }
 }
