@@ -1,8 +1,7 @@
 //! A block without a backward pass, whose keys and values stay in a cache. The block uses the verbs of the forward
 //! pass; only attention over cached keys has a verb of its own.
 
-use super::delta::Projected;
-use super::saved::Saved;
+use super::saved::{Projected, Saved};
 use super::{Block, DOWN, Inner, K, O, Q, Reader, V};
 use crate::backend::{Backend, Fault, Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::families::Mixer;

@@ -4,7 +4,7 @@
 
 use super::super::linear::Batch;
 use super::decode::Cache;
-use super::saved::Saved;
+use super::saved::{Projected, Saved};
 use super::{Block, K, Q, V};
 use crate::backend::{
     Backend, Delta, DeltaGrad, DeltaHeads, DeltaSaved, Fused, Norm, View, ViewMut, Write, view, view_mut,
@@ -29,14 +29,6 @@ pub(super) struct DeltaRule<M> {
     /// Of the norm of the output [1, V].
     pub gain: M,
     pub heads: DeltaHeads,
-}
-
-/// Outputs of the projections of a layer's first half.
-pub(super) struct Projected<'a, M> {
-    /// q, k and v.
-    pub qkv: [&'a M; 3],
-    /// Of the output's gate, the factors and the decays.
-    pub beside: &'a [Option<M>; 3],
 }
 
 /// What the rule reads.

@@ -54,6 +54,14 @@ pub struct Saved<M> {
     pub h: [Option<M>; COUNT],
 }
 
+/// Outputs of the projections of a layer's first half.
+pub struct Projected<'a, M> {
+    /// q, k and v.
+    pub qkv: [&'a M; 3],
+    /// Of the output's gate, the factors and the decays.
+    pub beside: &'a [Option<M>; 3],
+}
+
 /// A half's output before its norm.
 pub struct Output<M> {
     /// `[C]`
