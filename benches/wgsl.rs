@@ -221,14 +221,14 @@ fn delta_rule(b: &mut Bench, (t, heads): (usize, DeltaHeads)) {
     let ids = vec![0; t];
     let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
     let [q, k, v, beta, decay, dout, of_out, errors] = all.each_ref().map(|(x, cols)| view(x, t, *cols));
-    let inputs = Delta { q, k, v, beta, decay, rates: view(&rates, 2, values) };
+    let inputs = Delta { q, k, v, beta, decay, rates: view(&rates, 2, values), heads };
     b.row(&format!("convolution_silu {t} x {m}, 4 taps"), (0.0, 1), &mut out, |device, out| {
         device.convolution_silu(view_mut(out, t, m), v, view(&taps, 4, m), &tokens);
     });
     b.row(&format!("delta_rule {t} x {values} heads"), (0.0, 1), &mut out, |device, out| {
         let [.., errors] = &mut *more.borrow_mut();
         let (out, errors) = (view_mut(out, t, m), view_mut(errors, t, m));
-        device.delta_rule(out, errors, None, inputs, heads, &tokens);
+        device.delta_rule(out, errors, None, inputs, &tokens);
     });
     b.row(&format!("delta_rule_grad {t} x {values} heads"), (0.0, 1), &mut out, |device, out| {
         let [dq, dk, dbeta, ddecay, _] = &mut *more.borrow_mut();
@@ -239,7 +239,7 @@ fn delta_rule(b: &mut Bench, (t, heads): (usize, DeltaHeads)) {
             dbeta: view_mut(dbeta, t, values),
             ddecay: view_mut(ddecay, t, values),
         };
-        device.delta_rule_grad(grad, dout, DeltaSaved { out: of_out, errors }, inputs, heads, &tokens);
+        device.delta_rule_grad(grad, dout, DeltaSaved { out: of_out, errors }, inputs, &tokens);
     });
 }
 

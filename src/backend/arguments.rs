@@ -198,6 +198,8 @@ pub struct Delta<'a, M> {
     pub decay: View<'a, M>,
     /// Rate (negative) and bias of the decay of each value head [2, H].
     pub rates: View<'a, M>,
+    /// The heads.
+    pub heads: DeltaHeads,
 }
 
 /// What a gated delta rule left for its gradient.

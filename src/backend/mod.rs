@@ -336,7 +336,6 @@ pub trait Backend {
         errors: ViewMut<Self::Memory>,
         state: Option<ViewMut<Self::Memory>>,
         inputs: Delta<Self::Memory>,
-        heads: DeltaHeads,
         tokens: &Self::Tokens,
     );
     /// Gradients of the inputs but the rates (all =), of rows that begin in state 0.
@@ -346,7 +345,6 @@ pub trait Backend {
         dout: View<Self::Memory>,
         saved: DeltaSaved<Self::Memory>,
         inputs: Delta<Self::Memory>,
-        heads: DeltaHeads,
         tokens: &Self::Tokens,
     );
 

@@ -102,24 +102,24 @@ impl<B: Backend> Backend for Checked<B> {
         } => Work::moved(3 * dout.len());
         delta_rule(
             out: Out<B>, errors: Out<B>, state: Option<Out<B>>, inputs: Delta<B::Memory>,
-            heads: DeltaHeads, tokens: &B::Tokens,
+            tokens: &B::Tokens,
         ) {
-            is_delta(inputs, heads, tokens.shape().0);
+            is_delta(inputs, tokens.shape().0);
             same(&out, &inputs.v); same(&errors, &inputs.v);
             if let Some(state) = &state {
-                is(state, (heads.values * heads.key_size, heads.value_size));
+                is(state, (inputs.heads.values * inputs.heads.key_size, inputs.heads.value_size));
                 assert_eq!(tokens.shape().1, 1, "one row continues a state");
             }
-        } => Work::product(3 * out.len() * heads.key_size, 3 * out.len() + 2 * inputs.q.len());
+        } => Work::product(3 * out.len() * inputs.heads.key_size, 3 * out.len() + 2 * inputs.q.len());
         delta_rule_grad(
             grad: DeltaGrad<B::Memory>, dout: In<B>, saved: DeltaSaved<B::Memory>, inputs: Delta<B::Memory>,
-            heads: DeltaHeads, tokens: &B::Tokens,
+            tokens: &B::Tokens,
         ) {
-            is_delta(inputs, heads, tokens.shape().0);
+            is_delta(inputs, tokens.shape().0);
             same(&dout, &inputs.v); same(&saved.out, &inputs.v); same(&saved.errors, &inputs.v);
             same(&grad.dq, &inputs.q); same(&grad.dk, &inputs.k); same(&grad.dv, &inputs.v);
             same(&grad.dbeta, &inputs.beta); same(&grad.ddecay, &inputs.decay);
-        } => Work::product(8 * dout.len() * heads.key_size, 4 * dout.len() + 4 * inputs.q.len());
+        } => Work::product(8 * dout.len() * inputs.heads.key_size, 4 * dout.len() + 4 * inputs.q.len());
         gated(out: Out<B>, gate: In<B>, up: In<B>, activation: Activation) {
             same(&gate, &out); same(&up, &out);
         } => Work::short(3 * out.len());

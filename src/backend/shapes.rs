@@ -114,8 +114,8 @@ pub fn is_convolved<M>(gates: Gates<M>, taps: &impl Shaped, tokens: &impl Shaped
 
 /// Inputs of a delta rule of `tokens` tokens.
 #[track_caller]
-pub fn is_delta<M>(inputs: Delta<M>, heads: DeltaHeads, tokens: usize) {
-    let DeltaHeads { values, keys, value_size, key_size } = heads;
+pub fn is_delta<M>(inputs: Delta<M>, tokens: usize) {
+    let DeltaHeads { values, keys, value_size, key_size } = inputs.heads;
     assert!(keys > 0 && values.is_multiple_of(keys), "key heads divide the value heads");
     is(&inputs.q, (tokens, keys * key_size));
     same(&inputs.k, &inputs.q);

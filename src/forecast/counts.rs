@@ -64,6 +64,13 @@ pub struct Ahead<'a> {
     pub most: usize,
 }
 
+/// How often the steps after `done` of `total`, taken `together` at a time, hold a multiple of `every`, or end; 0 has no multiples.
+fn times((done, total): (u64, u64), every: u64, together: u64) -> u64 {
+    let holds = |end: &u64| *end == total || every > 0 && end / every > end.saturating_sub(together) / every;
+    let ends = |at: &u64| Some(at.saturating_add(together).min(total)).filter(|end| end > at);
+    std::iter::successors(ends(&done), ends).filter(holds).count() as u64
+}
+
 /// Counts the steps after `done` and their contents.
 pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     let Ahead { plan, train, eval, done, most } = ahead;
@@ -101,13 +108,12 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     c.longest = plan.micro_batch_tokens().max(lengths(train)).max(eval.map_or(0, lengths));
     let steps = |every: Every| every.steps(total, plan.steps_per_epoch());
     let (evals, saves) = (steps(options.output.eval_steps), steps(options.output.save_steps));
-    let times = |every: Option<u64>| every.map_or(0, |n| total / n - done / n);
-    // At the start, at intervals, and at the end, which may also be one of the intervals.
-    let ends = |every: Option<u64>| u64::from(every.is_none_or(|n| !total.is_multiple_of(n)));
-    let looks = u64::from(done == 0) + times(evals) + ends(evals);
+    // At intervals and at the end, which may also be one of the intervals.
+    let times = |every: Option<u64>| times((done, total), every.unwrap_or(0), sent.steps());
+    let looks = u64::from(done == 0) + times(evals);
     c.eval_tokens = eval.map_or(0, |e| e.counts.tokens);
     c.evals = if eval.is_some() { looks } else { 0 };
-    c.saves = times(saves) + ends(saves);
+    c.saves = times(saves);
     load.eval = (c.eval_tokens, c.evals);
     // A resumed run has the scores in its folder.
     let compares = options.data.objective.is_some_and(|objective| objective.loss.has_reference());

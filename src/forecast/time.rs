@@ -67,9 +67,12 @@ impl Sent {
         let Some(Islands { count, .. }) = self.islands else {
             return steps.iter().flat_map(single).collect();
         };
-        let of = |island| {
-            let own = |step: &'s Vec<u32>| step.chunks(1).skip(island).step_by(count);
-            steps.iter().flat_map(own).collect()
+        // The turns of the first step of a run are not known here, and do not matter.
+        let of = |island: usize| {
+            let own = |(turn, step): (usize, &'s Vec<u32>)| {
+                step.chunks(1).enumerate().filter(move |(n, _)| (n + turn) % count == island)
+            };
+            steps.iter().enumerate().flat_map(own).map(|(_, size)| size).collect()
         };
         (0..count).map(of).collect()
     }

@@ -25,6 +25,8 @@ pub struct Progress {
     pub total_steps: u64,
     /// The last finished step.
     pub step: u64,
+    /// Steps before the newest event of steps.
+    before: u64,
     /// First and last training loss.
     pub loss: Option<(f64, f64)>,
     /// First and last evaluation.
@@ -104,7 +106,9 @@ impl Progress {
     }
 
     fn see_step(&mut self, step: &Step) {
-        self.step = step.step;
+        // Islands report several steps at once.
+        (self.before, self.step) = (self.step, step.step);
+        let taken = step.step.saturating_sub(self.before).max(1) as f64;
         self.loss = Some((self.loss.map_or(step.loss, |(first, _)| first), step.loss));
         self.tokens += step.total_tokens;
         self.seconds += step.seconds;
@@ -114,9 +118,12 @@ impl Progress {
         self.last = Some(Last { grad_norm, lr, rewards, accuracy, memory });
         self.team.see(step);
         let Smooth { weight, loss, tokens, seconds } = &mut self.smooth;
-        for (sum, new) in
-            [(weight, 1.0), (loss, step.loss), (tokens, step.total_tokens as f64), (seconds, step.seconds)]
-        {
+        for (sum, new) in [
+            (weight, taken),
+            (loss, taken * step.loss),
+            (tokens, step.total_tokens as f64),
+            (seconds, step.seconds),
+        ] {
             *sum = MEMORY * *sum + new;
         }
     }
@@ -168,7 +175,9 @@ impl Progress {
         match event {
             Event::Step(step) => {
                 let every = self.total_steps.div_ceil(LINES).max(1);
-                let due = step.step == 1 || step.step.is_multiple_of(every) || step.step == self.total_steps;
+                let due = self.before == 0
+                    || step.step / every > self.before / every
+                    || step.step == self.total_steps;
                 if due { vec![self.step_line(step)] } else { vec![] }
             }
             other => self.milestone(other),

@@ -341,9 +341,12 @@ fn longest(job: &Job, options: &Options) -> Longest {
 
 /// The most tokens of an island, of the tokens of the microbatches of all steps.
 fn longest_island(steps: &[Vec<u32>], Islands { count, inner }: Islands) -> usize {
+    // A microbatch has about 16 bytes, or two tokens, besides its rows and tokens, and so has a step.
+    let size = |step: &Vec<u32>, first: usize| -> usize {
+        2 + step.iter().skip(first).step_by(count).map(|tokens| *tokens as usize + 2).sum::<usize>()
+    };
     let of = |steps: &[Vec<u32>], island: usize| -> usize {
-        let own = steps.iter().flat_map(|step| step.iter().skip(island).step_by(count));
-        own.map(|tokens| *tokens as usize).sum()
+        steps.iter().enumerate().map(|(turn, step)| size(step, (island + turn) % count)).sum()
     };
     let exchanges = steps.chunks(usize::try_from(inner).unwrap_or(usize::MAX));
     exchanges.flat_map(|steps| (0..count).map(move |island| of(steps, island))).max().unwrap_or(0)

@@ -88,7 +88,7 @@ fn wire(o: &ClusterOptions) -> Option<String> {
 }
 
 /// Refuses islands without work.
-fn enough_microbatches(o: &OptimOptions, plan: &Plan) -> Result<(), Refusal> {
+pub fn enough_microbatches(o: &OptimOptions, plan: &Plan) -> Result<(), Refusal> {
     let Some(count) = o.islands.map(|islands| islands.count) else { return Ok(()) };
     let have = plan.step(1).microbatches.len();
     if have >= count {

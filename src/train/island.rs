@@ -15,6 +15,7 @@ use crate::model::stage::{Fault, Microbatch, Stage};
 use crate::numeric::fixed::{self, CELL};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::fmt;
 
 /// Vectors of the flat layout that travel.
@@ -147,15 +148,16 @@ fn add_up(
     layout: &Layout,
 ) -> Result<(), Failed> {
     sums.reset(layout.len());
-    let (cap, mut given, mut bad) = (fixed::cap(batches.len()), 0, None::<(usize, Refused)>);
+    let (cap, mut given, bad) = (fixed::cap(batches.len()), 0, Cell::new(None::<(usize, Refused)>));
     let mut next = batches.iter().cloned();
-    model.gradients(&mut || if go_on() { next.next() } else { None }, &mut |index, loss, gradient| {
+    let next = &mut || if bad.get().is_none() && go_on() { next.next() } else { None };
+    model.gradients(next, &mut |index, loss, gradient| {
         given += 1;
-        if bad.is_none() {
-            bad = sums.add(loss, gradient, cap).err().map(|refused| (index, refused));
+        if bad.get().is_none() {
+            bad.set(sums.add(loss, gradient, cap).err().map(|refused| (index, refused)));
         }
     })?;
-    if let Some((index, refused)) = bad {
+    if let Some((index, refused)) = bad.get() {
         let (tensor, batch) = (refused.tensor(layout), &batches[index]);
         let of = if refused.loss { tensor } else { format!("the gradient of {tensor}") };
         let what = format!("{of} in step {}", batch.step);
@@ -181,18 +183,20 @@ pub fn vectors(state: &State) -> Vec<f32> {
     state.parameters.iter().chain(&optimizer.exp_avg).copied().chain(roots).collect()
 }
 
-/// Divides the microbatches of several steps among islands: of each step, island i gets every k-th from the i-th on.
+/// Divides the microbatches of the next steps among k islands: number n of step s goes to island n + s modulo k, so that
+/// no island always gets the fewest.
 pub fn divide(
     steps: Vec<(f64, Vec<Microbatch>)>,
     islands: usize,
     (options, after): (Options, u64),
 ) -> Vec<Island> {
     let mut out = vec![Island { options, after, steps: Vec::with_capacity(steps.len()) }; islands];
-    for (rate, batches) in steps {
+    for (step, (rate, batches)) in (after + 1..).zip(steps) {
+        let turn = (step % islands as u64) as usize;
         out.iter_mut().for_each(|island| island.steps.push(InnerStep { rate, batches: Vec::new() }));
         for (index, batch) in batches.into_iter().enumerate() {
-            let steps = &mut out[index % islands].steps;
-            steps.last_mut().into_iter().for_each(|step| step.batches.push(batch.clone()));
+            let steps = &mut out[(index + turn) % islands].steps;
+            steps.last_mut().into_iter().for_each(|own| own.batches.push(batch.clone()));
         }
     }
     out

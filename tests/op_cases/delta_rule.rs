@@ -136,8 +136,8 @@ fn inputs(size: Size) -> Vec<Mat> {
     ]
 }
 
-fn given<'a, M>(i: &[View<'a, M>]) -> Delta<'a, M> {
-    Delta { q: i[0], k: i[1], v: i[2], beta: i[3], decay: i[4], rates: i[5] }
+fn given<'a, M>(i: &[View<'a, M>], heads: DeltaHeads) -> Delta<'a, M> {
+    Delta { q: i[0], k: i[1], v: i[2], beta: i[3], decay: i[4], rates: i[5], heads }
 }
 
 fn softplus(x: f64) -> f64 {
@@ -183,7 +183,7 @@ pub fn delta_rule<B: Device>(set: Set) -> Cases<B> {
             .tokens(&bounds, 0)
             .verb(move |b: &mut B, g, o| {
                 let [out, errors] = o else { unreachable!() };
-                b.delta_rule(out.view_mut(), errors.view_mut(), None, given(g.i), heads, g.tokens());
+                b.delta_rule(out.view_mut(), errors.view_mut(), None, given(g.i, heads), g.tokens());
             })
             .want(&[2e-6; 2], move |k| {
                 let [out, errors, _] = ruled(k.i, heads, &bounds, None);
@@ -202,7 +202,7 @@ pub fn delta_rule<B: Device>(set: Set) -> Cases<B> {
             .verb(move |b: &mut B, g, o| {
                 let [out, errors, state] = o else { unreachable!() };
                 let state = Some(state.view_mut());
-                b.delta_rule(out.view_mut(), errors.view_mut(), state, given(g.i), heads, g.tokens());
+                b.delta_rule(out.view_mut(), errors.view_mut(), state, given(g.i, heads), g.tokens());
             })
             .want(&[2e-6; 3], move |k| ruled(k.i, heads, &bounds, Some(&k.old[2])).into())
             .product(cost(size))
@@ -274,7 +274,7 @@ pub fn delta_rule_grad<B: Device>(set: Set) -> Cases<B> {
                     ddecay: ddecay.view_mut(),
                 };
                 let saved = DeltaSaved { out: g.i[1], errors: g.i[2] };
-                b.delta_rule_grad(grad, g.i[0], saved, given(&g.i[3..]), heads, g.tokens());
+                b.delta_rule_grad(grad, g.i[0], saved, given(&g.i[3..], heads), g.tokens());
             })
             .want(&[5e-6; 5], move |k| gradients(&k.i[0], &k.i[3..], heads, &own))
             .product(3 * cost(size))

@@ -64,7 +64,7 @@ fn convolution_grad(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: 
 
 fn ruled<'a>(x: &'a Memory, y: &'a Memory) -> Delta<'a, Memory> {
     let [beta, decay] = [y, x].map(|m| view(m, N, 1));
-    Delta { q: of(x), k: of(y), v: of(x), beta, decay, rates: view(y, 2, 1) }
+    Delta { q: of(x), k: of(y), v: of(x), beta, decay, rates: view(y, 2, 1), heads: ONE_RULE }
 }
 
 const ONE_RULE: DeltaHeads = DeltaHeads { values: 1, keys: 1, value_size: N, key_size: N };
@@ -79,7 +79,7 @@ fn rule(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) {
     let mut out = Some(out);
     let mut next = |i: usize| if i == which { out.take().unwrap() } else { rest.next().unwrap() };
     let (out, errors, state) = (next(0), next(1), next(2));
-    d.delta_rule(out, errors, Some(state), ruled(&g.x, &g.y), ONE_RULE, &tokens);
+    d.delta_rule(out, errors, Some(state), ruled(&g.x, &g.y), &tokens);
 }
 
 /// One of the gradients of a delta rule.
@@ -98,7 +98,7 @@ fn rule_grad(d: &mut Device, out: ViewMut<Memory>, g: &mut Given, which: usize) 
     };
     let grad = DeltaGrad { dq: next(0), dk: next(1), dv: next(2), dbeta: next(3), ddecay: next(4) };
     let saved = DeltaSaved { out: of(&g.x), errors: of(&g.y) };
-    d.delta_rule_grad(grad, of(&g.x), saved, ruled(&g.x, &g.y), ONE_RULE, &tokens);
+    d.delta_rule_grad(grad, of(&g.x), saved, ruled(&g.x, &g.y), &tokens);
 }
 
 /// One of the gradients of attention.

@@ -23,8 +23,8 @@ pub fn gradients(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> 
             ddecay: ddecay.view_mut(),
         };
         let tokens = tokens(d, &[0, 5]);
-        let inputs = Delta { q: i[0], k: i[1], v: i[2], beta: i[3], decay: i[4], rates: i[8] };
+        let inputs = Delta { q: i[0], k: i[1], v: i[2], beta: i[3], decay: i[4], rates: i[8], heads };
         let saved = DeltaSaved { out: i[5], errors: i[6] };
-        d.delta_rule_grad(grad, i[7], saved, inputs, heads, &tokens);
+        d.delta_rule_grad(grad, i[7], saved, inputs, &tokens);
     })
 }

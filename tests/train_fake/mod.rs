@@ -143,7 +143,7 @@ pub struct Rows {
     pub steps: u64,
     pub order: [usize; 4],
     pub eval: usize,
-    /// Of each step only the microbatches i, i + k and so on: k and i.
+    /// Of step s only the microbatches n whose n + s is i modulo k: k and i.
     pub every: (usize, usize),
 }
 
@@ -177,8 +177,9 @@ impl Work for Rows {
     fn step(&self, step: u64) -> Vec<Microbatch> {
         let first = (step - 1) % 4 * 8;
         let two = |m: usize| vec![first + 2 * m as u64, first + 2 * m as u64 + 1];
-        let own = self.order.iter().skip(self.every.1).step_by(self.every.0);
-        own.map(|&m| batch(step, two(m))).collect()
+        let (k, i) = self.every;
+        let own = self.order.iter().enumerate().filter(|(n, _)| (n + step as usize) % k == i);
+        own.map(|(_, &m)| batch(step, two(m))).collect()
     }
     fn eval_rows(&self) -> u64 {
         self.eval as u64 * 3

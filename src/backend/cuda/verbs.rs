@@ -354,9 +354,9 @@ impl<D: Driver> Backend for Cuda<D> {
         errors: ViewMut<Memory>,
         state: Option<ViewMut<Memory>>,
         inputs: Delta<Memory>,
-        heads: DeltaHeads,
         tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         self.apply_rule((out, errors), state, inputs, (heads, tokens));
     }
 
@@ -366,9 +366,9 @@ impl<D: Driver> Backend for Cuda<D> {
         dout: View<Memory>,
         saved: DeltaSaved<Memory>,
         inputs: Delta<Memory>,
-        heads: DeltaHeads,
         tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         self.apply_rule_grad(grad, (dout, saved), inputs, (heads, tokens));
     }
 

@@ -163,7 +163,6 @@ impl Backend for Dry {
         _: ViewMut<Memory>,
         _: Option<ViewMut<Memory>>,
         inputs: Delta<Memory>,
-        _: DeltaHeads,
         _: &Tokens,
     ) {
         self.device.inside(Op::DeltaRule(read(&inputs.beta)));
@@ -175,7 +174,6 @@ impl Backend for Dry {
         _: View<Memory>,
         _: DeltaSaved<Memory>,
         inputs: Delta<Memory>,
-        _: DeltaHeads,
         _: &Tokens,
     ) {
         self.device.inside(Op::DeltaRule(read(&inputs.beta)));

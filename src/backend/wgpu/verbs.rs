@@ -262,9 +262,9 @@ impl Backend for Wgpu {
         errors: ViewMut<Memory>,
         state: Option<ViewMut<Memory>>,
         inputs: Delta<Memory>,
-        heads: DeltaHeads,
         tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         self.apply_rule((out, errors), state, inputs, (heads, tokens));
     }
 
@@ -274,9 +274,9 @@ impl Backend for Wgpu {
         dout: View<Memory>,
         saved: DeltaSaved<Memory>,
         inputs: Delta<Memory>,
-        heads: DeltaHeads,
         tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         self.apply_rule_grad(grad, (dout, saved), inputs, (heads, tokens));
     }
 

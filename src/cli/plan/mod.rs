@@ -70,6 +70,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         (&mut prepared, chosen.as_ref()),
         auto_micro_batch::Look::Only,
     )?;
+    job::enough_microbatches(&options.optim, &plan)?;
     job::samples::rows(&prepared, options.output.sample_rows)?;
     notes.extend(prepared.remarks.clone());
     let (train, eval) = (&prepared.train, prepared.eval.as_ref());

@@ -160,16 +160,19 @@ fn less_sync(worker: &Participant, o: &Outlook) -> Vec<String> {
     if o.sent != Sent::default() || now - rounded <= NOTICED {
         return Vec::new();
     }
-    let apart = Sent { islands: Some(Islands { count: 2, inner: 16 }), ..Sent::default() };
-    let apart = worker.sync(values, apart) / apart.steps() as f64;
-    vec![
-        format!(
-            "         {rounded:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter"
-        ),
-        format!(
-            "         {apart:.2} s with --islands 2 --inner-steps 16, which average adapters every 16 steps"
-        ),
-    ]
+    let mut lines = vec![format!(
+        "         {rounded:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter"
+    )];
+    // An island for each device.
+    let islands = Islands { count: o.forecast.shares.len(), inner: 16 };
+    if o.line.is_none() && o.counts.microbatches_per_step.0 >= islands.count {
+        let apart = worker.sync(values, Sent { islands: Some(islands), ..Sent::default() }) / 16.0;
+        let count = islands.count;
+        lines.push(format!(
+            "         {apart:.2} s with --islands {count} --inner-steps 16, which average adapters every 16 steps"
+        ));
+    }
+    lines
 }
 
 /// Quality of the estimate.

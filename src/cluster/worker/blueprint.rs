@@ -44,6 +44,8 @@ pub struct Shape {
     pub dtype: Option<String>,
     /// Bits to which gradients are rounded before they are added; 0: none are.
     pub sum_bits: u32,
+    /// Whether moments come with the parameters, for islands.
+    pub moments: bool,
     /// The part that is built here; `None` for the whole model.
     pub portion: Option<Portion>,
 }
@@ -91,6 +93,7 @@ impl Shape {
             tokens,
             dtype: None,
             sum_bits: 0,
+            moments: false,
             portion: None,
         }
     }
@@ -106,6 +109,7 @@ impl Shape {
             tokens: usize::try_from(manifest.tokens).unwrap_or(usize::MAX),
             dtype: manifest.dtype.clone(),
             sum_bits: manifest.sum_bits,
+            moments: manifest.moments,
             portion: None,
         }
     }

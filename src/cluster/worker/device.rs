@@ -261,7 +261,10 @@ impl DeviceWorker {
     fn compute(&mut self, job: &QueuedLease, began: Instant) -> Result<Report, Failed> {
         let Lease { lease, after, of, ref work, .. } = job.lease;
         let parameters = job.parameters.hash;
-        self.take_parameters(&job.parameters)?;
+        // An island sets the parameters of each of its steps.
+        if work.island().is_none() {
+            self.take_parameters(&job.parameters)?;
+        }
         match work {
             Work::Train(batch) => {
                 let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));

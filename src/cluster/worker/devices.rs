@@ -71,7 +71,8 @@ impl DeviceThreads {
     /// Opens all devices at the same time. A device that fails is a line in `refused`, not an error.
     pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
         let of = (model.to_string(), blueprint.shape.clone());
-        let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
+        let (tokens, positions) = (of.1.tokens, blueprint.config.max_positions);
+        let limits = Limits { tokens, positions, moments: of.1.moments };
         let longest = limits.tokens.max(limits.positions);
         let hidden_values = longest.saturating_mul(blueprint.config.hidden);
         let (buffers, mut refused) = (Buffers::default(), Vec::new());

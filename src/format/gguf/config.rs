@@ -135,10 +135,6 @@ fn delta_rule(s: &Source, config: &mut Value) -> Result<Option<Shared>, FormatEr
     }
     let every = s.maybe("full_attention_interval")?.unwrap_or(4);
     config["full_attention_interval"] = json!(every);
-    let layers = config["num_hidden_layers"].as_u64().unwrap_or(0) as usize;
-    let kind =
-        |layer: usize| if (layer + 1).is_multiple_of(every) { "full_attention" } else { "linear_attention" };
-    config["layer_types"] = (0..layers).map(kind).collect();
     for (key, size) in [
         ("conv_kernel_dim", taps),
         ("key_head_dim", key_size),
@@ -148,7 +144,9 @@ fn delta_rule(s: &Source, config: &mut Value) -> Result<Option<Shared>, FormatEr
     ] {
         config[format!("linear_{key}")] = json!(size);
     }
-    let of = Shared { keys, values: values / keys, before: 2 * keys * key_size, size: inner / values };
+    let before = keys.checked_mul(2).and_then(|both| both.checked_mul(key_size));
+    let before = before.ok_or_else(|| s.bad("ssm.group_count"))?;
+    let of = Shared { keys, values: values / keys, before, size: inner / values };
     Ok((of.values > 1).then_some(of))
 }
 
@@ -197,7 +195,11 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
         FormatError::tensor(s.file.path(), "token_embd.weight", "is missing: not a whole model")
     })?;
     // The last layers may predict further tokens.
-    let layers = s.size("block_count")?.checked_sub(s.maybe("nextn_predict_layers")?.unwrap_or(0));
+    let further = match s.get("nextn_predict_layers").map(Meta::as_u64) {
+        None | Some(Some(0)) => 0,
+        Some(_) => s.size("nextn_predict_layers")?,
+    };
+    let layers = s.size("block_count")?.checked_sub(further);
     let layers = layers.filter(|layers| *layers > 0).ok_or_else(|| s.bad("nextn_predict_layers"))?;
     let token = |key: &str| s.file.get(&format!("tokenizer.ggml.{key}_token_id")).and_then(Meta::as_u64);
     Ok(json!({

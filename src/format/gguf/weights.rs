@@ -28,11 +28,15 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Maps names.
-    pub fn new(file: Gguf, family: &'static Family, orders: Orders) -> Result<Self, FormatError> {
+    /// Maps names. Layers from number `layers` on predict further tokens, and are not read.
+    pub fn new(
+        file: Gguf,
+        (family, layers): (&'static Family, usize),
+        orders: Orders,
+    ) -> Result<Self, FormatError> {
         let (mut names, of_layer) = (BTreeMap::new(), family.layer_tensors());
         for (stored, info) in file.tensors() {
-            if is_not_a_weight(stored) {
+            if is_not_a_weight(stored) || layer_of(stored).is_some_and(|layer| layer >= layers) {
                 continue;
             }
             if let Some((layer, module)) = experts(stored).filter(|_| family.experts) {
@@ -68,6 +72,11 @@ impl Weights {
         matrices.for_each(|info| *bytes.entry(info.kind).or_default() += info.range.len());
         bytes.into_iter().max_by_key(|&(_, n)| n).map_or(Encoding::Plain(Dtype::F32), |(kind, _)| kind)
     }
+}
+
+/// The layer of a tensor; outside the layers it has none.
+fn layer_of(stored: &str) -> Option<usize> {
+    stored.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
 /// The tensor, with the shape that it has in Hugging Face.

@@ -83,7 +83,7 @@ impl<M> DeltaRule<M> {
         self.taps.into_iter().chain(self.lengths).chain([self.rates, self.gain])
     }
 
-    /// Of q, k and v: columns, and those of a head of q and k.
+    /// Columns of q, k and v.
     fn widths(&self) -> [usize; 3] {
         let DeltaHeads { values, keys, value_size, key_size } = self.heads;
         [keys * key_size, keys * key_size, values * value_size]
@@ -98,6 +98,7 @@ impl<M> DeltaRule<M> {
             beta,
             decay,
             rates: view(&self.rates, 2, self.heads.values),
+            heads: self.heads,
         }
     }
 }
@@ -151,7 +152,7 @@ impl<B: Fused> Block<B> {
         let read = Self::read_by_rule(backend, of, qkv, (t, batch.tokens));
         let inputs = of.inputs(&read, [beta, decay].map(|x| view(x, t, of.heads.values)));
         let (o, e) = (view_mut(&mut out, t, widths[2]), view_mut(&mut errors, t, widths[2]));
-        backend.delta_rule(o, e, None, inputs, of.heads, batch.tokens);
+        backend.delta_rule(o, e, None, inputs, batch.tokens);
         read.recycle(backend);
         (out, errors)
     }
@@ -188,7 +189,7 @@ impl<B: Fused> Block<B> {
         let mut errors = backend.memory(t * widths[2]);
         let out = ViewMut { memory: out, offset: new.start * widths[2], rows: t, cols: widths[2] };
         let (e, state) = (view_mut(&mut errors, t, widths[2]), view_mut(state, states, columns));
-        backend.delta_rule(out, e, Some(state), inputs, heads, tokens);
+        backend.delta_rule(out, e, Some(state), inputs, tokens);
         read.recycle(backend);
         all.into_iter().chain([errors]).for_each(|m| backend.recycle(m));
     }
@@ -220,7 +221,7 @@ impl<B: Fused> Block<B> {
         let inputs = of.inputs(&read, [beta, decay].map(|x| view(x, t, h)));
         let [dout, out, errors] = [dout, &saved.attended, &saved.logsumexp].map(|x| view(x, t, widths[2]));
         let kept = DeltaSaved { out, errors };
-        backend.delta_rule_grad(grad, dout, kept, inputs, of.heads, batch.tokens);
+        backend.delta_rule_grad(grad, dout, kept, inputs, batch.tokens);
         let mut all = vec![(BETA, dbeta), (DECAY, ddecay)];
         for (i, grad) in grads.into_iter().enumerate() {
             let n = widths[i];

@@ -6,6 +6,9 @@ use super::{ConfigError, DeltaHeads, key};
 /// Name of such a layer in `layer_types`.
 pub(super) const KIND: &str = "linear_attention";
 
+/// Most heads: what one dimension of a launch on a CUDA device holds.
+const MOST_HEADS: usize = 65_535;
+
 /// The delta rules of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeltaRules {
@@ -25,8 +28,8 @@ pub(super) fn read(fields: &Fields, layers: usize) -> Result<DeltaRules, ConfigE
         Ok::<_, ConfigError>(fields.optional_size(name, 1..=most)?.unwrap_or(default))
     };
     let heads = DeltaHeads {
-        values: size("linear_num_value_heads", 1 << 16, 32)?,
-        keys: size("linear_num_key_heads", 1 << 16, 16)?,
+        values: size("linear_num_value_heads", MOST_HEADS, 32)?,
+        keys: size("linear_num_key_heads", MOST_HEADS, 16)?,
         value_size: size("linear_value_head_dim", 1 << 12, 128)?,
         key_size: size("linear_key_head_dim", MOST_KEY, 128)?,
     };

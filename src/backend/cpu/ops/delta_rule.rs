@@ -251,7 +251,7 @@ struct Task<'a, 'b> {
 /// The gradients.
 pub fn gradient(cx: Context, out: Outputs, known: Known, x: Inputs) {
     let Outputs { dq, dk, dv, dbeta, ddecay } = out;
-    let task = Task { x, known, out: [dq, dk, dv, dbeta, ddecay].map(|m| Shared::new(m)) };
+    let task = Task { x, known, out: [dq, dk, dv, dbeta, ddecay].map(Shared::new) };
     let keys = x.heads.keys;
     cx.threads.each(x.rows() * keys, |i| task.run(cx, i / keys, i % keys));
 }

@@ -316,12 +316,11 @@ impl Backend for Cpu {
         mut errors: ViewMut<Memory>,
         mut state: Option<ViewMut<Memory>>,
         inputs: Delta<Memory>,
-        heads: DeltaHeads,
         tokens: &Tokens,
     ) {
         let out = (out.values_mut(), errors.values_mut());
         let state = state.as_mut().map(|state| state.values_mut());
-        delta_rule::forward(self.context(), out, state, ruled(inputs, heads, tokens));
+        delta_rule::forward(self.context(), out, state, ruled(inputs, tokens));
     }
 
     fn delta_rule_grad(
@@ -330,7 +329,6 @@ impl Backend for Cpu {
         dout: View<Memory>,
         saved: DeltaSaved<Memory>,
         inputs: Delta<Memory>,
-        heads: DeltaHeads,
         tokens: &Tokens,
     ) {
         let out = delta_rule::Outputs {
@@ -342,7 +340,7 @@ impl Backend for Cpu {
         };
         let (out_of, errors) = (saved.out.values(), saved.errors.values());
         let known = delta_rule::Known { dout: dout.values(), out: out_of, errors };
-        delta_rule::gradient(self.context(), out, known, ruled(inputs, heads, tokens));
+        delta_rule::gradient(self.context(), out, known, ruled(inputs, tokens));
     }
 
     fn gated(
@@ -486,8 +484,8 @@ fn activated<'a>(x: View<'a, Memory>, taps: View<'a, Memory>, tokens: &'a Tokens
     silu::Inputs { x: x.values(), taps: taps.values(), cols: taps.cols, positions: &tokens.positions }
 }
 
-fn ruled<'a>(inputs: Delta<'a, Memory>, heads: DeltaHeads, tokens: &'a Tokens) -> delta_rule::Inputs<'a> {
-    let Delta { q, k, v, beta, decay, rates } = inputs;
+fn ruled<'a>(inputs: Delta<'a, Memory>, tokens: &'a Tokens) -> delta_rule::Inputs<'a> {
+    let Delta { q, k, v, beta, decay, rates, heads } = inputs;
     let [q, k, v, beta, decay, rates] = [q, k, v, beta, decay, rates].map(|x| x.values());
     delta_rule::Inputs { q, k, v, beta, decay, rates, heads, bounds: &tokens.bounds }
 }
