@@ -64,11 +64,20 @@ pub struct Ahead<'a> {
     pub most: usize,
 }
 
-/// How often the steps after `done` of `total`, taken `together` at a time, hold a multiple of `every`, or end; 0 has no multiples.
+/// How often the steps after `done` of `total`, taken `together` at a time, hold a multiple of `every`, or end; 0 has no
+/// multiples.
 fn times((done, total): (u64, u64), every: u64, together: u64) -> u64 {
-    let holds = |end: &u64| *end == total || every > 0 && end / every > end.saturating_sub(together) / every;
-    let ends = |at: &u64| Some(at.saturating_add(together).min(total)).filter(|end| end > at);
-    std::iter::successors(ends(&done), ends).filter(holds).count() as u64
+    let all = total.saturating_sub(done).div_ceil(together);
+    match every {
+        _ if all == 0 => 0,
+        0 => 1,
+        _ if every <= together => all,
+        // No two multiples are in the same steps.
+        _ => {
+            let last = done + (all - 1) * together;
+            total / every - done / every + u64::from(total / every == last / every)
+        }
+    }
 }
 
 /// Counts the steps after `done` and their contents.
@@ -127,4 +136,35 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     let asked = options.output.sample_prompts.len() + rows;
     load.answers = if train.is_labelled() { 0 } else { looks * asked as u64 };
     (c, load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::times;
+
+    #[test]
+    fn steps_taken_together_hold_few_multiples() {
+        for (done, total, every, together, want) in [
+            (0, 160, 1, 16, 10),
+            (0, 160, 20, 16, 8),
+            (0, 40, 32, 16, 2),
+            (0, 160, 0, 16, 1),
+            (32, 160, 7, 16, 8),
+            (9, 9, 3, 1, 0),
+        ] {
+            assert_eq!(times((done, total), every, together), want, "{done} {total} {every} {together}");
+        }
+        for (total, every, together) in
+            (1..40).flat_map(|t| (1..9).flat_map(move |e| (1..9).map(move |h| (t, e, h))))
+        {
+            let mut due = 0;
+            let mut at = 0;
+            while at < total {
+                let end = (at + together).min(total);
+                due += u64::from(end == total || (at + 1..=end).any(|step| step % every == 0));
+                at = end;
+            }
+            assert_eq!(times((0, total), every, together), due, "{total} {every} {together}");
+        }
+    }
 }
