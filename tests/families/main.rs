@@ -312,11 +312,12 @@ fn recomputed_blocks_and_stages_give_the_same_bits() {
     }
 }
 
-/// Rows of q and k are moved within a head; gains of norms are not.
+/// Rows of q and k are moved within a head. Gains of norms move with those of a rotated part, and this was tried (golden
+/// `qwen35`); with those of adjacent pairs it was not.
 #[test]
-fn moved_rows_of_a_head_have_no_norms() {
+fn moved_pairs_of_a_head_have_no_norms() {
     for family in ALL.iter().chain(KNOWN) {
-        let moved = family.adjacent_pairs || family.partial_rotary.is_some();
+        let moved = family.adjacent_pairs;
         assert!(!moved || family.head_norms == HeadNorms::None, "{}", family.name);
     }
 }

@@ -259,20 +259,20 @@ impl DeviceWorker {
     }
 
     fn compute(&mut self, job: &QueuedLease, began: Instant) -> Result<Report, Failed> {
-        let Lease { lease, after, of, ref work, .. } = job.lease;
+        let Lease { lease, after, ref work, .. } = job.lease;
         let parameters = job.parameters.hash;
         // An island sets the parameters of each of its steps.
         if work.island().is_none() {
             self.take_parameters(&job.parameters)?;
         }
         match work {
-            Work::Train(batch) => {
-                let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));
+            Work::Train(_) | Work::Island(_) => {
+                let (finished, micros) = (self.trained(job, began)?, micros(began));
                 let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
                 Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
             }
-            Work::Verify(batch) => {
-                let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));
+            Work::Verify(_) | Work::VerifyIsland(_) => {
+                let (finished, micros) = (self.trained(job, began)?, micros(began));
                 let digest = digest::of_gradient(&finished.gradient, &finished.scalars);
                 self.shared.buffers.give_back(finished.gradient);
                 let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
@@ -284,24 +284,8 @@ impl DeviceWorker {
                 self.losses(batch, Want::Predictions)?;
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
-            Work::Recheck(batch) => {
-                let finished = self.gradient(batch, of, began)?;
-                self.shared.buffers.give_back(finished.gradient);
-                Ok(Report::Fine { lease, parameters, micros: micros(began) })
-            }
-            Work::Island(island) => {
-                let (finished, micros) = (self.island(island, job, began)?, micros(began));
-                let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
-                Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
-            }
-            Work::VerifyIsland(island) => {
-                let (finished, micros) = (self.island(island, job, began)?, micros(began));
-                let digest = digest::of_gradient(&finished.gradient, &finished.scalars);
-                self.shared.buffers.give_back(finished.gradient);
-                Ok(Report::Verified { lease, digest, parameters, micros, memory: 0 })
-            }
-            Work::RecheckIsland(island) => {
-                let finished = self.island(island, job, began)?;
+            Work::Recheck(_) | Work::RecheckIsland(_) => {
+                let finished = self.trained(job, began)?;
                 self.shared.buffers.give_back(finished.gradient);
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
@@ -335,6 +319,15 @@ impl DeviceWorker {
         self.model()?.set_parameters(&parameters.values[..own])?;
         self.holds = Some(parameters.clone());
         Ok(())
+    }
+
+    /// The result of a lease for training, which may enter a sum.
+    fn trained(&mut self, job: &QueuedLease, began: Instant) -> Result<Finished, Failed> {
+        match (job.lease.work.island(), job.lease.work.batch()) {
+            (Some(island), _) => self.island(island, job, began),
+            (None, Some(batch)) => self.gradient(batch, job.lease.of, began),
+            (None, None) => Err(Failed::Device("a prompt has no gradient".into())),
+        }
     }
 
     /// Computes one microbatch and checks it: the result may enter a sum.
