@@ -67,7 +67,11 @@ fn run_sh_accepts_the_name_of_a_test() {
     let want = "cargo test --release --locked --workspace --no-fail-fast --test tidy unsafe\n";
     assert_eq!((code, calls.as_str()), (0, want));
     let (code, _, calls) = run(&["--no-install"], "");
-    assert!(code == 0 && calls.lines().count() == 5 && calls.contains("--test op_verbs"), "{calls}");
+    // Two lines more for each smaller set of instructions; every x86-64 processor here has at least AVX2.
+    assert!(
+        code == 0 && [3, 5].contains(&calls.lines().count()) && calls.contains("--test op_verbs"),
+        "{calls}"
+    );
 }
 
 #[test]
