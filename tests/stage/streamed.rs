@@ -242,7 +242,7 @@ fn a_group_has_the_same_bits_and_reads_each_streamed_block_once_in_each_directio
 /// Bytes by which the memory of the same blocks may differ: small vectors of the block in the slot (those of a delta rule: rates,
 /// a gain, lengths) may be in buffers with more room than they need.
 fn spare(case: &Case) -> u64 {
-    if case.config.delta_rules.is_some() { 192 } else { 0 }
+    if case.config.delta_rules.is_some() { 512 } else { 0 }
 }
 
 #[test]
