@@ -309,6 +309,39 @@ fn keys_of_newer_families_are_read() {
     check(olmo3, true, "an order of sliding layers of its own");
 }
 
+/// Layers behind those of the model predict further tokens: neither they nor their `nextn` tensors are weights.
+#[test]
+fn layers_that_predict_further_tokens_are_not_read() {
+    let sizes =
+        [("conv_kernel", 4), ("state_size", 2), ("group_count", 1), ("time_step_rank", 2), ("inner_size", 4)];
+    let set = |file: File, (key, n): (&str, u32)| file.set(&format!("qwen35.{key}"), Meta::U32(n));
+    let of_rules = sizes
+        .into_iter()
+        .fold(of_architecture("qwen35"), |file, (key, n)| set(file, (&format!("ssm.{key}"), n)));
+    let file = [("attention.key_length", 4), ("block_count", 5)].into_iter().fold(of_rules, set);
+    let mut file = file
+        .tensor("blk.3.attn_norm.weight", &[4], 0, 0)
+        .tensor("blk.4.attn_norm.weight", &[4], 0, 0)
+        .tensor("blk.4.nextn.eh_proj.weight", &[4, 4], 0, 0);
+    file.data = 64;
+    for (further, layers, last) in [(1, 4, "model.layers.3."), (0, 5, "model.layers.4.")] {
+        let files = open(&set(file.clone(), ("nextn_predict_layers", further))).unwrap();
+        let config = finetune::model::config::Config::from_json(&files.config).unwrap();
+        assert_eq!(
+            (config.layers, files.config["num_hidden_layers"].as_u64()),
+            (layers, Some(layers as u64))
+        );
+        let names = files.tensors.names();
+        let of_layers: Vec<&String> = names.iter().filter(|name| name.contains("layers.")).collect();
+        assert!(
+            of_layers.len() == layers - 3 && of_layers.iter().any(|name| name.starts_with(last)),
+            "{names:?}"
+        );
+    }
+    check(set(file.clone(), ("nextn_predict_layers", 5)), false, "qwen35.nextn_predict_layers");
+    check(set(file, ("ssm.group_count", u32::MAX)), false, "qwen35.ssm.");
+}
+
 #[test]
 fn layers_without_key_value_heads_have_a_convolution() {
     let kv = "lfm2.attention.head_count_kv";

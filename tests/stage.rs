@@ -144,7 +144,8 @@ fn bf16_is_near_f32_on_either_kernel() {
             let size = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
             let off = size(&mut rounded.1.iter().zip(&exact.1).map(|(a, b)| a - b));
             let of = size(&mut exact.1.iter().copied());
-            assert!(chaotic || off <= 0.05 * of, "gradient: {off} of {of}, dropout {p}");
+            let most = if chaotic { 0.5 } else { 0.05 };
+            assert!(off <= most * of, "gradient: {off} of {of}, dropout {p}");
             if Cpu::bf16_reference(1).is_some() {
                 let reference = run(|threads| Cpu::bf16_reference(threads).unwrap());
                 assert_eq!(

@@ -425,6 +425,23 @@ mod tests {
         }
     }
 
+    /// Islands report several steps at once.
+    #[test]
+    fn steps_that_are_reported_together_count_each() {
+        let mut progress = Progress { total_steps: 1000, ..Progress::default() };
+        let mut lines = Vec::new();
+        for s in (17..=1000).step_by(17).take(12) {
+            let event = step(s, 1.0);
+            progress.see(&event);
+            lines.extend(progress.lines(&event));
+        }
+        // Half a second for 17 steps, 796 are left; lines at the first one, and where a multiple of 20 is passed.
+        let left = progress.remaining().unwrap();
+        assert!((left - 796.0 * 0.5 / 17.0).abs() < 1e-9, "{left}");
+        let at: Vec<&str> = lines.iter().map(|line| line[5..9].trim()).collect();
+        assert_eq!(at, ["17", "34", "51", "68", "85", "102", "119", "136", "153", "170", "187", "204"]);
+    }
+
     #[test]
     fn long_run_prints_about_fifty_steps() {
         let mut progress = Progress { total_steps: 12_345, ..Progress::default() };

@@ -1,9 +1,8 @@
 //! Rounded gradients and changes (`--sum-bits`, `--update-bits`): the adapter depends on the numbers of bits, and not on
 //! who computes.
 
-use crate::cli_fixture::{classes, pairs, stderr};
+use crate::cli_fixture::{classes, pairs};
 use crate::fleet::{Fleet, RUN};
-use std::time::Duration;
 
 const COARSE: &str = "--sum-bits 6 --update-bits 8";
 
@@ -59,31 +58,13 @@ fn references_and_late_workers_get_whole_parameters() {
 
 #[test]
 fn a_killed_worker_and_a_resume_change_no_rounded_byte() {
-    let run = format!("{RUN} --max-steps 8 --save-steps 3 {COARSE}");
-    let mut fleet = Fleet::new();
-    let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --expect-workers 3"));
-    for name in ["a", "b", "c"] {
-        fleet.faulty(name, "--threads 1", "slow=8");
-    }
-    fleet.wait_for_step(2);
-    std::thread::sleep(Duration::from_millis(40));
-    fleet.kill("b");
-    fleet.wait_for_step(4);
-    fleet.kill("coordinator");
-    let resume = format!("{run} --role coordinator --bind {} -o out --resume -q", fleet.at());
-    for (bits, what) in [
+    let run = format!("{RUN} --max-steps 8 --save-steps 3");
+    let others = [
         ("--sum-bits 8 --update-bits 8", "sum_bits was 6, is 8"),
         ("--sum-bits 0 --update-bits 8", "sum_bits was 6, is unset"),
         ("--sum-bits 6 --update-bits 9", "update_bits was 8, is 9"),
-    ] {
-        let out = fleet.bench.run(&resume.replace(COARSE, bits));
-        assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
-        assert!(stderr(&out).contains(what), "{}", stderr(&out));
-    }
-    fleet.coordinator(&format!("{run} --resume --expect-workers 2"));
-    fleet.all_end(&["coordinator", "a", "c"], 0);
-    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    ];
+    Fleet::new().survives((&run, COARSE), 4, &others);
 }
 
 /// One worker gets the parameters and sends one sum in each step.

@@ -1,6 +1,6 @@
 //! A coordinator and workers as separate processes, on this machine over TCP with TLS, and their results.
 
-use crate::cli_fixture::{ADAPTER, Bench, rows};
+use crate::cli_fixture::{ADAPTER, Bench, rows, stderr};
 use crate::hosts::{Hosts, Path};
 use finetune::train::event::{Event, What};
 use rustix::process::{Pid, Signal, kill_process};
@@ -162,6 +162,32 @@ impl Fleet {
     pub fn kill(&mut self, name: &str) {
         self.signal(name, Signal::KILL);
         self.child(name).wait().unwrap();
+    }
+
+    /// Runs with three workers, of which one is killed after step 2, and kills the coordinator after step `last`; then
+    /// resumes, with two workers, to the bytes of one process. Each of `others`, in the place of `options`, is refused
+    /// with its text when it resumes.
+    pub fn survives(&mut self, (run, options): (&str, &str), last: usize, others: &[(&str, &str)]) {
+        let run = format!("{run} {options}");
+        let alone = self.alone(&run);
+        self.coordinator(&format!("{run} --expect-workers 3"));
+        for name in ["a", "b", "c"] {
+            self.faulty(name, "--threads 1", "slow=8");
+        }
+        self.wait_for_step(2);
+        std::thread::sleep(Duration::from_millis(40));
+        self.kill("b");
+        self.wait_for_step(last);
+        self.kill("coordinator");
+        let resume = format!("{run} --role coordinator --bind {} -o out --resume -q", self.at());
+        for (other, what) in others {
+            let out = self.bench.run(&resume.replace(options, other));
+            assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+            assert!(stderr(&out).contains(what), "{}", stderr(&out));
+        }
+        self.coordinator(&format!("{run} --resume --expect-workers 2"));
+        self.all_end(&["coordinator", "a", "c"], 0);
+        assert!(self.adapter("out") == alone, "{}", self.all());
     }
 
     /// The id of a process.

@@ -1,8 +1,7 @@
 //! Islands (`--islands`): the adapter depends on their number and their steps, and not on who computes them.
 
-use crate::cli_fixture::{classes, pairs, stderr};
+use crate::cli_fixture::{classes, pairs};
 use crate::fleet::{Fleet, RUN};
-use std::time::Duration;
 
 const ISLANDS: &str = "--islands 3 --inner-steps 2";
 
@@ -43,25 +42,10 @@ fn islands_have_the_same_bytes_wherever_they_are_computed() {
 
 #[test]
 fn a_killed_worker_and_a_resume_change_no_island() {
-    let run = format!("{RUN} --max-steps 12 --save-steps 4 {ISLANDS}");
-    let mut fleet = Fleet::new();
-    let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --expect-workers 3"));
-    for name in ["a", "b", "c"] {
-        fleet.faulty(name, "--threads 1", "slow=8");
-    }
-    fleet.wait_for_step(2);
-    std::thread::sleep(Duration::from_millis(40));
-    fleet.kill("b");
-    fleet.wait_for_step(6);
-    fleet.kill("coordinator");
-    let resume = format!("{run} --role coordinator --bind {} -o out --resume -q", fleet.at());
-    let out = fleet.bench.run(&resume.replace("--inner-steps 2", "--inner-steps 3"));
-    assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
-    assert!(stderr(&out).contains("islands was 3, of 2 steps, is 3, of 3 steps"), "{}", stderr(&out));
-    fleet.coordinator(&format!("{run} --resume --expect-workers 2"));
-    fleet.all_end(&["coordinator", "a", "c"], 0);
-    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let run = format!("{RUN} --max-steps 12 --save-steps 4");
+    let others = [("--islands 3 --inner-steps 3", "islands was 3, of 2 steps, is 3, of 3 steps")];
+    // An exchange is one event of two steps.
+    Fleet::new().survives((&run, ISLANDS), 3, &others);
 }
 
 /// A bad value is found again by another device before it ends the run, and a worker that forges results is removed.

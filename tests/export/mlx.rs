@@ -84,7 +84,7 @@ fn mlx_lm_computes_what_the_adapter_says() {
     }
     let random = "--max-steps 4 --learning-rate 5e-2";
     let (mut benches, mut cases) = (Vec::new(), Vec::new());
-    // mlx-lm has no class for the text model of Qwen3.5 alone.
+    // mlx-lm has the text model of Qwen3.5 only inside the vision-language model, which is below.
     for family in ALL.iter().copied().filter(|family| !family.delta_rule) {
         let b = Bench::new();
         random_base::write(&b, family);
@@ -92,14 +92,14 @@ fn mlx_lm_computes_what_the_adapter_says() {
         cases.push(case(&b, (family.name, "base"), random));
         benches.push(b);
     }
-    for wrapper in wrapped::ALL.iter().filter(|wrapper| !wrapper.family.delta_rule) {
+    for wrapper in &wrapped::ALL {
         let b = Bench::new();
         random_base::write(&b, wrapper.family);
         complete(&b.path("base/config.json"));
         tower::wrap(&b, wrapper);
         let mut config = read_json(&b.path("whole/config.json"));
-        let of_mlx = ["gemma3", "mistral3", "qwen3_vl"];
-        let class = wrapper.class.to_lowercase();
+        let of_mlx = ["gemma3", "mistral3", "qwen3_vl", "qwen3_5"];
+        let class = wrapper.class.to_lowercase().replace('_', "");
         config["model_type"] = json!(of_mlx.iter().find(|t| class.starts_with(&t.replace('_', ""))));
         config["vocab_size"] = config["text_config"]["vocab_size"].clone();
         config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"].clone();

@@ -39,8 +39,9 @@ impl<D: Driver> Cuda<D> {
         (out, errors): (ViewMut<Memory>, ViewMut<Memory>),
         state: Option<ViewMut<Memory>>,
         inputs: Delta<Memory>,
-        (heads, tokens): (DeltaHeads, &Tokens),
+        tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         if tokens.count == 0 {
             return;
         }
@@ -68,8 +69,9 @@ impl<D: Driver> Cuda<D> {
         grad: DeltaGrad<Memory>,
         (dout, saved): (View<Memory>, DeltaSaved<Memory>),
         inputs: Delta<Memory>,
-        (heads, tokens): (DeltaHeads, &Tokens),
+        tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         if tokens.count == 0 {
             return;
         }

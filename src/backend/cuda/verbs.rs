@@ -356,8 +356,7 @@ impl<D: Driver> Backend for Cuda<D> {
         inputs: Delta<Memory>,
         tokens: &Tokens,
     ) {
-        let heads = inputs.heads;
-        self.apply_rule((out, errors), state, inputs, (heads, tokens));
+        self.apply_rule((out, errors), state, inputs, tokens);
     }
 
     fn delta_rule_grad(
@@ -368,8 +367,7 @@ impl<D: Driver> Backend for Cuda<D> {
         inputs: Delta<Memory>,
         tokens: &Tokens,
     ) {
-        let heads = inputs.heads;
-        self.apply_rule_grad(grad, (dout, saved), inputs, (heads, tokens));
+        self.apply_rule_grad(grad, (dout, saved), inputs, tokens);
     }
 
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {

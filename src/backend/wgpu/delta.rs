@@ -121,8 +121,9 @@ impl Wgpu {
         (out, errors): (ViewMut<Memory>, ViewMut<Memory>),
         state: Option<ViewMut<Memory>>,
         inputs: Delta<Memory>,
-        (heads, tokens): (DeltaHeads, &Tokens),
+        tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         if tokens.len() == 0 {
             return;
         }
@@ -149,8 +150,9 @@ impl Wgpu {
         grad: DeltaGrad<Memory>,
         (dout, saved): (View<Memory>, DeltaSaved<Memory>),
         inputs: Delta<Memory>,
-        (heads, tokens): (DeltaHeads, &Tokens),
+        tokens: &Tokens,
     ) {
+        let heads = inputs.heads;
         if tokens.len() == 0 {
             return;
         }

@@ -264,8 +264,7 @@ impl Backend for Wgpu {
         inputs: Delta<Memory>,
         tokens: &Tokens,
     ) {
-        let heads = inputs.heads;
-        self.apply_rule((out, errors), state, inputs, (heads, tokens));
+        self.apply_rule((out, errors), state, inputs, tokens);
     }
 
     fn delta_rule_grad(
@@ -276,8 +275,7 @@ impl Backend for Wgpu {
         inputs: Delta<Memory>,
         tokens: &Tokens,
     ) {
-        let heads = inputs.heads;
-        self.apply_rule_grad(grad, (dout, saved), inputs, (heads, tokens));
+        self.apply_rule_grad(grad, (dout, saved), inputs, tokens);
     }
 
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {

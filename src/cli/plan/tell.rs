@@ -290,6 +290,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
         "reference": { "tokens": c.reference },
+        "islands": o.sent.islands.map(|islands| json!({ "count": islands.count, "inner_steps": islands.inner })),
         "adapter": {
             "rank": p.spec.rank, "target_modules": p.spec.targets, "exceptions": p.spec.exceptions,
             "trained_values": o.shape.trained,

@@ -24,13 +24,24 @@ impl Coordinator<'_> {
         say: Say<'t>,
     ) -> Task<'t> {
         let after = self.parameters.as_ref().map_or(0, |p| p.step);
-        Task { kind, count, after, work, result, say, leases: BTreeMap::new(), done: None, failed: None }
+        Task {
+            kind,
+            count,
+            microbatches: 1,
+            after,
+            work,
+            result,
+            say,
+            leases: BTreeMap::new(),
+            done: None,
+            failed: None,
+        }
     }
 
-    /// A training round of items of these tokens, whose results are added up in `sums`.
+    /// A training round of items of these tokens and at most so many microbatches, whose results are added up in `sums`.
     fn summed(
         &mut self,
-        tokens: Vec<u64>,
+        (tokens, microbatches): (Vec<u64>, u64),
         item: &dyn Fn(usize) -> Work,
         sums: &mut Sums,
         say: Say,
@@ -38,7 +49,8 @@ impl Coordinator<'_> {
         self.accounts.begin(self.machine.devices());
         self.traffic = Traffic::default();
         let mut nothing = |_, _| Ok(());
-        let mut task = self.task((Kind::Train, tokens.len()), item, &mut nothing, say);
+        let task = self.task((Kind::Train, tokens.len()), item, &mut nothing, say);
+        let mut task = Task { microbatches, ..task };
         let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
         self.reducer.total(sums);
         let shared = Some(self.accounts.finish(tally, self.machine.devices()));
@@ -102,7 +114,7 @@ impl Compute for Coordinator<'_> {
         say: Say,
     ) -> Result<Option<Effort>, TrainError> {
         let tokens = work.iter().map(|batch| batch.ids.len() as u64).collect();
-        self.summed(tokens, &|index| Work::Train(work[index].clone()), sums, say)
+        self.summed((tokens, 1), &|index| Work::Train(work[index].clone()), sums, say)
     }
 
     fn islands(
@@ -113,7 +125,8 @@ impl Compute for Coordinator<'_> {
         say: Say,
     ) -> Result<Option<Effort>, TrainError> {
         let tokens = work.iter().map(Island::tokens).collect();
-        self.summed(tokens, &|index| Work::Island(work[index].clone()), sums, say)
+        let most = work.iter().map(|island| island.batches().count() as u64).max().unwrap_or(1);
+        self.summed((tokens, most), &|index| Work::Island(work[index].clone()), sums, say)
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {

@@ -23,6 +23,8 @@ const TURN: usize = 4096;
 pub(super) struct Task<'t> {
     pub kind: Kind,
     pub count: usize,
+    /// Most microbatches of an item.
+    pub microbatches: u64,
     /// Number of optimizer steps before it.
     pub after: u64,
     /// Creates the work of an item.
@@ -55,7 +57,10 @@ impl Coordinator<'_> {
         if task.kind == Kind::Train {
             self.reducer.begin(task.count);
         }
-        self.tick(Event::Begin(Round { kind: task.kind, tokens }), task);
+        self.tick(
+            Event::Begin(Round { microbatches: task.microbatches, ..Round::of(task.kind, tokens) }),
+            task,
+        );
         loop {
             if let Some(error) = task.failed.take() {
                 return Err(error);

@@ -253,7 +253,8 @@ impl Machine {
     fn measure(&mut self, held: &Held, result: &Result) {
         let now = self.now;
         let Some(round) = &self.round else { return };
-        let (kind, tokens) = (round.kind, round.ledger.items()[held.item].tokens);
+        let (kind, microbatches) = (round.kind, round.microbatches);
+        let tokens = round.ledger.items()[held.item].tokens;
         let Some(device) = self.fleet.device_mut(held.device) else { return };
         let began = device.began.max(held.sent);
         device.leaves(result.lease, now);
@@ -261,8 +262,10 @@ impl Machine {
         // A device cannot have computed for longer than it had the lease.
         let whole = now.saturating_sub(held.sent).as_micros() as u64;
         let micros = result.micros.map_or(elapsed, |m| m.min(whole));
-        device.speed.measure(kind, tokens, micros);
-        device.speed.takes(tokens, result.memory);
+        device.speed.measure(kind, (tokens, microbatches), micros);
+        if microbatches == 1 {
+            device.speed.takes(tokens, result.memory);
+        }
         device.busy += Duration::from_micros(micros);
         self.note_span(held.device, micros);
         let Some(device) = self.fleet.device_mut(held.device) else { return };
@@ -383,7 +386,7 @@ impl Machine {
         let each = device.speed.known(round.kind);
         if !confirmed && micros > 0 && each.is_none_or(|each| micros as f64 > each * tokens as f64) {
             // A lower bound of its time: without it, a device that never finishes first would keep a fast estimate.
-            device.speed.measure(round.kind, tokens, micros.min(whole));
+            device.speed.measure(round.kind, (tokens, round.microbatches), micros.min(whole));
         }
         round.tally.wasted_tokens += each.map_or(0, |each| (micros as f64 / each) as u64).min(tokens);
     }

@@ -59,14 +59,14 @@ impl Slot {
         // Before the first measurement: the round trip of a message.
         let travels = member.link.map(|link| 1e6 * link.round_trip.min(60.0));
         let overhead = device.overhead.get().or(travels).unwrap_or(0.0);
-        let lead = device.speed.size(0);
+        let lead = device.speed.size(0, round.microbatches);
         let from_now = |at: Duration| at.as_micros() as f64 - now.as_micros() as f64;
         let (mut queue, mut hopeless, mut work) = (Vec::new(), f64::INFINITY, 0.0);
         let known = device.speed.any();
         let mut free = from_now(member.available(now)).max(0.0);
         for (place, &lease) in device.queue.iter().enumerate() {
             let held = round.ledger.lease(lease);
-            let mut cost = device.speed.size(round.ledger.items()[held.item].tokens) * each;
+            let mut cost = (round.ledger.items()[held.item].tokens as f64 + lead) * each;
             work += cost;
             if held.alone != Alone::Queued {
                 cost += overhead;

@@ -101,6 +101,15 @@ pub struct Round {
     /// Size of each item in tokens; for a prompt, its own tokens plus the new tokens that it may get. The driver
     /// keeps the contents; the machine names an item by its position in this list.
     pub tokens: Vec<u64>,
+    /// Most microbatches of an item: an island has several. Each has the fixed cost of one.
+    pub microbatches: u64,
+}
+
+impl Round {
+    /// A round of one microbatch for each item.
+    pub fn of(kind: Kind, tokens: Vec<u64>) -> Self {
+        Round { kind, tokens, microbatches: 1 }
+    }
 }
 
 /// Something that happened. Each variant says what the driver has to do besides sending the event.

@@ -11,6 +11,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Current {
     pub kind: Kind,
+    /// Most microbatches of an item.
+    pub microbatches: u64,
     /// Number of steps that the parameters result from.
     pub after: u64,
     pub hash: Hash,
@@ -52,6 +54,7 @@ impl Machine {
         }
         self.round = Some(Current {
             kind: round.kind,
+            microbatches: round.microbatches,
             after,
             hash,
             ledger: Ledger::new(self.next_lease, &round.tokens),
@@ -151,7 +154,7 @@ mod tests {
         let mut bed = Bed::train(1, 1);
         let id = DeviceId { member: MemberId(0), index: 0 };
         let device = bed.machine.fleet.device_mut(id).unwrap();
-        device.speed.measure(Kind::Train, 100, 4200);
+        device.speed.measure(Kind::Train, (100, 1), 4200);
         let believed = device.speed.known(Kind::Train);
         // Doubted twice without a lease in between.
         (0..2).for_each(|_| device.speed.doubt());

@@ -76,13 +76,13 @@ impl Speed {
         (self.points, self.trials) = (*trials, trials.n as u64);
     }
 
-    /// Adds the compute time of a lease.
-    pub fn measure(&mut self, kind: Kind, tokens: u64, micros: u64) {
+    /// Adds the compute time of a lease of so many tokens and microbatches.
+    pub fn measure(&mut self, kind: Kind, (tokens, microbatches): (u64, u64), micros: u64) {
         // The reported time is clamped so that no later arithmetic overflows.
-        let each = micros as f64 / self.size(tokens.max(1));
+        let each = micros as f64 / self.size(tokens.max(1), microbatches);
         self.by_kind[kind as usize].add(each.clamp(1e-3, 1e9));
         self.doubted = None;
-        if kind == Kind::Train {
+        if kind == Kind::Train && microbatches == 1 {
             self.points.add(tokens as f64, micros as f64 / 1e6);
         }
     }
@@ -110,9 +110,9 @@ impl Speed {
         self.memory.add(tokens as f64, InUse { bytes, blocks: self.memory.blocks });
     }
 
-    /// Tokens of a lease plus its fixed cost in tokens.
-    pub fn size(&self, tokens: u64) -> f64 {
-        tokens as f64 + self.lead
+    /// Tokens of a lease plus the fixed cost of its microbatches in tokens.
+    pub fn size(&self, tokens: u64, microbatches: u64) -> f64 {
+        tokens as f64 + microbatches as f64 * self.lead
     }
 
     pub fn known(&self, kind: Kind) -> Option<f64> {
@@ -172,17 +172,21 @@ mod tests {
         s.admit(&of(trials));
         // 100 microseconds per token, and a fixed cost of 100 tokens.
         let near = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
-        assert!(near(s.known(Kind::Train).unwrap(), 100.0) && near(s.size(300), 400.0));
+        assert!(
+            near(s.known(Kind::Train).unwrap(), 100.0)
+                && near(s.size(300, 1), 400.0)
+                && near(s.size(300, 5), 800.0)
+        );
         // Microbatches on the same line change nothing.
         for tokens in [10, 1000, 50] {
-            s.measure(Kind::Train, tokens, 10_000 + 100 * tokens);
+            s.measure(Kind::Train, (tokens, 1), 10_000 + 100 * tokens);
             assert!(near(s.known(Kind::Train).unwrap(), 100.0));
         }
         assert_eq!((s.points.n, s.trials), (6.0, 3));
         for nonsense in [Points::default(), Points { n: f64::NAN, ..trials }, Points { y: 1e30, ..trials }] {
             let mut s = Speed::default();
             s.admit(&of(nonsense));
-            assert_eq!((s.known(Kind::Train), s.size(7)), (None, 7.0));
+            assert_eq!((s.known(Kind::Train), s.size(7, 3)), (None, 7.0));
         }
     }
 
@@ -191,7 +195,7 @@ mod tests {
         let mut s = Speed::default();
         s.doubt();
         assert!(!s.confirm(), "there is nothing to go back to");
-        s.measure(Kind::Train, 10, 100);
+        s.measure(Kind::Train, (10, 1), 100);
         s.doubt();
         assert!(!s.any() && s.confirm());
         assert_eq!(s.known(Kind::Train), Some(10.0));
@@ -201,7 +205,7 @@ mod tests {
     fn unknown_devices_are_assumed_as_fast_as_their_class() {
         let of = |micros| {
             let mut s = Speed::default();
-            s.measure(Kind::Train, 10, micros);
+            s.measure(Kind::Train, (10, 1), micros);
             s
         };
         let (fast, slow, new) = (of(100), of(400), Speed::default());

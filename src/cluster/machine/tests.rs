@@ -19,7 +19,7 @@ impl Bed {
         let mut bed = Bed { machine: Machine::new(Config::default()), now: Duration::ZERO };
         bed.event(Event::Parameters { after: 4, hash: HASH });
         (0..members).for_each(|m| drop(bed.join(m, &["a"])));
-        bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![100; items] }));
+        bed.event(Event::Begin(Round::of(Kind::Train, vec![100; items])));
         bed
     }
 
@@ -151,7 +151,7 @@ fn repeated_message_is_answered_and_changes_nothing() {
     assert!(done(&bed.sum(1, 1, &of(1))));
     assert_eq!(said(&bed.announce(0, 1), 0), [To::Grant { lease: 1 }]);
     bed.event(Event::Parameters { after: 5, hash: [8; 32] });
-    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 4] }));
+    bed.event(Event::Begin(Round::of(Kind::Train, vec![1; 4])));
     let late = bed.announce(0, 1);
     assert_eq!(said(&late, 0), [To::Deny { lease: 1 }]);
     assert!(!expelled(&late, 0), "the hash of a late message is that of its own step");
@@ -350,7 +350,7 @@ fn machine_waits_pauses_below_the_minimum_and_gives_up() {
     let config = Config { expect: 3, min: 2, join_timeout: 10 * second, ..Config::default() };
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
     bed.event(Event::Parameters { after: 4, hash: HASH });
-    let out = bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 9] }));
+    let out = bed.event(Event::Begin(Round::of(Kind::Train, vec![1; 9])));
     assert_eq!(out, [Action::Note(Note::Waiting { have: 0, want: 3, counts: Counted::Devices })]);
     assert_eq!(bed.machine.wake(), Some(10 * second));
     let out = bed.join(0, &["a", "a"]);
@@ -373,7 +373,7 @@ fn expected_tasks_count_once_with_any_devices() {
     let config = Config { expect: 2, counts: Counted::Tasks, ..Config::default() };
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
     bed.event(Event::Parameters { after: 0, hash: HASH });
-    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 9] }));
+    bed.event(Event::Begin(Round::of(Kind::Train, vec![1; 9])));
     let out = bed.join(0, &["a", "a", "a"]);
     let waiting = Note::Waiting { have: 1, want: 2, counts: Counted::Tasks };
     assert!(out.contains(&Action::Note(waiting)) && leased(&out, 0).is_empty(), "{out:?}");
@@ -391,7 +391,7 @@ fn too_few_microbatches_are_noted_once() {
     bed.event(Event::Abandon);
     let few = Action::Note(Note::Few { microbatches: 5, devices: 2 });
     let begin = |bed: &mut Bed| {
-        let out = bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 5] }));
+        let out = bed.event(Event::Begin(Round::of(Kind::Train, vec![1; 5])));
         bed.event(Event::Abandon);
         out.contains(&few)
     };
@@ -432,7 +432,7 @@ fn late_device_gets_work_again_after_it_stops() {
     bed.after(8);
     bed.announce(0, 3);
     assert!(done(&bed.sum(0, 1, &[1, 3])));
-    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![100; 64] }));
+    bed.event(Event::Begin(Round::of(Kind::Train, vec![100; 64])));
     bed.said(1, From::Stopped { lease: 2, micros: 9000 });
     bed.now += Duration::from_secs(30);
     let (_, lease) = *bed.machine.live_leases().iter().find(|(m, _)| *m == MemberId(0)).unwrap();

@@ -62,11 +62,9 @@ impl Task {
     fn round(&self) -> Round {
         let tokens = |b: &[Microbatch]| b.iter().map(|b| b.ids.len() as u64).collect();
         match self {
-            Task::Train(b) => Round { kind: Kind::Train, tokens: tokens(b) },
-            Task::Eval(b) => Round { kind: Kind::Eval, tokens: tokens(b) },
-            Task::Prompt(p) => {
-                Round { kind: Kind::Prompt, tokens: p.iter().map(|p| p.len() as u64).collect() }
-            }
+            Task::Train(b) => Round::of(Kind::Train, tokens(b)),
+            Task::Eval(b) => Round::of(Kind::Eval, tokens(b)),
+            Task::Prompt(p) => Round::of(Kind::Prompt, p.iter().map(|p| p.len() as u64).collect()),
         }
     }
 }

@@ -22,7 +22,7 @@ fn bed_of(config: Config, classes: &[&str], own: Option<u64>, items: usize) -> B
         let name = format!("w{member}");
         bed.join_as(Event::Joined { member: MemberId(member), name, here }, &[class]);
     }
-    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![100; items] }));
+    bed.event(Event::Begin(Round::of(Kind::Train, vec![100; items])));
     bed
 }
 
@@ -373,6 +373,6 @@ fn draws_are_of_the_share_and_of_the_key() {
 fn evaluations_are_not_checked() {
     let mut bed = bed(&["a", "b"], None, 1);
     bed.event(Event::Abandon);
-    let out = bed.event(Event::Begin(Round { kind: Kind::Eval, tokens: vec![100; 2] }));
+    let out = bed.event(Event::Begin(Round::of(Kind::Eval, vec![100; 2])));
     assert_eq!(leases(&out, Purpose::Round).len(), 2, "also of a class of its own");
 }
