@@ -14,8 +14,13 @@ kernel!(SILU, "convolution_silu", [], [Written, Read, Read, Read]);
 kernel!(SILU_GRAD, "convolution_silu_grad", [], [Written, Read, Read, Read, Read]);
 kernel!(FACTORS, "delta_factors", [], [Written, Read, Read, Read]);
 kernel!(RULE, "delta_rule", [], [Written, Written, Written, Read, Read, Read, Read, Read]);
-kernel!(BACK, "delta_rule_back", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
-kernel!(FORTH, "delta_rule_forth", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
+kernel!(BACK, "delta_rule_back", ["delta_rule_rows"], [Written, Written, Read, Read, Read, Read, Read, Read]);
+kernel!(
+    FORTH,
+    "delta_rule_forth",
+    ["delta_rule_rows"],
+    [Written, Written, Read, Read, Read, Read, Read, Read]
+);
 kernel!(DOTS, "delta_rule_dots", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
 kernel!(SUMS, "delta_rule_sums", [], [Written, Read, Read, Read]);
 

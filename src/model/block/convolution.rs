@@ -37,6 +37,21 @@ impl<M> Convolution<M> {
     }
 }
 
+/// The last `kept` rows of a text, which are cached, with new ones below them; the cache has the last rows then.
+pub(super) fn behind<B: Backend>(
+    backend: &mut B,
+    (cached, kept): (&mut B::Memory, usize),
+    new: View<B::Memory>,
+) -> B::Memory {
+    let (t, cols) = (new.rows, new.cols);
+    let rows = kept + t;
+    let mut all = backend.memory(rows * cols);
+    backend.copy(view_mut(&mut all, rows, cols).rows(0, kept), view(cached, kept, cols));
+    backend.copy(view_mut(&mut all, rows, cols).rows(kept, t), new);
+    backend.copy(view_mut(cached, kept, cols), view(&all, rows, cols).rows(t, kept));
+    all
+}
+
 impl<B: Fused> Block<B> {
     /// The output of the second gate [T, C], given both gates and the values.
     pub(super) fn convolve(
@@ -65,15 +80,11 @@ impl<B: Fused> Block<B> {
         let (t, c, kept) = (new.len(), self.hidden, of.count - 1);
         let part = |memory| View { memory, offset: new.start * c, rows: t, cols: c };
         let rows = kept + t;
-        let mut all = [backend.memory(rows * c), backend.memory(rows * c)];
         let cached = cache.parts.iter_mut().zip([before, x]);
-        for (all, (cached, new)) in all.iter_mut().zip(cached) {
-            backend.copy(view_mut(all, rows, c).rows(0, kept), view(cached, kept, c));
-            backend.copy(view_mut(all, rows, c).rows(kept, t), part(new));
-            backend.copy(view_mut(cached, kept, c), view(all, rows, c).rows(t, kept));
-        }
+        let all: Vec<B::Memory> =
+            cached.map(|(cached, new)| behind(backend, (cached, kept), part(new))).collect();
         cache.len += t;
-        let [before, x] = all.each_ref().map(|memory| view(memory, rows, c));
+        let [before, x] = [0, 1].map(|i| view(&all[i], rows, c));
         let out = ViewMut { memory: out, offset: new.start * c, rows: t, cols: c };
         let gates = Gates { before, after: part(after), x };
         backend.convolution(out, gates, view(&of.taps, of.count, c), tokens);

@@ -3,6 +3,7 @@
 //! rule and its errors are kept; what is between them is computed again.
 
 use super::super::linear::Batch;
+use super::convolution::behind;
 use super::decode::Cache;
 use super::saved::{Projected, Saved};
 use super::{Block, K, Q, V};
@@ -171,12 +172,9 @@ impl<B: Fused> Block<B> {
         let rows = kept + t;
         let ([_, Some(beta), Some(decay)], [q, k, v, state]) = (beside, &mut cache.parts[..]) else { return };
         let part = |memory, cols| View { memory, offset: new.start * cols, rows: t, cols };
-        let mut all = widths.map(|n| backend.memory(rows * n));
-        for (i, (all, cached)) in all.iter_mut().zip([q, k, v]).enumerate() {
-            let n = widths[i];
-            backend.copy(view_mut(all, rows, n).rows(0, kept), view(cached, kept, n));
-            backend.copy(view_mut(all, rows, n).rows(kept, t), part(qkv[i], n));
-            backend.copy(view_mut(cached, kept, n), view(all, rows, n).rows(t, kept));
+        let mut all = Vec::with_capacity(widths.len());
+        for (i, cached) in [q, k, v].into_iter().enumerate() {
+            all.push(behind(backend, (cached, kept), part(qkv[i], widths[i])));
         }
         let (states, columns) = (heads.values * heads.key_size, heads.value_size);
         if cache.len == 0 {
