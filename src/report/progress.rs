@@ -439,7 +439,7 @@ mod tests {
         let left = progress.remaining().unwrap();
         assert!((left - 796.0 * 0.5 / 17.0).abs() < 1e-9, "{left}");
         let at: Vec<&str> = lines.iter().map(|line| line[5..9].trim()).collect();
-        assert_eq!(at, ["17", "34", "51", "68", "85", "102", "119", "136", "153", "170", "187", "204"]);
+        assert_eq!(at, ["17", "34", "51", "68", "85", "102", "136", "153", "170", "187", "204"]);
     }
 
     #[test]

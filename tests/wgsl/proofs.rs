@@ -52,9 +52,9 @@ fn product(entry: &Entry, (m, n, k): (u32, u32, u32)) -> Sizes {
     }
 }
 
-/// Attention of the last 65 of 70 tokens.
-fn attention(entry: &Entry, window: u32) -> Sizes {
-    let (tokens, begin, count, heads, kv_heads) = (70, 5, 65, 6, 2);
+/// Attention of the tokens from `begin` on, of 70, with as many heads as given, of queries and of keys.
+fn attention(entry: &Entry, window: u32, (begin, heads, kv_heads): (u32, u32, u32)) -> Sizes {
+    let (tokens, count) = (70, 70 - begin);
     let size = entry.constant("SIZE").unwrap_or(0);
     let (wide, narrow) = (tokens * heads * size, tokens * kv_heads * size);
     let starts = ["out_at", "lse_at", "q_at", "k_at", "v_at", "dout_at", "dq_at", "dk_at", "dv_at"];
@@ -82,7 +82,8 @@ fn attention(entry: &Entry, window: u32) -> Sizes {
 /// The sizes for which a text is proved.
 fn cases(entry: &Entry) -> Vec<Sizes> {
     if entry.stem().starts_with("flash") {
-        return [7, u32::MAX].map(|window| attention(entry, window)).into();
+        let cases = [(7, (5, 6, 2)), (u32::MAX, (5, 6, 2)), (u32::MAX, (0, 3, 3))];
+        return cases.map(|(window, shape)| attention(entry, window, shape)).into();
     }
     let blocks = entry.constant("ENCODING").is_some_and(|encoding| encoding >= 3);
     // Blocks are whole along a row.

@@ -185,7 +185,14 @@ impl<'a> Proof<'a> {
 
     fn store(&mut self, frame: &mut Frame<'a>, pointer: Handle<Expression>, value: Handle<Expression>) {
         let (place, value) = (self.value(frame, pointer), self.value(frame, value));
-        let Value::Place(Root::Local(variable), None, None) = place else { return };
+        let Value::Place(Root::Local(variable), at, part) = place else { return };
+        if at.is_some() || part.is_some() {
+            // An integer or a condition that changes in part is not followed.
+            if matches!(frame.locals.get(&variable), Some(Value::Ints(_) | Value::Truth(..))) {
+                self.doubt(frame, pointer, "a store into a part of a variable that is followed");
+            }
+            return;
+        }
         let grown = frame.growing.iter().rev().find(|g| g.variable == variable).map(|g| g.at.clone());
         if let (Some(at), Value::Ints(ints)) = (grown, &value)
             && !self.known.at_least(&ints[0].plus(&at, -1), 1)
