@@ -269,12 +269,19 @@ impl Fleet {
         }
     }
 
-    /// Asserts that all of these end with that code.
+    /// Asserts that all of these end with that code; the first that ends with another is not waited for by the rest.
     #[track_caller]
     pub fn all_end(&mut self, names: &[&str], code: i32) {
-        for name in names {
-            let got = self.end(name);
-            assert_eq!(got, Some(code), "{name} ended with {got:?}\n{}", self.all());
+        let began = Instant::now();
+        let mut left = names.to_vec();
+        while !left.is_empty() {
+            left.retain(|name| match self.child(name).try_wait().unwrap() {
+                Some(status) if status.code() == Some(code) => false,
+                Some(status) => panic!("{name} ended with {status}, not {code}\n{}", self.all()),
+                None => true,
+            });
+            assert!(began.elapsed() < PATIENCE, "{left:?} do not end\n{}", self.all());
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -120,9 +120,9 @@ fn a_line_of_workers_gives_the_texts_of_one_process() {
     }
 }
 
-/// A run whose layers take more memory than the self-test.
+/// A run whose layers take more memory than the self-test: as much on every processor, in f32.
 fn wide() -> String {
-    RUN.replace("--rank 4", "--rank 16")
+    format!("{} --dtype f32", RUN.replace("--rank 4", "--rank 16"))
 }
 
 /// Layers that a worker has said that it holds.
@@ -141,7 +141,7 @@ fn count(line: &str) -> Option<usize> {
 fn unlike_workers_get_unlike_numbers_of_layers() {
     let run = format!("{} --max-steps 4", wide());
     let alone = Fleet::new().alone(&run);
-    for (args, fault) in [("", "slow=50"), ("--offload never --memory-limit 5000KB", "slow=1")] {
+    for (args, fault) in [("", "slow=50"), ("--offload never --memory-limit 6000KB", "slow=1")] {
         let mut fleet = Fleet::new();
         fleet.coordinator(&format!("{run} --stages 2"));
         fleet.faulty("weak", &format!("--threads 1 {args}"), fault);
@@ -170,7 +170,7 @@ fn workers_without_room_for_the_model_hold_it_together() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{run} --stages auto --expect-workers 2"));
     for name in ["a", "b"] {
-        fleet.worker(name, "--threads 1 --offload never --memory-limit 8000KB");
+        fleet.worker(name, "--threads 1 --offload never --memory-limit 7500KB");
     }
     fleet.worker("large", "--threads 1");
     fleet.all_end(&["coordinator", "a", "b", "large"], 0);
@@ -183,8 +183,8 @@ fn workers_without_room_for_the_model_hold_it_together() {
 fn workers_that_are_too_small_together_are_refused_by_name() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{} --max-steps 2 --stages 2", wide()));
-    fleet.worker("little", "--threads 1 --offload never --memory-limit 5000KB");
-    fleet.worker("less", "--threads 1 --offload never --memory-limit 4900KB");
+    fleet.worker("little", "--threads 1 --offload never --memory-limit 5500KB");
+    fleet.worker("less", "--threads 1 --offload never --memory-limit 5400KB");
     fleet.all_end(&["less"], 78);
     for name in ["less", "coordinator"] {
         assert!(fleet.said(name).contains("no split of the model"), "{}", fleet.all());
@@ -247,7 +247,7 @@ fn plan_shows_what_each_seat_holds() {
     let run = format!("plan {} --max-steps 4 --role coordinator --gpu-backend cpu", wide());
     let plan = |more: &str| fleet.bench.run(&format!("{run} {more} --json"));
     for (stages, limit, layers) in
-        [("2", "", vec![3, 1]), ("auto", "--memory-limit 8000KB", vec![2, 2]), ("1+3", "", vec![1, 3])]
+        [("2", "", vec![3, 1]), ("auto", "--memory-limit 7500KB", vec![2, 2]), ("1+3", "", vec![1, 3])]
     {
         let out = plan(&format!("--offload never --stages {stages} {limit}"));
         assert!(out.status.success(), "{stages}: {}", stderr(&out));
@@ -279,7 +279,7 @@ fn plan_shows_what_each_seat_holds() {
         assert_eq!(line["links"]["bytes_per_step_each_way"], step);
     }
     for (args, why) in [
-        ("--stages 2 --memory-limit 5500KB", "use --stages 4"),
+        ("--stages 2 --memory-limit 6500KB", "use --stages 4"),
         ("--stages 3+1 --memory-limit 8000KB", "layers 0 to 2 need"),
     ] {
         let out = plan(&format!("--offload never {args}"));
@@ -515,8 +515,8 @@ fn a_killed_coordinator_of_a_line_resumes_to_the_same_bytes() {
 
 #[test]
 fn each_worker_needs_memory_for_its_layers_only() {
-    let run = format!("{RUN} --max-steps 3");
-    let little = "--threads 1 --offload never --memory-limit 4400KB";
+    let run = format!("{} --max-steps 3", wide());
+    let little = "--threads 1 --offload never --memory-limit 7500KB";
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --stages 2+2"));

@@ -50,6 +50,10 @@ fn complete(path: &Path) {
         config["decoder_sparse_step"] = json!(1);
         config["mlp_only_layers"] = json!([]);
     }
+    if config.get("linear_num_value_heads").is_some() {
+        // Layers in turn, see own_keys.rs.
+        config["full_attention_interval"] = json!(2);
+    }
     if config["model_type"] == "lfm2" {
         let own = json!({
             "block_dim": config["hidden_size"], "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
