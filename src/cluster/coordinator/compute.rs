@@ -38,7 +38,8 @@ impl Coordinator<'_> {
         }
     }
 
-    /// A training round of items of these tokens and at most so many microbatches, whose results are added up in `sums`.
+    /// A training round of items of these tokens, with at most this number of microbatches; their results are added up in
+    /// `sums`.
     fn summed(
         &mut self,
         (tokens, microbatches): (Vec<u64>, u64),

@@ -76,7 +76,7 @@ impl Speed {
         (self.points, self.trials) = (*trials, trials.n as u64);
     }
 
-    /// Adds the compute time of a lease of so many tokens and microbatches.
+    /// Adds the compute time of a lease of these numbers of tokens and microbatches.
     pub fn measure(&mut self, kind: Kind, (tokens, microbatches): (u64, u64), micros: u64) {
         // The reported time is clamped so that no later arithmetic overflows.
         let each = micros as f64 / self.size(tokens.max(1), microbatches);
