@@ -110,16 +110,16 @@ fn dry_peak_of_a_group_equals_the_cpu() {
 }
 
 /// Every golden model with its adapter, and with dropout; a masked adapter reads its own input.
-fn check<B: Fused>(device: &str, open: &dyn Fn() -> B) {
-    for dir in case::golden() {
-        let case = Case::open(&dir);
+fn check<B: Fused>(device: &str, open: &(dyn Fn() -> B + Sync)) {
+    case::each_golden(|_, dir| {
+        let case = Case::open(dir);
         for dropout in [0.0, 0.1] {
             let name = format!("{} {dropout}", dir.file_name().unwrap().to_string_lossy());
             let (config, tensors, batch) = (&case.config, &*case.tensors, case.microbatch(0, 3));
             let lora = LoraSpec { dropout, ..case.lora.clone() };
             Job { name, config, tensors, lora, batch }.compare_all(device, open);
         }
-    }
+    });
 }
 
 /// A real model in blocks, with rows of 128 tokens.
@@ -196,7 +196,7 @@ fn dry_run_counts_the_work_of_real_ops() {
 }
 
 /// Runs `check` on one adapter: lavapipe, unless another is named.
-fn on_wgpu(check: &dyn Fn(&str, &dyn Fn() -> Wgpu)) {
+fn on_wgpu(check: &dyn Fn(&str, &(dyn Fn() -> Wgpu + Sync))) {
     if let Some(tested) = tested_adapters::one() {
         check(tested.adapter.name(), &|| tested.open(Options::default()).unwrap());
     }

@@ -37,14 +37,14 @@ fn golden_cases_train_as_in_peft() {
 #[test]
 fn golden_cases_train_as_in_peft_on_wgpu() {
     for tested in tested_adapters::all() {
-        for (i, dir) in case::golden().iter().enumerate() {
+        case::each_golden(|i, dir| {
             // Poisoned memory: a read before the first write shows in the result.
             let options = Opening { poison: true, ..Opening::default() };
             let wgpu = tested.open(options).unwrap();
             let keep = if i % 2 == 0 { Keep::Everything } else { Keep::Inputs };
             let name = tested.adapter.name();
             println!("{name} {:?} {keep:?}: {:?}", dir.file_name(), check(dir, keep, wgpu, &WGPU));
-        }
+        });
     }
 }
 

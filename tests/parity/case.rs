@@ -14,6 +14,7 @@ use finetune::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub struct Case {
     pub dir: PathBuf,
@@ -135,6 +136,22 @@ fn rows(dir: &Path, config: &Config, expected: &Value) -> Vec<(Vec<u32>, Option<
 pub fn golden() -> Vec<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity");
     cases(if built.exists() { &built } else { Path::new("tests/golden/parity") })
+}
+
+/// Calls `check` with the number and the folder of each committed case, on a thread for each processor.
+pub fn each_golden(check: impl Fn(usize, &Path) + Sync) {
+    let (all, next) = (golden(), AtomicUsize::new(0));
+    let take = || {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        Some((number, all.get(number)?))
+    };
+    let work = || {
+        while let Some((number, dir)) = take() {
+            check(number, dir);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
 }
 
 /// Every case in a folder.
