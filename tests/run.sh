@@ -238,7 +238,24 @@ for program in "${programs[@]}"; do
 done
 
 failed=0
-cargo test --release --locked --workspace --no-fail-fast "$@" || failed=$?
+test=(cargo test --release --locked --workspace --no-fail-fast)
+if [ $arguments = 0 ]; then
+  "${test[@]}" --no-run
+  # Processes that wait for each other, for lost ones and for slow networks leave half of the time to all other tests.
+  beside=$(mktemp)
+  "${test[@]}" --test cluster_runs >"$beside" 2>&1 &
+  others=(--lib --bins)
+  for file in tests/*.rs tests/*/main.rs; do
+    name=$(basename "${file%/main.rs}" .rs)
+    [ "$name" = cluster_runs ] || others+=(--test "$name")
+  done
+  "${test[@]}" "${others[@]}" || failed=$?
+  wait $! || failed=$?
+  cat "$beside"
+  rm "$beside"
+else
+  "${test[@]}" "$@" || failed=$?
+fi
 # What processors with fewer instructions would run. If this one has no others, all tests above have run them already.
 if [ $arguments = 0 ]; then
   own=$(target/release/finetune devices || true)

@@ -67,15 +67,25 @@ fn run_sh_accepts_the_name_of_a_test() {
     let want = "cargo test --release --locked --workspace --no-fail-fast --test tidy unsafe\n";
     assert_eq!((code, calls.as_str()), (0, want));
     let (code, _, calls) = run(&["--no-install"], "");
-    // Two lines more for each class with fewer instructions than this processor's.
+    // The build, the tests that run beside the others, and the others; two lines for each class with fewer instructions than
+    // this processor's.
     let own = std::process::Command::new(env!("CARGO_BIN_EXE_finetune")).arg("devices").output().unwrap();
     let own = String::from_utf8(own.stdout).unwrap();
     let fewer = ["avx2", "generic"].iter().filter(|cpu| !own.contains(&format!("class cpu-{cpu}-"))).count();
     assert_eq!(
         (code, calls.lines().count(), calls.matches("--test op_verbs").count()),
-        (0, 1 + 2 * fewer, fewer),
+        (0, 3 + 2 * fewer, 1 + fewer),
         "{calls}"
     );
+    // No target is left out, and none runs twice.
+    let whole = calls.lines().take(3).collect::<Vec<_>>().join(" ");
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").exists() {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            assert_eq!(whole.split(' ').filter(|word| *word == name).count(), 1, "{name}: {whole}");
+        }
+    }
 }
 
 #[test]
