@@ -320,10 +320,10 @@ fn layers_that_predict_further_tokens_are_not_read() {
         .fold(of_architecture("qwen35"), |file, (key, n)| set(file, (&format!("ssm.{key}"), n)));
     let file = [("attention.key_length", 4), ("block_count", 5)].into_iter().fold(of_rules, set);
     let mut file = file
-        .tensor("blk.3.attn_norm.weight", &[4], 0, 0)
-        .tensor("blk.4.attn_norm.weight", &[4], 0, 32)
-        .tensor("blk.4.nextn.eh_proj.weight", &[4, 4], 0, 64);
-    file.data = 128;
+        .tensor("blk.3.attn_norm.weight", &[4], 0, 32)
+        .tensor("blk.4.attn_norm.weight", &[4], 0, 64)
+        .tensor("blk.4.nextn.eh_proj.weight", &[4, 4], 0, 96);
+    file.data = 160;
     for (further, layers, last) in [(1, 4, "model.layers.3."), (0, 5, "model.layers.4.")] {
         let files = open(&set(file.clone(), ("nextn_predict_layers", further))).unwrap();
         let config = finetune::model::config::Config::from_json(&files.config).unwrap();

@@ -279,7 +279,7 @@ fn plan_shows_what_each_seat_holds() {
         assert_eq!(line["links"]["bytes_per_step_each_way"], step);
     }
     for (args, why) in [
-        ("--stages 2 --memory-limit 6500KB", "use --stages 4"),
+        ("--stages 2 --memory-limit 6500KB", "use --stages 3"),
         ("--stages 3+1 --memory-limit 8000KB", "layers 0 to 2 need"),
     ] {
         let out = plan(&format!("--offload never {args}"));
