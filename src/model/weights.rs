@@ -386,15 +386,16 @@ impl<'a> Weights<'a> {
         (channels, count): (usize, usize),
         part: Range<usize>,
     ) -> Result<B::Memory, ModelError> {
-        let mut memory = backend.memory(count * part.len());
-        if backend.has_data() {
-            let tensor = self.checked(name, &[channels, 1, count])?;
-            let stored = tensor.dtype.widen(&tensor.bytes);
-            let stored = &stored[part.start * count..part.end * count];
-            let of_tap = |j: usize| stored[count - 1 - j..].iter().step_by(count).copied();
-            let values: Vec<f32> = (0..count).flat_map(of_tap).collect();
-            backend.upload(view_mut(&mut memory, count, part.len()), &values);
+        if !backend.has_data() {
+            return Ok(backend.memory(count * part.len()));
         }
+        let tensor = self.checked(name, &[channels, 1, count])?;
+        let stored = tensor.dtype.widen(&tensor.bytes);
+        let stored = &stored[part.start * count..part.end * count];
+        let of_tap = |j: usize| stored[count - 1 - j..].iter().step_by(count).copied();
+        let values: Vec<f32> = (0..count).flat_map(of_tap).collect();
+        let mut memory = backend.memory(count * part.len());
+        backend.upload(view_mut(&mut memory, count, part.len()), &values);
         Ok(memory)
     }
 
@@ -406,13 +407,14 @@ impl<'a> Weights<'a> {
         order: &[usize],
         offset: f32,
     ) -> Result<B::Memory, ModelError> {
-        let mut memory = backend.memory(order.len());
-        if backend.has_data() {
-            let tensor = self.checked(name, &[order.len()])?;
-            let stored = tensor.dtype.widen(&tensor.bytes);
-            let values: Vec<f32> = order.iter().map(|i| stored[*i] + offset).collect();
-            backend.upload(view_mut(&mut memory, 1, order.len()), &values);
+        if !backend.has_data() {
+            return Ok(backend.memory(order.len()));
         }
+        let tensor = self.checked(name, &[order.len()])?;
+        let stored = tensor.dtype.widen(&tensor.bytes);
+        let values: Vec<f32> = order.iter().map(|i| stored[*i] + offset).collect();
+        let mut memory = backend.memory(order.len());
+        backend.upload(view_mut(&mut memory, 1, order.len()), &values);
         Ok(memory)
     }
 
