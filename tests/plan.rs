@@ -407,6 +407,20 @@ fn auto_states_the_basis_of_its_memory_figure() {
     }
 }
 
+#[test]
+fn plan_has_the_memory_that_islands_take() {
+    let b = Bench::new();
+    b.file("many.jsonl", &rows(90));
+    let run = "demo --data many.jsonl --rank 2 --batch-size 24 --micro-batch-tokens 64 --islands 2";
+    let planned = plan(&b, run);
+    let values = planned["adapter"]["trained_values"].as_u64().unwrap();
+    let (of, islands) = (|name: &str| planned["islands"][name].as_u64(), (2, values * 36, values * 65));
+    let got = (of("count"), of("bytes_on_worker"), of("bytes_on_coordinator"));
+    assert_eq!(got, (Some(islands.0), Some(islands.1), Some(islands.2)));
+    let said = b.ok(&format!("plan {run}"));
+    assert!(said.contains("memory they take: 1 MB on a worker, 2 MB on the coordinator"), "{said}");
+}
+
 /// On the demonstration's model, because the recipes' models are not available here.
 #[test]
 fn every_recipe_can_be_planned() {

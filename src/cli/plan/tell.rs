@@ -10,7 +10,7 @@ use crate::forecast::time::{Participant, Sent};
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
-use crate::train::island::Islands;
+use crate::train::island::{self, Islands};
 use serde_json::{Value, json};
 
 /// Seconds of a step that are worth a line of advice.
@@ -77,7 +77,13 @@ fn work(o: &Outlook) -> Vec<String> {
         steps,
         format!("adapter  {}: {} trained values", p.spec.with_modules(), o.shape.trained),
     ];
-    lines.extend(o.sent.islands.map(|islands| format!("islands  {islands}")));
+    if let Some(islands) = o.sent.islands {
+        let [worker, coordinator] = memory_of_islands(o).map(size);
+        lines.push(format!("islands  {islands}"));
+        lines.push(format!(
+            "         memory they take: {worker} on a worker, {coordinator} on the coordinator"
+        ));
+    }
     let named =
         |(name, rows): &(String, usize)| format!("{} {rows}", if name.is_empty() { "unnamed" } else { name });
     let sets = p.eval_sets.iter().map(named).collect::<Vec<_>>().join(", ");
@@ -95,6 +101,11 @@ fn work(o: &Outlook) -> Vec<String> {
         lines.push(format!("reference {tokens} of answers, scored once before the first step"));
     }
     lines
+}
+
+/// Bytes that islands take on a worker and on the coordinator.
+fn memory_of_islands(o: &Outlook) -> [u64; 2] {
+    island::MEMORY.map(|bytes| bytes * o.shape.trained)
 }
 
 fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String> {
@@ -290,7 +301,10 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
         "reference": { "tokens": c.reference },
-        "islands": o.sent.islands.map(|islands| json!({ "count": islands.count, "inner_steps": islands.inner })),
+        "islands": o.sent.islands.map(|islands| json!({
+            "count": islands.count, "inner_steps": islands.inner, "bytes_on_worker": memory_of_islands(o)[0],
+            "bytes_on_coordinator": memory_of_islands(o)[1],
+        })),
         "adapter": {
             "rank": p.spec.rank, "target_modules": p.spec.targets, "exceptions": p.spec.exceptions,
             "trained_values": o.shape.trained,
