@@ -4,11 +4,13 @@
 
 use super::Outcome;
 use super::outbox::Outbox;
+use super::progress::{self, Bytes};
 use crate::cluster::message::{Hash, Manifest, ModelFile, ToCoordinator, ToWorker};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes of one request; two requests are outstanding at a time.
@@ -110,10 +112,15 @@ impl Cache {
         std::fs::create_dir_all(&dir).map_err(|e| fail(&dir, e))?;
         let total: u64 = manifest.files.iter().map(|f| f.size).sum();
         say(&format!("fetching {} from the coordinator: {:.1} MB", manifest.model, total as f64 / 1e6));
-        for (index, file) in (0..).zip(&manifest.files) {
-            checked_file(&dir.join(&file.name), index, file, outbox).await?;
-        }
-        Ok(())
+        let come = outbox.come.clone();
+        come.store(0, Ordering::Relaxed);
+        let work = async {
+            for (index, file) in (0..).zip(&manifest.files) {
+                checked_file(&dir.join(&file.name), index, file, outbox).await?;
+            }
+            Ok(())
+        };
+        progress::during(Bytes { come: &come, all: total }, say, work).await
     }
 }
 
@@ -149,6 +156,7 @@ async fn one_file(path: &Path, index: u32, file: &ModelFile, outbox: &mut Outbox
         have = 0;
     }
     out.seek(std::io::SeekFrom::Start(have)).map_err(to_disk)?;
+    outbox.come.fetch_add(have, Ordering::Relaxed);
     span(index, have..file.size, outbox, &mut |bytes| out.write_all(bytes).map_err(to_disk)).await?;
     out.sync_all().map_err(to_disk)
 }
@@ -174,6 +182,7 @@ pub(super) async fn span(
                 }
                 take(&piece)?;
                 have += piece.len() as u64;
+                outbox.come.fetch_add(piece.len() as u64, Ordering::Relaxed);
             }
             ToWorker::Piece { .. } => {
                 return Err(Outcome::Lost { reason: "a piece of the model that was not asked for".into() });

@@ -13,6 +13,7 @@ mod outbox;
 mod parameters;
 mod parts;
 mod peers;
+mod progress;
 mod reconnect;
 mod selftest;
 mod session;

@@ -7,6 +7,8 @@ use crate::cluster::message::{Bye, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
 use crate::train::stop::{Stop, Urgency};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Longest delay until a raised stop flag is noticed.
@@ -19,11 +21,13 @@ pub(super) struct Outbox<'a> {
     link: WorkerLink,
     waiting: VecDeque<ToCoordinator>,
     stop: &'a Stop,
+    /// Bytes of the model's files that came over this link, or were there.
+    pub come: Arc<AtomicU64>,
 }
 
 impl<'a> Outbox<'a> {
     pub fn new(link: WorkerLink, stop: &'a Stop) -> Self {
-        Outbox { link, waiting: VecDeque::new(), stop }
+        Outbox { link, waiting: VecDeque::new(), stop, come: Arc::default() }
     }
 
     /// Queues a message and sends as much of the queue as the link has room for.
