@@ -26,6 +26,12 @@ def ids(seed, count):
     return [1000 + (i * 7919 + seed * 104729) % 30000 for i in range(count)]
 
 
+# Their greedy continuations are long.
+BEGINS = ("Once upon a time there was a small", "The history of the city of Rome began", "In the middle of the forest lived a",
+          "A long letter from my grandmother: Dear", "The most important inventions of the last century are",
+          "Chapter one. It was a cold morning when", "How to build a house, step by step:", "The animals of the sea are many, for example")
+
+
 class LlamaCpp:
     def __init__(self):
         llama.ggml_backend_load_all()
@@ -83,7 +89,7 @@ class Finetune:
         got = [0] * count
 
         def one(n):
-            got[n] = self.ask(ids(n, 16), tokens)
+            got[n] = self.ask(BEGINS[n], tokens)
 
         threads = [threading.Thread(target=one, args=(n,)) for n in range(count)]
         began = time.time()
