@@ -160,14 +160,33 @@ kernel! {
     }
 }
 
-/// out = run `run` of row `row`. Not inlined: beside what its callers do the compiler no longer finds vectors in it.
-#[inline(never)]
+/// out = run `run` of row `row`.
 fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
     let block = &rows.bytes[row * rows.size + run * RUN / P::ELEMENTS * P::BYTES..][..P::BYTES];
-    P::unpack(out, block, run % (P::ELEMENTS / RUN));
+    let run = run % (P::ELEMENTS / RUN);
+    match isa::best() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor was asked.
+        Isa::Avx2 => unsafe { unpack_avx2::<P>(out, block, run) },
+        _ => unpack_plain::<P>(out, block, run),
+    }
     if rows.rounded == Rounded::Bf16 {
         out.iter_mut().for_each(|x| *x = round(*x));
     }
+}
+
+/// Not inlined: beside what its callers do the compiler no longer finds vectors in it.
+#[inline(never)]
+fn unpack_plain<P: Packed>(out: &mut [f32; RUN], block: &[u8], run: usize) {
+    P::unpack(out, block, run);
+}
+
+/// The same operations in wider vectors.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2")]
+fn unpack_avx2<P: Packed>(out: &mut [f32; RUN], block: &[u8], run: usize) {
+    P::unpack(out, block, run);
 }
 
 /// out[k][32] = one run of 32 rows.
