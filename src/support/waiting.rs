@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Shorter work is not mentioned.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time after which the first line is printed. Shorter work is not mentioned.
+pub const PATIENCE: Duration = Duration::from_secs(2);
 /// Most time between two lines.
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -30,6 +30,11 @@ pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
+/// When the next line is due after one at `at`. Both are times since the work began.
+pub fn later(at: Duration) -> Duration {
+    at + at.min(LONGEST)
+}
+
 /// Does `work`, and calls `line` while it goes on: after `patience`, then with the seconds so far.
 fn beside<T>(patience: Duration, work: impl FnOnce() -> T, line: impl Fn(Option<u64>) + Send) -> T {
     thread::scope(|scope| {
@@ -46,7 +51,7 @@ fn watch(end: &Receiver<()>, patience: Duration, line: impl Fn(Option<u64>)) {
     let (began, mut next, mut is_first) = (Instant::now(), patience, true);
     while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(next.saturating_sub(began.elapsed())) {
         line((!is_first).then(|| began.elapsed().as_secs()));
-        next += next.min(LONGEST);
+        next = later(next);
         is_first = false;
     }
 }

@@ -4,7 +4,7 @@
 
 use super::Outcome;
 use super::outbox::Outbox;
-use super::progress::{self, Bytes};
+use super::progress;
 use crate::cluster::message::{Hash, Manifest, ModelFile, ToCoordinator, ToWorker};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, Write};
@@ -113,14 +113,13 @@ impl Cache {
         let total: u64 = manifest.files.iter().map(|f| f.size).sum();
         say(&format!("fetching {} from the coordinator: {:.1} MB", manifest.model, total as f64 / 1e6));
         let come = outbox.come.clone();
-        come.store(0, Ordering::Relaxed);
         let work = async {
             for (index, file) in (0..).zip(&manifest.files) {
                 checked_file(&dir.join(&file.name), index, file, outbox).await?;
             }
             Ok(())
         };
-        progress::during(Bytes { come: &come, all: total }, say, work).await
+        progress::during((&come, total), say, work).await
     }
 }
 

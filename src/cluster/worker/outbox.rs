@@ -21,7 +21,8 @@ pub(super) struct Outbox<'a> {
     link: WorkerLink,
     waiting: VecDeque<ToCoordinator>,
     stop: &'a Stop,
-    /// Bytes of the model's files that came over this link, or were there.
+    /// Bytes of the model's files that came over this link, plus those that a partial file already had. The count never
+    /// decreases: a file that is fetched again is counted again.
     pub come: Arc<AtomicU64>,
 }
 

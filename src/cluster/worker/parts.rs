@@ -6,7 +6,7 @@
 use super::Outcome;
 use super::cache::{Cache, OTHER, check_names, checked_file, fail, holds, opens, span};
 use super::outbox::Outbox;
-use super::progress::{self, Bytes};
+use super::progress;
 use crate::cluster::message::{Hash, Manifest, ModelFile, PART, SeatPlan};
 use crate::format::{Beginning, Positions, positions};
 use crate::model::config::Config;
@@ -18,7 +18,6 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// The tensors of a model that a worker reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,7 +163,6 @@ impl Cache {
             ));
         }
         let come = outbox.come.clone();
-        come.store(0, Ordering::Relaxed);
         let work = async {
             for (file, runs) in large.iter().zip(missing) {
                 for run in runs {
@@ -173,7 +171,7 @@ impl Cache {
             }
             Ok::<_, Outcome>(())
         };
-        progress::during(Bytes { come: &come, all: bytes }, say, work).await?;
+        progress::during((&come, bytes), say, work).await?;
         Ok(Some(opens(&dir, manifest)))
     }
 }

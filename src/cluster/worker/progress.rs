@@ -1,19 +1,12 @@
 //! Lines while a model is fetched from the coordinator.
 
+use crate::support::waiting::{PATIENCE, later};
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A shorter fetch needs no line more than that of its begin.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Most time between two lines.
-const LONGEST: Duration = Duration::from_secs(60);
-
-/// Bytes that came so far, and all that are fetched.
-pub(super) struct Bytes<'a> {
-    pub come: &'a AtomicU64,
-    pub all: u64,
-}
+/// The counter of bytes that have come, and the number of bytes that are to come from now on.
+type Bytes<'a> = (&'a AtomicU64, u64);
 
 /// Awaits `work`. If it takes longer than two seconds, says how much has come, and again after 4, 8, 16 and 32 seconds, then
 /// every minute.
@@ -23,18 +16,19 @@ pub(super) async fn during<T>(bytes: Bytes<'_>, say: &dyn Fn(&str), work: impl F
 
 async fn beside<T>(
     patience: Duration,
-    bytes: Bytes<'_>,
+    (come, all): Bytes<'_>,
     say: &dyn Fn(&str),
     work: impl Future<Output = T>,
 ) -> T {
     let (began, mut next) = (Instant::now(), patience);
+    let before = come.load(Ordering::Relaxed);
     tokio::pin!(work);
     loop {
         match tokio::time::timeout(next.saturating_sub(began.elapsed()), &mut work).await {
             Ok(done) => return done,
-            Err(_) => say(&line(bytes.come.load(Ordering::Relaxed), bytes.all)),
+            Err(_) => say(&line(come.load(Ordering::Relaxed) - before, all)),
         }
-        next += next.min(LONGEST);
+        next = later(next);
     }
 }
 
@@ -54,9 +48,10 @@ mod tests {
     #[test]
     fn long_fetches_are_counted_and_return_their_result() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let (come, lines) = (AtomicU64::new(0), RefCell::new(Vec::new()));
+        // What came before the fetch is not counted.
+        let (come, lines) = (AtomicU64::new(77_000_000), RefCell::new(Vec::new()));
         let say = |line: &str| lines.borrow_mut().push(line.to_string());
-        let bytes = || Bytes { come: &come, all: 3_000_000 };
+        let bytes = || (&come, 3_000_000);
         assert_eq!(runtime.block_on(beside(Duration::from_secs(60), bytes(), &say, async { 7 })), 7);
         assert!(lines.borrow().is_empty());
         // It ends once it was mentioned three times; half of it comes between two lines, in the end more than all.
