@@ -269,18 +269,19 @@ impl Fleet {
         }
     }
 
-    /// Asserts that all of these end with that code; the first that ends with another is not waited for by the rest.
+    /// Waits until all of these have ended, and asserts that each ends with that code. The first one that ends with another
+    /// code fails the test at once, even if others still run.
     #[track_caller]
     pub fn all_end(&mut self, names: &[&str], code: i32) {
         let began = Instant::now();
-        let mut left = names.to_vec();
-        while !left.is_empty() {
-            left.retain(|name| match self.child(name).try_wait().unwrap() {
-                Some(status) if status.code() == Some(code) => false,
-                Some(status) => panic!("{name} ended with {status}, not {code}\n{}", self.all()),
-                None => true,
-            });
-            assert!(began.elapsed() < PATIENCE, "{left:?} do not end\n{}", self.all());
+        loop {
+            let ends: Vec<_> = names.iter().map(|name| self.child(name).try_wait().unwrap()).collect();
+            let good = ends.iter().flatten().all(|status| status.code() == Some(code));
+            assert!(good, "{names:?} end with {ends:?}, not {code}\n{}", self.all());
+            if ends.iter().all(Option::is_some) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{names:?} do not all end: {ends:?}\n{}", self.all());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
