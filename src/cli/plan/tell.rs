@@ -81,7 +81,7 @@ fn work(o: &Outlook) -> Vec<String> {
         let [worker, coordinator] = memory_of_islands(o).map(size);
         lines.push(format!("islands  {islands}"));
         lines.push(format!(
-            "         memory they take: {worker} on a worker, {coordinator} on the coordinator"
+            "         memory they take: up to {worker} on a worker, {coordinator} on the coordinator"
         ));
     }
     let named =
@@ -103,7 +103,7 @@ fn work(o: &Outlook) -> Vec<String> {
     lines
 }
 
-/// Bytes that islands take on a worker and on the coordinator.
+/// Most bytes that islands were seen to take, on a worker and on the coordinator.
 fn memory_of_islands(o: &Outlook) -> [u64; 2] {
     island::MEMORY.map(|bytes| bytes * o.shape.trained)
 }
@@ -301,10 +301,13 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
         "reference": { "tokens": c.reference },
-        "islands": o.sent.islands.map(|islands| json!({
-            "count": islands.count, "inner_steps": islands.inner, "bytes_on_worker": memory_of_islands(o)[0],
-            "bytes_on_coordinator": memory_of_islands(o)[1],
-        })),
+        "islands": o.sent.islands.map(|islands| {
+            let [worker, coordinator] = memory_of_islands(o);
+            json!({
+                "count": islands.count, "inner_steps": islands.inner,
+                "bytes_on_worker": worker, "bytes_on_coordinator": coordinator,
+            })
+        }),
         "adapter": {
             "rank": p.spec.rank, "target_modules": p.spec.targets, "exceptions": p.spec.exceptions,
             "trained_values": o.shape.trained,
