@@ -241,18 +241,25 @@ failed=0
 test=(cargo test --release --locked --workspace --no-fail-fast)
 if [ $arguments = 0 ]; then
   "${test[@]}" --no-run
-  # Processes that wait for each other, for lost ones and for slow networks leave half of the time to all other tests.
+  # The processes of cluster_runs wait for each other, for lost ones and for slow networks, and leave half of the time of
+  # the processors. So it runs beside all other tests, and its output is printed after theirs. With `set -m` it has a
+  # process group of its own, which ends with this script, also after Ctrl-C.
   beside=$(mktemp)
-  "${test[@]}" --test cluster_runs >"$beside" 2>&1 &
+  set -m
+  "${test[@]}" --test cluster_runs </dev/null >"$beside" 2>&1 &
+  set +m
+  group=$!
+  trap 'kill -- "-$group" 2>/dev/null || true; rm -f "$beside"' EXIT
   others=(--lib --bins)
   for file in tests/*.rs tests/*/main.rs; do
     name=$(basename "${file%/main.rs}" .rs)
     [ "$name" = cluster_runs ] || others+=(--test "$name")
   done
   "${test[@]}" "${others[@]}" || failed=$?
-  wait $! || failed=$?
+  wait "$group" || failed=$?
+  # Its id may be used again from here on.
+  trap 'rm -f "$beside"' EXIT
   cat "$beside"
-  rm "$beside"
 else
   "${test[@]}" "$@" || failed=$?
 fi
