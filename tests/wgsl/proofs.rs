@@ -52,7 +52,8 @@ fn product(entry: &Entry, (m, n, k): (u32, u32, u32)) -> Sizes {
     }
 }
 
-/// Attention of the tokens from `begin` on, of 70, with as many heads as given, of queries and of keys.
+/// Attention over 70 tokens. Queries are the tokens from `begin` on, keys are all tokens. `heads` is the number of heads of
+/// queries, `kv_heads` that of keys and values. Each buffer ends with the last number that is its own.
 fn attention(entry: &Entry, window: u32, (begin, heads, kv_heads): (u32, u32, u32)) -> Sizes {
     let (tokens, count) = (70, 70 - begin);
     let size = entry.constant("SIZE").unwrap_or(0);
@@ -151,5 +152,23 @@ fn wrong_index_or_endless_loop_is_detected() {
             cases(entry).iter().any(|sizes| !doubts(&text, &parsed, sizes).is_empty())
         };
         assert!(all.into_iter().take(2).all(|entry| noticed(&entry)), "{kernel}: `{instead}` for `{text}`");
+    }
+}
+
+#[test]
+fn store_into_a_part_of_a_variable_is_doubted() {
+    for (store, count) in [("", 0), ("at.y = 9u;", 1)] {
+        let text = format!(
+            "@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+            @compute @workgroup_size(64) fn main(@builtin(workgroup_id) group: vec3<u32>) {{
+                var at = group;
+                {store}
+                let all = at;
+                out[all.y] = 7u;
+            }}"
+        );
+        let buffers = BTreeMap::from([("out", (4, u32::MAX))]);
+        let found = doubts(&text, &parsed(&text).unwrap(), &Sizes { buffers, groups: 1, ..Sizes::default() });
+        assert_eq!(found.len(), count, "{store}: {found:?}");
     }
 }
