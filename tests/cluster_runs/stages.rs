@@ -120,7 +120,7 @@ fn a_line_of_workers_gives_the_texts_of_one_process() {
     }
 }
 
-/// A run whose layers take more memory than the self-test: as much on every processor, in f32.
+/// A run whose layers take more memory than the self-test. In f32 they take the same on every processor.
 fn wide() -> String {
     format!("{} --dtype f32", RUN.replace("--rank 4", "--rank 16"))
 }

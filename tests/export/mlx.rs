@@ -51,7 +51,7 @@ fn complete(path: &Path) {
         config["mlp_only_layers"] = json!([]);
     }
     if config.get("linear_num_value_heads").is_some() {
-        // Layers in turn, see own_keys.rs.
+        // mlx-lm reads no `layer_types`; every second layer has attention (own_keys.rs).
         config["full_attention_interval"] = json!(2);
     }
     if config["model_type"] == "lfm2" {

@@ -138,7 +138,8 @@ pub fn golden() -> Vec<PathBuf> {
     cases(if built.exists() { &built } else { Path::new("tests/golden/parity") })
 }
 
-/// Calls `check` with the number and the folder of each committed case, on a thread for each processor.
+/// Calls `check` once for each committed case, with its place in [`golden`] and its folder. There is one thread for each
+/// processor, which takes the next case when it is ready; a panic of `check` fails the caller.
 pub fn each_golden(check: impl Fn(usize, &Path) + Sync) {
     let (all, next) = (golden(), AtomicUsize::new(0));
     let take = || {
