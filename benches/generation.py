@@ -15,6 +15,8 @@ import urllib.request
 
 import cyllama.llama.llama_cpp as llama
 
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    sys.exit(__doc__)
 MODEL = os.path.realpath(sys.argv[1])
 BINARY = os.environ.get("FINETUNE", "target/release/finetune")
 THREADS, PAIRS, TOKENS = (int(os.environ.get(name, n)) for name, n in (("THREADS", 2), ("PAIRS", 3), ("TOKENS", 64)))
@@ -76,6 +78,7 @@ class Finetune:
                     return
             except OSError:
                 time.sleep(0.1)
+        self.server.kill()
         sys.exit("finetune serve does not answer")
 
     def ask(self, prompt, tokens):
@@ -93,8 +96,10 @@ class Finetune:
 
         threads = [threading.Thread(target=one, args=(n,)) for n in range(count)]
         began = time.time()
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         return time.time() - began, sum(got)
 
     def texts(self, count):
@@ -112,11 +117,20 @@ class Finetune:
         return PROMPT / (took[1] - took[0])
 
 
-peers = {"finetune": Finetune(), "llama.cpp": LlamaCpp()}
+# Before the server is started: a model that llama.cpp cannot load leaves no process.
+llama_cpp = LlamaCpp()
+peers = {"finetune": Finetune(), "llama.cpp": llama_cpp}
 kinds = {"one text": lambda p, i: p.texts(1), "eight texts": lambda p, i: p.texts(TEXTS), "prompt": lambda p, i: p.prompt(i)}
 try:
     for kind, measure in kinds.items():
-        pairs = [{name: measure(peer, i) for name, peer in peers.items()} for i in range(PAIRS + 1)][1:]
+        pairs = []
+        for i in range(PAIRS + 1):
+            pair = {}
+            for name, peer in peers.items():
+                pair[name] = measure(peer, i)
+            # The first pair warms up.
+            if i > 0:
+                pairs.append(pair)
         middle = {name: statistics.median(pair[name] for pair in pairs) for name in peers}
         each = ", ".join(f"{pair['finetune'] / pair['llama.cpp']:.2f}" for pair in pairs)
         print(f"{kind}: {middle['finetune']:.1f} and {middle['llama.cpp']:.1f} tokens/s; ratios of the pairs {each}", flush=True)
