@@ -35,6 +35,7 @@ programs=(
   "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 7 wheels, 470 MB, into target/cuda-tools|assemblers of PTX, without a GPU"
   "vulkan|tested_adapters|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
   "radv|FINETUNE_NEED_RADV|apt-get install libvulkan1 mesa-vulkan-drivers|a compiler of AMD cards, without a card"
+  "spirv|FINETUNE_NEED_SPIRV|apt-get install spirv-tools|the validator of SPIR-V"
   "chromium|FINETUNE_NEED_CHROMIUM|apt-get install chromium|the page of a run in a browser"
   "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
   "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
@@ -121,6 +122,10 @@ use_vulkan() {
 have_radv() { ls /usr/share/vulkan/icd.d/radeon_icd*.json >/dev/null 2>&1; }
 get_radv() { apt libvulkan1 mesa-vulkan-drivers; }
 use_radv() { export FINETUNE_NEED_RADV=1; }
+
+have_spirv() { command -v spirv-val >/dev/null; }
+get_spirv() { apt spirv-tools; }
+use_spirv() { export FINETUNE_NEED_SPIRV=1; }
 
 have_chromium() { command -v chromium >/dev/null; }
 get_chromium() { apt chromium; }

@@ -1,6 +1,6 @@
 //! Every kernel under kernels/wgsl, with every set of constants that a device may get, goes through naga as wgpu does
-//! it: parsed, validated, translated for Vulkan and for Metal. Kernels without run-time checks are proved to need none
-//! (proofs.rs), and RADV compiles for AMD cards (radv.rs). No device is needed.
+//! it: parsed, validated, translated for Vulkan and for Metal. The SPIR-V is valid (spirv.rs), kernels without run-time
+//! checks are proved to need none (proofs.rs), and RADV compiles for AMD cards (radv.rs). No device is needed.
 
 #[cfg(target_os = "linux")]
 mod budgets;
@@ -11,6 +11,7 @@ mod proofs;
 #[cfg(target_os = "linux")]
 mod radv;
 mod ranges;
+mod spirv;
 
 use finetune::backend::wgpu::catalogue;
 use naga::back::{msl, spv};
