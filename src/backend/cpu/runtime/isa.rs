@@ -39,7 +39,7 @@ impl Lanes for Twice {
 pub enum Isa {
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C, which every processor with the first two has.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2,
     /// NEON, which every 64-bit ARM has, with its fused multiply-add.
@@ -98,7 +98,9 @@ impl Isa {
     fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
-            let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let fma = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
             if fma
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")

@@ -14,7 +14,7 @@ use super::block_rows::{Rounded, Rows};
 #[cfg(target_arch = "x86_64")]
 use super::block_unpack_avx512 as vectors;
 #[cfg(target_arch = "x86_64")]
-use super::decode::decode;
+use super::{decode_avx2, decode_avx512};
 use crate::numeric::block::{Packed, RUN, Visitor};
 use std::ops::Range;
 
@@ -125,9 +125,17 @@ impl Visitor for TransposedPairs<'_> {
 impl Visitor for InPlace<'_> {
     type Result = Sums;
     fn visit<P: Packed>(self) -> Sums {
+        let (runs, rows) = (self.from + self.x.len() / RUN, &self.rows);
+        assert!(self.x.len().is_multiple_of(RUN) && rows.count > 0, "whole runs of some rows");
+        assert!(runs.div_ceil(P::ELEMENTS / RUN) * P::BYTES <= rows.size, "runs of these rows");
+        assert!(rows.count * rows.size <= rows.bytes.len(), "rows that are there");
         #[cfg(target_arch = "x86_64")]
-        if isa::best() == Isa::Avx512 {
-            return decode::<P>(self.x, self.rows, self.from);
+        match isa::best() {
+            // SAFETY: the processor was asked; sizes were checked.
+            Isa::Avx512 => return unsafe { decode_avx512::decode::<P>(self.x, self.rows, self.from) },
+            // SAFETY: as above.
+            Isa::Avx2 => return unsafe { decode_avx2::decode::<P>(self.x, self.rows, self.from) },
+            Isa::Neon | Isa::Generic => {}
         }
         let mut sums = [[0.0; COLS]; PANELS];
         let mut wide = [[0.0; RUN]; ROWS];

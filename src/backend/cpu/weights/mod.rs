@@ -6,7 +6,9 @@ pub mod block_unpack;
 pub mod block_unpack_avx512;
 pub mod blocks;
 #[cfg(target_arch = "x86_64")]
-pub mod decode;
+pub mod decode_avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod decode_avx512;
 pub mod panel_unpack;
 #[cfg(target_arch = "x86_64")]
 pub mod panel_unpack_avx512;

@@ -7,7 +7,6 @@
 
 use super::super::gemm::gemv::{PANELS, Sums};
 use super::super::operands::COLS;
-use super::super::runtime::isa::{self, Isa};
 use super::block_rows::{Rounded, Rows};
 use super::block_unpack_avx512::widen_half;
 use super::panel_unpack_avx512::put_sums;
@@ -15,13 +14,11 @@ use crate::numeric::block::{Bits, CodeLayout, Packed, RUN, Scales, Split};
 use std::arch::x86_64::*;
 
 /// See [`super::block_unpack::InPlace`].
-pub fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
-    let runs = from + x.len() / RUN;
-    assert!(x.len().is_multiple_of(RUN) && rows.count > 0, "whole runs of some rows");
-    assert!(runs.div_ceil(P::ELEMENTS / RUN) * P::BYTES <= rows.size, "runs of these rows");
-    assert!(rows.count * rows.size <= rows.bytes.len(), "rows that are there");
-    assert!(isa::best() == Isa::Avx512, "vectors that the processor has");
-    // SAFETY: the processor was asked; sizes were checked.
+///
+/// # Safety
+/// AVX-512 F, BW, DQ and VL; rows have the runs.
+pub unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
+    // SAFETY: the caller's promise.
     unsafe {
         match rows.rounded {
             Rounded::Not => panels::<P, Exact>(x, rows, from),
