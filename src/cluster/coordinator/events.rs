@@ -265,16 +265,14 @@ impl Accounts {
 
     /// The costs of the step.
     pub fn finish(&mut self, tally: Tally, devices: Vec<DeviceReport>) -> Shared {
-        let spans = |place: &Place| {
-            let of = tally
-                .spans
-                .iter()
-                .filter(|(other, _)| other.member == place.member && other.device == place.device);
+        let mut spans: BTreeMap<(&str, &str), Vec<(f64, f64)>> = BTreeMap::new();
+        for (place, span) in &tally.spans {
             let milli = |at: Duration| at.as_millis() as f64 / 1e3;
-            of.map(|(_, span)| (milli(span.from), milli(span.to))).collect()
-        };
+            let of = spans.entry((&place.member, &place.device)).or_default();
+            of.push((milli(span.from), milli(span.to)));
+        }
         let part = |now: DeviceReport| {
-            let spans = spans(&now.place);
+            let spans = spans.get(&(&*now.place.member, &*now.place.device)).cloned().unwrap_or_default();
             let (before, here) = (self.before.get(&now.place), now.id.is_some());
             let part = Part {
                 worker: now.place.member,

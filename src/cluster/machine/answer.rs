@@ -34,7 +34,7 @@ struct Result {
 
 impl Machine {
     pub(super) fn said(&mut self, member: MemberId, message: &ToCoordinator) {
-        let Some(m) = self.fleet.members.get_mut(&member) else { return };
+        let Some(m) = self.fleet.member(member) else { return };
         match message {
             // The tasks of connections and lines take these.
             ToCoordinator::Hello(_)
@@ -43,13 +43,13 @@ impl Machine {
             | ToCoordinator::Seated { .. }
             | ToCoordinator::Linked
             | ToCoordinator::Passes { .. }
-            | ToCoordinator::Capacity(_) => {}
+            | ToCoordinator::Capacity(_)
+            | ToCoordinator::SumPiece { .. } => {}
             ToCoordinator::Ready { devices, refused } => self.ready(member, devices, refused),
             ToCoordinator::Leave { reason } => {
                 self.lost(member, reason);
                 self.out.push(Action::Close { member });
             }
-            &ToCoordinator::SumPiece { sum, offset, .. } => m.comes((sum, offset), self.now),
             _ if m.devices.is_none() => self.expel(member, "it spoke of work before it was ready"),
             &ToCoordinator::Ask { device, room, together } => {
                 self.asked(DeviceId { member, index: device }, (room, together));
@@ -81,7 +81,7 @@ impl Machine {
     }
 
     fn ready(&mut self, member: MemberId, devices: &[Named], refused: &[String]) {
-        let Some(m) = self.fleet.members.get_mut(&member) else { return };
+        let Some(m) = self.fleet.member_mut(member) else { return };
         if m.devices.is_some() {
             return self.expel(member, "it was ready twice");
         }
@@ -91,6 +91,7 @@ impl Machine {
         let devices = fleet::distinct(devices);
         m.devices = Some(devices.iter().map(Device::new).collect());
         let name = m.name.clone();
+        self.fleet.recount();
         self.note(Note::Joined { member: name, devices, refused: refused.to_vec() });
         self.send_parameters(member);
     }
@@ -102,7 +103,8 @@ impl Machine {
         };
         (device.room, device.up, device.stopping) = (Some(room), true, None);
         device.together = usize::from(together).clamp(1, MOST_TOGETHER);
-        if let Some(m) = self.fleet.members.get_mut(&id.member)
+        self.fleet.recount();
+        if let Some(m) = self.fleet.member_mut(id.member)
             && let Some(sent) = m.sent.take()
         {
             m.transfer.add(now.saturating_sub(sent).as_micros() as f64);
@@ -111,7 +113,7 @@ impl Machine {
 
     fn own(&mut self, member: MemberId, lease: LeaseId) -> Own {
         // A device that lost a repeat in one round may stop in the next.
-        let devices = self.fleet.members.get_mut(&member).and_then(|m| m.devices.as_mut());
+        let devices = self.fleet.member_mut(member).and_then(|m| m.devices.as_mut());
         devices.into_iter().flatten().for_each(|d| d.moves(lease));
         let found = match &self.round {
             Some(round) => round.ledger.find(lease),
@@ -222,7 +224,7 @@ impl Machine {
         }
         round.last = self.now;
         let others = round.ledger.grant(result.lease);
-        if let Some(m) = self.fleet.members.get_mut(&held.device.member) {
+        if let Some(m) = self.fleet.member_mut(held.device.member) {
             m.granted += 1;
         }
         if let (Kind::Train, Some(d)) = (result.kind, self.fleet.device_mut(held.device)) {
@@ -246,6 +248,8 @@ impl Machine {
                 device.stopping = Some(Stopping { lease, until, again: now + self.config.reask });
             }
             device.leaves(lease, now);
+            self.fleet.stopping.insert(id);
+            self.fleet.resting.insert(id.member);
         }
         self.say(id.member, ToWorker::Cancel { lease });
     }
@@ -297,14 +301,14 @@ impl Machine {
 
     /// A granted lease of the member counts.
     fn owes_less(&mut self, member: MemberId) {
-        if let Some(m) = self.fleet.members.get_mut(&member) {
+        if let Some(m) = self.fleet.member_mut(member) {
             m.granted -= 1;
         }
     }
 
     fn summed(&mut self, member: MemberId, message: &ToCoordinator) {
         let ToCoordinator::Sum { sum, step, leases, parameters, .. } = message else { return };
-        let (Some(round), Some(m)) = (&self.round, self.fleet.members.get(&member)) else { return };
+        let (Some(round), Some(m)) = (&self.round, self.fleet.member(member)) else { return };
         if *sum <= m.last_sum {
             self.ignored();
             return self.say(member, ToWorker::SumTaken { sum: *sum });
@@ -339,9 +343,10 @@ impl Machine {
             self.count(lease);
             self.owes_less(member);
         });
-        if let Some(m) = self.fleet.members.get_mut(&member) {
-            (m.last_sum, m.flushed, m.reasked) = (*sum, None, 0);
+        if let Some(m) = self.fleet.member_mut(member) {
+            (m.last_sum, m.reasked) = (*sum, 0);
         }
+        self.fleet.flush(member, None);
         self.out.push(Action::TakeSum { member, sum: *sum });
         self.say(member, ToWorker::SumTaken { sum: *sum });
     }

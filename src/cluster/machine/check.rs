@@ -1,12 +1,14 @@
 //! Invariants that hold after every tick, checked independently of the code that maintains them.
 
 use super::ledger::{Item, State, Status};
-use super::{Machine, Purpose};
+use super::{Machine, Member, MemberId, Purpose};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 impl Machine {
     /// Panics if the machine's state is inconsistent.
     pub(in super::super) fn check(&self) {
+        self.check_sets();
         let Some(round) = &self.round else { return };
         let ledger = &round.ledger;
         let status = |lease| ledger.lease(lease).status;
@@ -25,7 +27,7 @@ impl Machine {
                 State::Granted(lease) => {
                     let stands = matches!(status(*lease), Status::Granted | Status::Delivered);
                     assert!(live.is_empty() && stands);
-                    assert!(self.fleet.members.contains_key(&ledger.lease(*lease).device.member));
+                    assert!(self.fleet.member(ledger.lease(*lease).device.member).is_some());
                 }
             }
         }
@@ -40,5 +42,23 @@ impl Machine {
                 ledger.standing(id.member).into_iter().filter(|&l| status(l) == Status::Granted).count();
             assert!(member.granted == granted || round.done, "{id:?}: {} {granted}", member.granted);
         }
+    }
+
+    /// Panics if a set of the fleet lacks a member or device that belongs to it.
+    fn check_sets(&self) {
+        let flushed = |(&id, m): (&MemberId, &Member)| m.flushed().map(|at| (at, id));
+        let mut asked: Vec<_> = self.fleet.members().iter().filter_map(flushed).collect();
+        asked.sort();
+        assert!(asked.iter().map(|(_, id)| *id).eq(self.fleet.flushed_until(Duration::MAX)));
+        assert_eq!(asked.first().map(|(at, _)| *at), self.fleet.first_flushed());
+        for (&id, member) in self.fleet.members() {
+            let owes = member.granted > 0 && member.flushed().is_none();
+            let rests = owes && (member.idle() || self.verifies());
+            assert!(!rests || self.fleet.resting.contains(&id), "{id:?} rests");
+        }
+        for (id, _, device) in self.fleet.devices() {
+            assert!(device.stopping.is_none() || self.fleet.stopping.contains(&id), "{id:?} stops");
+        }
+        assert_eq!(self.fleet.up(), self.fleet.devices().filter(|(_, _, d)| d.up).count());
     }
 }

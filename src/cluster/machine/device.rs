@@ -11,7 +11,7 @@ use crate::train::event::Link;
 impl Machine {
     /// Stores the measurements of a member's devices.
     pub(super) fn came_measured(&mut self, member: MemberId, measured: &[Trials], link: Option<Link>) {
-        let Some(m) = self.fleet.members.get_mut(&member) else { return };
+        let Some(m) = self.fleet.member_mut(member) else { return };
         if std::mem::replace(&mut m.measured, true) {
             return self.expel(member, "it was measured twice");
         }
@@ -37,6 +37,8 @@ impl Machine {
         let Some(device) = self.fleet.device_mut(id) else { return };
         device.up = false;
         let leases: Vec<LeaseId> = device.queue.drain(..).collect();
+        self.fleet.recount();
+        self.fleet.resting.insert(id.member);
         for lease in leases {
             if let Some(round) = &mut self.round {
                 round.tally.reopened += u64::from(round.ledger.cancel(lease));
@@ -54,11 +56,12 @@ impl Machine {
             return self.expel(id.member, "a device of it fell back more often than there are backends");
         }
         self.stand_down(id);
-        let Some(m) = self.fleet.members.get_mut(&id.member) else { return };
+        let Some(m) = self.fleet.member_mut(id.member) else { return };
         let Some(device) = m.devices.as_mut().and_then(|d| d.get_mut(usize::from(id.index))) else { return };
         let old = std::mem::replace(device, fleet::Device::new(named));
         (device.room, device.fallbacks) = (old.room, old.fallbacks + 1);
         let done = report(None, m, &old);
+        self.fleet.recount();
         self.fleet.keep(done);
         self.note(Note::Fallback { before, now: named.clone(), reason: reason.to_string() });
     }

@@ -7,7 +7,8 @@ use super::event::{DeviceId, Kind, MemberId};
 use super::record::Record;
 use super::speed::{Estimate, Speed};
 use crate::train::event::Link;
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,8 +124,7 @@ pub(super) struct Member {
     pub link: Option<Link>,
     /// Number of leases that were granted and are in no counted sum.
     pub granted: usize,
-    /// When its sum was last requested, or a new piece of that sum arrived.
-    pub flushed: Option<Duration>,
+    flushed: Option<Duration>,
     /// Number of repeated requests since then.
     pub reasked: u32,
     /// The furthest piece of a sum so far: number of the sum and offset.
@@ -158,13 +158,9 @@ impl Member {
         self.devices.as_ref().is_none_or(Vec::is_empty)
     }
 
-    /// A piece of a sum arrived. Only a piece further than any before extends the wait for the sum: a member that
-    /// restarts its sum again and again would hold up the step.
-    pub fn comes(&mut self, piece: (u64, u64), now: Duration) {
-        if self.furthest.is_none_or(|furthest| piece > furthest) {
-            self.furthest = Some(piece);
-            (self.flushed, self.reasked) = (self.flushed.map(|_| now), 0);
-        }
+    /// When its sum was last requested, or a new piece of that sum arrived.
+    pub fn flushed(&self) -> Option<Duration> {
+        self.flushed
     }
 
     /// Whether all queues of its devices are empty.
@@ -172,17 +168,21 @@ impl Member {
         self.devices.iter().flatten().all(|d| d.queue.is_empty())
     }
 
-    /// Estimated arrival time of its parameters, never before `now`.
-    pub fn available(&self, now: Duration) -> Duration {
-        let travels = |sent: Duration| sent + micros(self.transfer.get().unwrap_or(0.0));
-        self.sent.map_or(now, travels).max(now)
+    /// Estimated arrival time of its parameters; `None` if it has them.
+    pub fn arrives(&self) -> Option<Duration> {
+        self.sent.map(|sent| sent + micros(self.transfer.get().unwrap_or(0.0)))
     }
 }
 
 impl Device {
     /// Whether it has not stopped when it had to: it may hang.
     pub fn hangs(&self, now: Duration) -> bool {
-        self.stopping.is_some_and(|s| now >= s.until)
+        now >= self.hangs_from()
+    }
+
+    /// When it has to have stopped.
+    pub fn hangs_from(&self) -> Duration {
+        self.stopping.map_or(Duration::MAX, |s| s.until)
     }
 
     pub fn new(device: &message::Device) -> Self {
@@ -226,32 +226,128 @@ impl Device {
 }
 
 /// All present members in the order of their numbers, and the reports of departed devices.
+///
+/// The sets name those that an event can concern, so that no event looks at all members.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
-    pub members: BTreeMap<MemberId, Member>,
+    members: BTreeMap<MemberId, Member>,
     past: BTreeMap<Place, DeviceReport>,
+    /// Members that may have changed since the planner last looked at them.
+    changed: BTreeSet<MemberId>,
+    /// Every `Member::flushed`.
+    flushed: BTreeSet<(Duration, MemberId)>,
+    /// Every member whose sum is due and not requested, and maybe others.
+    pub resting: BTreeSet<MemberId>,
+    /// Every device that has not stopped a cancelled lease, and maybe others.
+    pub stopping: BTreeSet<DeviceId>,
+    /// Number of devices that are up, once it is counted.
+    up: Cell<Option<usize>>,
 }
 
 impl Fleet {
+    pub fn members(&self) -> &BTreeMap<MemberId, Member> {
+        &self.members
+    }
+
+    pub fn member(&self, id: MemberId) -> Option<&Member> {
+        self.members.get(&id)
+    }
+
+    pub fn member_mut(&mut self, id: MemberId) -> Option<&mut Member> {
+        let member = self.members.get_mut(&id)?;
+        self.changed.insert(id);
+        Some(member)
+    }
+
+    /// Every member, to be changed.
+    pub fn members_mut(&mut self) -> impl Iterator<Item = (MemberId, &mut Member)> {
+        self.changed.extend(self.members.keys());
+        self.members.iter_mut().map(|(&id, m)| (id, m))
+    }
+
+    pub fn insert(&mut self, id: MemberId, member: Member) {
+        self.members.insert(id, member);
+        self.changed.insert(id);
+        self.recount();
+    }
+
+    /// The members that may have changed since the last call, those that are gone included.
+    pub fn changed(&mut self) -> BTreeSet<MemberId> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// A device may have gone up or down.
+    pub fn recount(&mut self) {
+        self.up.set(None);
+    }
+
+    /// The sum of a member is requested now, or no longer.
+    pub fn flush(&mut self, id: MemberId, at: Option<Duration>) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut member.flushed, at);
+        if let Some(before) = before {
+            self.flushed.remove(&(before, id));
+        }
+        if let Some(at) = at {
+            self.flushed.insert((at, id));
+        }
+        self.resting.insert(id);
+    }
+
+    /// No sum is requested or owed.
+    pub fn forget_sums(&mut self) {
+        self.flushed.clear();
+        self.resting.clear();
+        self.members.values_mut().for_each(|m| (m.granted, m.flushed) = (0, None));
+    }
+
+    /// When the earliest of the requested sums was requested.
+    pub fn first_flushed(&self) -> Option<Duration> {
+        self.flushed.first().map(|(at, _)| *at)
+    }
+
+    /// The members whose sums were requested until then.
+    pub fn flushed_until(&self, until: Duration) -> impl Iterator<Item = MemberId> {
+        self.flushed.range(..=(until, MemberId(u64::MAX))).map(|(_, id)| *id)
+    }
+
+    /// A piece of a sum arrived. Only a piece further than any before extends the wait for the sum: a member that
+    /// restarts its sum again and again would hold up the step.
+    pub fn comes(&mut self, id: MemberId, piece: (u64, u64), now: Duration) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        if member.furthest.is_none_or(|furthest| piece > furthest) {
+            (member.furthest, member.reasked) = (Some(piece), 0);
+            if member.flushed.is_some() {
+                self.flush(id, Some(now));
+            }
+        }
+    }
+
     pub fn device(&self, id: DeviceId) -> Option<&Device> {
         self.members.get(&id.member)?.devices.as_ref()?.get(usize::from(id.index))
     }
 
     pub fn device_mut(&mut self, id: DeviceId) -> Option<&mut Device> {
-        self.members.get_mut(&id.member)?.devices.as_mut()?.get_mut(usize::from(id.index))
+        self.member_mut(id.member)?.devices.as_mut()?.get_mut(usize::from(id.index))
+    }
+
+    /// The devices of a member, up or not.
+    pub fn devices_of(&self, member: MemberId) -> impl Iterator<Item = (DeviceId, &Member, &Device)> {
+        let of = move |m| of_member(member, m);
+        self.members.get(&member).into_iter().flat_map(of)
     }
 
     /// Every device, up or not.
     pub fn devices(&self) -> impl Iterator<Item = (DeviceId, &Member, &Device)> {
-        self.members.iter().flat_map(|(&member, m)| {
-            let devices = m.devices.iter().flatten().enumerate();
-            devices.map(move |(i, d)| (DeviceId { member, index: i as u16 }, m, d))
-        })
+        self.members.iter().flat_map(|(&member, m)| of_member(member, m))
     }
 
     /// Number of devices that can compute.
     pub fn up(&self) -> usize {
-        self.devices().filter(|(_, _, d)| d.up).count()
+        let count = || self.devices().filter(|(_, _, d)| d.up).count();
+        let up = self.up.get().unwrap_or_else(count);
+        self.up.set(Some(up));
+        up
     }
 
     /// Number of members with such a device.
@@ -273,6 +369,10 @@ impl Fleet {
         for report in reports {
             self.keep(report);
         }
+        self.flush(id, None);
+        self.resting.remove(&id);
+        self.changed.insert(id);
+        self.recount();
         self.members.remove(&id)
     }
 
@@ -306,6 +406,11 @@ impl Fleet {
         here.extend(all.into_values());
         here
     }
+}
+
+fn of_member(member: MemberId, m: &Member) -> impl Iterator<Item = (DeviceId, &Member, &Device)> {
+    let devices = m.devices.iter().flatten().enumerate();
+    devices.map(move |(i, d)| (DeviceId { member, index: i as u16 }, m, d))
 }
 
 pub(super) fn report(id: Option<DeviceId>, member: &Member, device: &Device) -> DeviceReport {

@@ -100,6 +100,8 @@ pub(super) struct Ledger {
     /// Open items, largest first, so that the last items, for which devices wait, are small.
     open: BTreeSet<(Reverse<u64>, usize)>,
     counted: usize,
+    /// Tokens of the largest item.
+    most: u64,
 }
 
 impl Ledger {
@@ -111,7 +113,13 @@ impl Ledger {
             items: tokens.iter().map(item).collect(),
             open: tokens.iter().enumerate().map(|(i, &t)| (Reverse(t), i)).collect(),
             counted: 0,
+            most: tokens.iter().copied().max().unwrap_or(1),
         }
+    }
+
+    /// Tokens of the largest item; 1 if there is no item.
+    pub fn most(&self) -> u64 {
+        self.most
     }
 
     /// The number of the next lease.

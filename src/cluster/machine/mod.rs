@@ -18,6 +18,7 @@ mod answer;
 mod assign;
 #[cfg(test)]
 mod check;
+mod deal;
 mod device;
 mod draw;
 mod event;
@@ -37,7 +38,8 @@ pub use action::{Action, Again, Bad, DeviceReport, Finding, Note, Place, Purpose
 pub use draw::Verify;
 pub use event::{Config, Counted, DeviceId, Event, Kind, MemberId, Round};
 
-use super::message::{Bye, Hash, LeaseId, ToWorker};
+use super::message::{Bye, Hash, LeaseId, ToCoordinator, ToWorker};
+use assign::Seen;
 use fleet::{Fleet, Member};
 use gather::Gathering;
 use ledger::Status;
@@ -65,6 +67,8 @@ pub struct Machine {
     now: Duration,
     /// When idle devices look again for an item to repeat.
     look: Option<Duration>,
+    /// The devices as the planner last saw them.
+    seen: Seen,
     out: Vec<Action>,
 }
 
@@ -83,6 +87,7 @@ impl Machine {
             over: false,
             now: Duration::ZERO,
             look: None,
+            seen: Seen::default(),
             out: Vec::new(),
         }
     }
@@ -101,9 +106,17 @@ impl Machine {
             Event::Joined { member, name, here } => {
                 let mut joined = Member::new(name);
                 joined.here = here;
-                self.fleet.members.insert(member, joined);
+                self.fleet.insert(member, joined);
             }
-            Event::Said { member, message } => self.said(member, message),
+            Event::Said { member, message: &ToCoordinator::SumPiece { sum, offset, .. } } => {
+                // Only the wait for the sum changes: no decision follows before the time that `wake` says.
+                self.fleet.comes(member, (sum, offset), self.now);
+                return Vec::new();
+            }
+            Event::Said { member, message } => {
+                self.said(member, message);
+                self.fleet.resting.insert(member);
+            }
             Event::Hashed { member, sum, digest } => self.hashed(member, sum, digest),
             Event::Lost { member, reason } => self.lost(member, &reason),
             Event::Misbehaved { member, reason } => self.expel(member, &reason),
@@ -118,21 +131,21 @@ impl Machine {
             return None;
         }
         let working = self.round.as_ref().is_some_and(|r| !r.done);
-        let stopping = self.fleet.devices().filter_map(|(_, _, d)| d.stopping).map(|s| s.again);
+        let stopping = self.fleet.stopping.iter().filter_map(|&id| self.fleet.device(id)?.stopping);
+        let stopping = stopping.map(|s| s.again);
         let soonest = stopping.filter(|_| working).min();
         if self.recheck.is_some() {
             return self.recheck_wake().into_iter().chain(soonest).min();
         }
-        let reask = |m: &Member| m.flushed.map(|at| at + self.config.reask);
-        let sums = self.fleet.members.values().filter_map(reask).filter(|_| working);
+        let sums = self.fleet.first_flushed().map(|at| at + self.config.reask).filter(|_| working);
         let others = [soonest, self.look, self.verify_wake(), self.gathering.deadline(&self.config)];
-        sums.chain(others.into_iter().flatten()).min()
+        others.into_iter().chain([sums]).flatten().min()
     }
 
     /// Whether pieces of this sum are to be added: the sum has not been taken yet, and the member holds granted
     /// leases that it can contain.
     pub fn wants_sum(&self, member: MemberId, sum: u64) -> bool {
-        self.fleet.members.get(&member).is_some_and(|m| sum > m.last_sum && m.granted > 0)
+        self.fleet.member(member).is_some_and(|m| sum > m.last_sum && m.granted > 0)
     }
 
     /// The work of every device so far. Present devices come first.
@@ -156,13 +169,13 @@ impl Machine {
     fn take_parameters(&mut self, after: u64, hash: Hash) {
         assert!(self.round.as_ref().is_none_or(|r| r.done), "parameters change between rounds only");
         self.parameters = Some((after, hash));
-        let ready = self.fleet.members.iter().filter(|(_, m)| m.devices.is_some());
+        let ready = self.fleet.members().iter().filter(|(_, m)| m.devices.is_some());
         let ready: Vec<MemberId> = ready.map(|(&id, _)| id).collect();
         ready.into_iter().for_each(|member| self.send_parameters(member));
     }
 
     fn send_parameters(&mut self, member: MemberId) {
-        if let (Some(_), Some(m)) = (self.parameters, self.fleet.members.get_mut(&member)) {
+        if let (Some(_), Some(m)) = (self.parameters, self.fleet.member_mut(member)) {
             m.sent = Some(self.now);
             self.out.push(Action::SendParameters { member });
         }
@@ -174,7 +187,7 @@ impl Machine {
     }
 
     fn take_out(&mut self, member: MemberId, reason: &str, bye: Bye) {
-        let Some(m) = self.fleet.members.get(&member) else { return };
+        let Some(m) = self.fleet.member(member) else { return };
         let (unknown, name, reason) = (m.is_unknown(), m.name.clone(), format!("removed: {reason}"));
         self.lost(member, &reason);
         if unknown {
@@ -224,7 +237,7 @@ impl Machine {
             if self.over {
                 return;
             }
-            let expecting = if self.gathered() { self.assign() } else { Default::default() };
+            let expecting = if self.gathered() { self.assign() } else { Vec::new() };
             if self.over {
                 return;
             }

@@ -5,7 +5,7 @@
 use super::super::message::ToWorker;
 use super::Machine;
 use super::action::{Action, Note, Purpose};
-use super::assign::Slot;
+use super::assign::{Queued, Slot};
 use std::sync::Arc;
 
 /// A lease that an idle device could take over.
@@ -28,8 +28,15 @@ impl Machine {
         if self.round.as_ref().is_none_or(|r| r.ledger.open().next().is_some()) {
             return;
         }
-        let mut late = self.late(slots);
         let mut idle: Vec<&Slot> = slots.iter().filter(|s| s.idle() && s.known).collect();
+        if idle.is_empty() {
+            return;
+        }
+        let mut late = self.late(slots);
+        // A device that would finish even the smallest of them after the latest helps with none.
+        let latest = late.iter().map(|l| l.finish).fold(f64::NEG_INFINITY, f64::max);
+        let least = late.iter().map(|l| l.tokens).fold(f64::INFINITY, f64::min);
+        idle.retain(|s| latest - (s.free + 1.1 * (least + s.lead) * s.each) > 0.0);
         idle.sort_by(|a, b| a.each.total_cmp(&b.each));
         for helper in idle {
             let gain = |l: &Late| {
@@ -50,7 +57,7 @@ impl Machine {
     /// Revokes leases so late that their device may hang. Such a device gets no lease until it sends a message.
     pub(super) fn call_back_hopeless(&mut self, slots: &[Slot]) {
         for slot in slots {
-            if let Some(&(lease, _)) = slot.queue.first().filter(|_| slot.hopeless <= 0.0) {
+            if let Some(&Queued { lease, .. }) = slot.queue.first().filter(|_| slot.hopeless <= 0.0) {
                 let Some(round) = &mut self.round else { return };
                 round.tally.reopened += u64::from(round.ledger.cancel(lease));
                 self.call_back(lease);
@@ -63,14 +70,16 @@ impl Machine {
     /// Repeats `Cancel` to devices that have not confirmed that they stopped.
     pub(super) fn call_back_again(&mut self) {
         let (now, reask) = (self.now, self.config.reask);
-        for (&member, m) in &mut self.fleet.members {
-            for stopping in m.devices.iter_mut().flatten().filter_map(|d| d.stopping.as_mut()) {
-                if now >= stopping.again {
-                    stopping.again = now + reask;
-                    let message = ToWorker::Cancel { lease: stopping.lease };
-                    self.out.push(Action::Say { member, message });
-                }
+        for id in std::mem::take(&mut self.fleet.stopping) {
+            let Some(stopping) = self.fleet.device_mut(id).and_then(|d| d.stopping.as_mut()) else {
+                continue;
+            };
+            if now >= stopping.again {
+                stopping.again = now + reask;
+                let message = ToWorker::Cancel { lease: stopping.lease };
+                self.out.push(Action::Say { member: id.member, message });
             }
+            self.fleet.stopping.insert(id);
         }
     }
 
@@ -79,7 +88,7 @@ impl Machine {
         let Some(round) = &self.round else { return Vec::new() };
         let mut late = Vec::new();
         for slot in slots {
-            for (place, &(lease, finish)) in slot.queue.iter().enumerate() {
+            for (place, &Queued { lease, finish, .. }) in slot.queue.iter().enumerate() {
                 let held = round.ledger.lease(lease);
                 let item = &round.ledger.items()[held.item];
                 if item.live != [lease] {

@@ -5,7 +5,6 @@ use super::Machine;
 use super::action::{Action, Note, Tally};
 use super::event::{Kind, MemberId, Round};
 use super::ledger::Ledger;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -46,7 +45,7 @@ impl Machine {
                 self.note(Note::Few { microbatches: round.tokens.len(), devices: have });
             }
         }
-        let devices = self.fleet.members.values_mut().flat_map(|m| m.devices.iter_mut().flatten());
+        let devices = self.fleet.members_mut().flat_map(|(_, m)| m.devices.iter_mut().flatten());
         for device in devices.filter(|d| round.kind == Kind::Train && d.up && d.room.is_some()) {
             if device.idleness.doubts() {
                 device.speed.doubt();
@@ -67,7 +66,7 @@ impl Machine {
     }
 
     pub(super) fn abandon(&mut self) {
-        let ids: Vec<MemberId> = self.fleet.members.keys().copied().collect();
+        let ids: Vec<MemberId> = self.fleet.members().keys().copied().collect();
         for (member, lease) in self.live_leases() {
             self.say(member, ToWorker::Cancel { lease });
         }
@@ -86,8 +85,8 @@ impl Machine {
         if let Some(round) = self.round.take() {
             self.next_lease = round.ledger.next();
         }
-        for member in self.fleet.members.values_mut() {
-            (member.granted, member.flushed) = (0, None);
+        self.fleet.forget_sums();
+        for (_, member) in self.fleet.members_mut() {
             for device in member.devices.iter_mut().flatten() {
                 device.queue.clear();
                 if device.stopping.is_some() {
@@ -98,18 +97,26 @@ impl Machine {
         }
     }
 
-    /// Requests the sum of every member that was granted leases and expects no more; members in `expecting` do.
+    /// Requests the sum of every member that was granted leases and expects no more; members in `expecting` do. They are
+    /// in order.
     /// Returns true if a member was removed, so that its items are open again.
-    pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) -> bool {
+    pub(super) fn flush(&mut self, expecting: &[MemberId]) -> bool {
         // A sum of one microbatch comes unasked, and is requested only if it does not come.
         let unasked = self.verifies();
         let Some(round) = &mut self.round else { return false };
         let step = round.step();
         let mut mute = Vec::new();
-        for (&id, member) in &mut self.fleet.members {
-            let again = member.flushed.map(|at| self.now.saturating_sub(at) >= self.config.reask);
-            if member.granted > 0 && again.unwrap_or(unasked || member.idle() && !expecting.contains(&id)) {
-                member.flushed = Some(self.now);
+        let mut due = std::mem::take(&mut self.fleet.resting);
+        if let Some(until) = self.now.checked_sub(self.config.reask) {
+            due.extend(self.fleet.flushed_until(until));
+        }
+        for id in due {
+            let Some(member) = self.fleet.member(id) else { continue };
+            let again = member.flushed().map(|at| self.now.saturating_sub(at) >= self.config.reask);
+            let rests = member.granted > 0 && (unasked || member.idle());
+            if member.granted > 0 && again.unwrap_or(rests && expecting.binary_search(&id).is_err()) {
+                self.fleet.flush(id, Some(self.now));
+                let Some(member) = self.fleet.member_mut(id) else { continue };
                 member.reasked += u32::from(again.is_some());
                 if member.reasked > self.config.reasks {
                     mute.push(id);
@@ -118,6 +125,8 @@ impl Machine {
                 if !unasked || again.is_some() {
                     self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
                 }
+            } else if rests && again.is_none() {
+                self.fleet.resting.insert(id);
             }
         }
         let reopened = !mute.is_empty();

@@ -5,7 +5,7 @@ use super::super::message::Trials;
 use super::event::Kind;
 use crate::model::memory::{InUse, Used};
 use crate::numeric::line::{Line, Points};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Number of samples in the median.
 const SAMPLES: usize = 7;
@@ -13,10 +13,17 @@ const SAMPLES: usize = 7;
 /// Assumed microseconds per token if neither this device nor any other was measured.
 const PRIOR: f64 = 1000.0;
 
+/// The lower of two middle values: the first sample of a device often includes warm-up.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
 /// A running median.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Estimate {
     recent: VecDeque<f64>,
+    median: Option<f64>,
 }
 
 impl Estimate {
@@ -25,13 +32,11 @@ impl Estimate {
             self.recent.pop_front();
         }
         self.recent.push_back(sample);
+        self.median = median(self.recent.iter().copied().collect());
     }
 
     pub fn get(&self) -> Option<f64> {
-        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        // The lower of two middle values: the first sample of a device often includes warm-up.
-        sorted.get(sorted.len().saturating_sub(1) / 2).copied()
+        self.median
     }
 }
 
@@ -126,7 +131,7 @@ impl Speed {
 
     /// Estimate from the device's own rounds of other kinds: a forward pass costs about a third of a training
     /// microbatch, and a token generated alone costs about ten times as much as one in an evaluation.
-    fn likely(&self, kind: Kind) -> Option<f64> {
+    pub fn likely(&self, kind: Kind) -> Option<f64> {
         const TIMES: [f64; 3] = [3.0, 1.0, 10.0];
         let from = |k: Kind| Some(self.known(k)? / TIMES[k as usize] * TIMES[kind as usize]);
         self.known(kind).or_else(|| from(Kind::Train)).or_else(|| from(Kind::Eval))
@@ -137,14 +142,18 @@ impl Speed {
 /// [`PRIOR`].
 pub(super) fn assumed(devices: &[(&str, &Speed)], kind: Kind) -> Vec<f64> {
     let likely: Vec<Option<f64>> = devices.iter().map(|(_, s)| s.likely(kind)).collect();
-    let median = |class: Option<&str>| {
-        let of = devices.iter().zip(&likely).filter(|((c, _), _)| class.is_none_or(|class| class == *c));
-        let mut known: Vec<f64> = of.filter_map(|(_, l)| *l).collect();
-        known.sort_by(f64::total_cmp);
-        known.get(known.len().saturating_sub(1) / 2).copied()
-    };
+    if let Some(known) = likely.iter().copied().collect() {
+        return known;
+    }
+    let mut of_class: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for ((class, _), own) in devices.iter().zip(&likely) {
+        of_class.entry(*class).or_default().extend(own);
+    }
+    let of_all = median(likely.iter().flatten().copied().collect()).unwrap_or(PRIOR);
+    let of_class: BTreeMap<&str, f64> =
+        of_class.into_iter().map(|(class, known)| (class, median(known).unwrap_or(of_all))).collect();
     let one = |((class, _), own): (&(&str, &Speed), &Option<f64>)| {
-        own.or_else(|| median(Some(class))).or_else(|| median(None)).unwrap_or(PRIOR)
+        own.or_else(|| of_class.get(class).copied()).unwrap_or(of_all)
     };
     devices.iter().zip(&likely).map(one).collect()
 }

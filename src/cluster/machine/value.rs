@@ -87,8 +87,8 @@ impl Machine {
         if !of_the_class || first.member == id.member {
             return false;
         }
-        let here = self.fleet.members.get(&id.member).is_some_and(|m| m.here);
-        let gone = !self.fleet.members.contains_key(&first.member);
+        let here = self.fleet.member(id.member).is_some_and(|m| m.here);
+        let gone = self.fleet.member(first.member).is_none();
         recheck.lease = None;
         if here || gone || fine.is_some_and(|fine| fine.member != id.member) {
             let Bad { tensor, value, .. } = &recheck.finding.first;
@@ -119,7 +119,7 @@ impl Machine {
         }
         let (item, first) = (recheck.finding.item, recheck.device);
         let free = |s: &Slot| self.may_recheck(recheck, s);
-        let mut slots = self.slots();
+        let mut slots = self.all_slots();
         let others = slots.iter().any(|s| s.id != first && free(s));
         slots.retain(|s| s.idle() && free(s));
         // Prefer another worker, then another device of the same worker, then the same device; where results are

@@ -91,15 +91,23 @@ impl Machine {
         devices.map(|(id, _, d)| (id.member, d)).collect()
     }
 
-    /// Whether results of this device cannot be checked, nor trusted.
-    pub(super) fn is_lone(&self, id: DeviceId, device: &Device) -> bool {
-        let trusted = self.fleet.members.get(&id.member).is_some_and(|m| m.here);
-        self.verifies() && !trusted && !self.others(&device.class, &|member| member == id.member)
+    /// The devices whose results cannot be checked, nor trusted: a single member has their class.
+    pub(super) fn lone(&self) -> impl Iterator<Item = (DeviceId, &Device)> {
+        let devices = || self.verifies().then(|| self.fleet.devices()).into_iter().flatten();
+        let up = move || devices().filter(|(_, _, d)| d.up);
+        // The only member of each class, if it has only one.
+        let mut only: BTreeMap<&str, Option<MemberId>> = BTreeMap::new();
+        for (id, _, device) in up() {
+            let of = only.entry(&*device.class).or_insert(Some(id.member));
+            *of = of.filter(|member| *member == id.member);
+        }
+        let alone = move |d: &Device| only.get(&*d.class).is_some_and(|of| of.is_some());
+        up().filter(move |(_, m, d)| !m.here && alone(d)).map(|(id, _, d)| (id, d))
     }
 
     /// Number of devices that can be given work.
     pub(super) fn useful(&self) -> usize {
-        self.fleet.devices().filter(|(id, _, d)| d.up && !self.is_lone(*id, d)).count()
+        self.fleet.up() - self.lone().count()
     }
 
     /// Reports classes whose devices wait because a single member has them.
@@ -107,8 +115,7 @@ impl Machine {
         if !self.all_met() {
             return;
         }
-        let lone = self.fleet.devices().filter(|(id, _, d)| d.up && self.is_lone(*id, d));
-        let lone: BTreeMap<Arc<str>, DeviceId> = lone.map(|(id, _, d)| (d.class.clone(), id)).collect();
+        let lone: BTreeMap<Arc<str>, DeviceId> = self.lone().map(|(id, d)| (d.class.clone(), id)).collect();
         self.checking.lone.retain(|class| lone.contains_key(class));
         for (class, id) in lone {
             if self.checking.lone.insert(class) {
@@ -150,10 +157,11 @@ impl Machine {
             self.checking.checks.insert(item, check);
             self.out.push(Action::Hash { member, sum });
         }
-        if let Some(m) = self.fleet.members.get_mut(&member) {
+        if let Some(m) = self.fleet.member_mut(member) {
             m.granted -= 1;
             (m.last_sum, m.reasked) = (sum, 0);
-            m.flushed = (m.granted > 0).then_some(self.now);
+            let at = (m.granted > 0).then_some(self.now);
+            self.fleet.flush(member, at);
         }
         self.say(member, ToWorker::SumTaken { sum });
     }
@@ -192,7 +200,7 @@ impl Machine {
     /// two members differ, one of this process once more.
     fn may_check(&self, check: &Check, member: MemberId) -> bool {
         let had = check.asked_by(member);
-        let here = self.fleet.members.get(&member).is_some_and(|m| m.here);
+        let here = self.fleet.member(member).is_some_and(|m| m.here);
         had == 0
             || (here
                 && had == 1
@@ -220,7 +228,7 @@ impl Machine {
             let since = stuck.then(|| check.stuck.unwrap_or(now));
             let waited = since.is_some_and(|since| now >= since + self.config.recheck);
             let member = check.opinions[0].device.member;
-            let trusted = self.fleet.members.get(&member).is_some_and(|m| m.here);
+            let trusted = self.fleet.member(member).is_some_and(|m| m.here);
             if stuck && trusted && check.opinions.len() == 1 {
                 self.checking.checks.remove(&item);
                 self.round.iter_mut().for_each(|round| round.tally.unchecked += 1);
@@ -247,14 +255,14 @@ impl Machine {
         let (right, wrong): (Vec<&Opinion>, Vec<&Opinion>) =
             check.opinions.iter().partition(|o| o.digest == verdict);
         for opinion in &right {
-            let member = self.fleet.members.get_mut(&opinion.device.member);
+            let member = self.fleet.member_mut(opinion.device.member);
             member.into_iter().for_each(|m| m.record.checked += 1);
         }
         let others: Vec<String> =
             right.iter().map(|o| format!("{}, {}", o.place.member, o.place.device)).collect();
         for opinion in wrong {
             let member = opinion.device.member;
-            let Some(record) = self.fleet.members.get(&member).map(|m| m.record) else { continue };
+            let Some(record) = self.fleet.member(member).map(|m| m.record) else { continue };
             let reason = format!(
                 "in step {step}, microbatch {item}, {} has {}, {} have {}; {}",
                 opinion.place.device,
@@ -286,24 +294,26 @@ impl Machine {
         self.checking.checks.values().filter_map(|c| c.stuck).map(|at| at + self.config.recheck).min()
     }
 
+    /// Whether microbatches are to be computed again.
+    pub(super) fn is_checking(&self) -> bool {
+        !self.checking.checks.is_empty()
+    }
+
     /// Leases the microbatches that are to be computed again. A device that is late with one loses it to a faster one.
-    /// Returns whether anything was leased.
-    pub(super) fn lease_checks(&mut self) -> bool {
+    pub(super) fn lease_checks(&mut self) {
         let items: Vec<usize> = self.checking.checks.keys().copied().collect();
-        let mut given = false;
-        let mut slots = self.slots();
         for item in items {
-            let Some((late, id)) = self.checker(item, &slots) else { continue };
+            let slots = self.slots();
+            let checker = self.checker(item, &slots);
+            self.saw(slots);
+            let Some((late, id)) = checker else { continue };
             if let (Some(late), Some(round)) = (late, &mut self.round) {
                 round.ledger.cancel(late);
                 self.call_back(late);
             }
             let lease = self.lease(item, id, Purpose::Verify);
             self.checking.checks.get_mut(&item).into_iter().for_each(|check| check.asked = Some(lease));
-            slots = self.slots();
-            given = true;
         }
-        given
     }
 
     /// The device that computes a microbatch again, and the lease that it replaces.
@@ -318,11 +328,11 @@ impl Machine {
         let finish = |s: &Slot| s.free + (tokens + s.lead) * s.each;
         let mut able: Vec<&Slot> = slots.iter().filter(fits).collect();
         if let Some(lease) = live {
-            let due = slots.iter().flat_map(|s| &s.queue).find(|(l, _)| *l == lease)?.1;
+            let due = slots.iter().flat_map(|s| &s.queue).find(|q| q.lease == lease)?.finish;
             able.retain(|s| s.idle() && s.known && due > s.free + 1.1 * (tokens + s.lead) * s.each);
         }
         // This process decides where two differ, if it can.
-        let here = |s: &Slot| self.fleet.members.get(&s.id.member).is_some_and(|m| m.here);
+        let here = |s: &Slot| self.fleet.member(s.id.member).is_some_and(|m| m.here);
         if check.opinions.len() > 1 && able.iter().any(|s| here(s)) {
             able.retain(|s| here(s));
         }
@@ -344,7 +354,7 @@ impl Machine {
         for (lease, member, sum) in std::mem::take(&mut self.checking.delivered).into_values() {
             self.out.push(Action::TakeSum { member, sum });
             self.count(lease);
-            let record = self.fleet.members.get_mut(&member).map(|m| &mut m.record);
+            let record = self.fleet.member_mut(member).map(|m| &mut m.record);
             record.into_iter().for_each(|r| r.counts(step));
         }
     }
