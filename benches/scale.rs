@@ -215,7 +215,7 @@ impl Run {
                     self.start(index);
                 }
             }
-            Action::Say { member, message } => self.told(member.0 as usize, message),
+            Action::Say { member, message } => self.hears(member.0 as usize, message),
             Action::TakeSum { member, sum } => {
                 self.pending.remove(&(member.0, sum));
                 if let Some(reduction) = &self.reduction {
@@ -232,7 +232,7 @@ impl Run {
     }
 
     /// A message to a worker.
-    fn told(&mut self, index: usize, message: ToWorker) {
+    fn hears(&mut self, index: usize, message: ToWorker) {
         let worker = &mut self.workers[index];
         match message {
             ToWorker::Grant { lease } => worker.granted.push(lease),

@@ -4,7 +4,7 @@
 //! is later than a finish that was found; the bounds are those of the smallest of the next items. So the result is that
 //! of looking at every device for every item.
 
-use super::assign::Slot;
+use super::slot::Slot;
 
 /// Devices of a block.
 const BLOCK: usize = 32;

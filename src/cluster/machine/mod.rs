@@ -28,6 +28,7 @@ mod ledger;
 mod record;
 mod repeat;
 mod round;
+mod slot;
 mod speed;
 #[cfg(test)]
 mod tests;
@@ -39,11 +40,11 @@ pub use draw::Verify;
 pub use event::{Config, Counted, DeviceId, Event, Kind, MemberId, Round};
 
 use super::message::{Bye, Hash, LeaseId, ToCoordinator, ToWorker};
-use assign::Seen;
 use fleet::{Fleet, Member};
 use gather::Gathering;
 use ledger::Status;
 use round::Current;
+use slot::Seen;
 use std::time::Duration;
 use value::Recheck;
 use verify::Checking;

@@ -5,7 +5,7 @@
 use super::super::message::ToWorker;
 use super::Machine;
 use super::action::{Action, Note, Purpose};
-use super::assign::{Queued, Slot};
+use super::slot::{Queued, Slot};
 use std::sync::Arc;
 
 /// A lease that an idle device could take over.

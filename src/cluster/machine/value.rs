@@ -5,9 +5,9 @@
 use super::super::message::LeaseId;
 use super::Machine;
 use super::action::{Action, Again, Bad, Finding, Purpose};
-use super::assign::Slot;
 use super::event::{DeviceId, Kind};
 use super::ledger::{Held, State, Status};
+use super::slot::Slot;
 use std::time::Duration;
 
 #[derive(Debug)]

@@ -9,10 +9,10 @@
 use super::super::message::{Bye, Hash, LeaseId, ToWorker};
 use super::Machine;
 use super::action::{Action, Note, Place, Purpose};
-use super::assign::Slot;
 use super::event::{DeviceId, Kind, MemberId};
 use super::fleet::Device;
 use super::ledger::{Held, Status};
+use super::slot::Slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
