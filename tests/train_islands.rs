@@ -2,14 +2,18 @@
 
 mod train_fake;
 
+use finetune::numeric::fixed;
 use finetune::train::checkpoint::State;
-use finetune::train::island::Islands;
+use finetune::train::island::{self, Islands, Outer};
+use finetune::train::optim::Options;
 use finetune::train::stop::{Stop, Urgency};
+use finetune::train::sum::Sums;
+use serde_json::Value;
 use train_fake::{Fake, Outcome, Rows, Setup};
 
 fn train(model: &mut Fake, work: Rows, islands: Option<(usize, u64)>, stop: &Stop) -> Outcome {
     let out = tempfile::tempdir().unwrap();
-    let islands = islands.map(|(count, inner)| Islands { count, inner });
+    let islands = islands.map(|(count, inner)| Islands { count, inner, outer: Outer::MEAN });
     Setup { work, islands, ..Setup::new(0, stop, out.path()) }.run(model)
 }
 
@@ -71,24 +75,85 @@ fn an_island_without_microbatches_stays() {
     }
 }
 
+/// The outer optimizer of DiLoCo.
+const NESTEROV: Outer = Outer { rate: 0.7, momentum: 0.9 };
+
+#[test]
+fn outer_steps_are_torch_to_the_bit() {
+    let numbers = |value: &Value| -> Vec<f32> {
+        value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+    };
+    let cases: Vec<Value> = serde_json::from_str(include_str!("golden/train/outer.json")).unwrap();
+    assert_eq!(cases.len(), 4);
+    for case in cases {
+        let number = |name: &str| case[name].as_f64().unwrap();
+        let outer = Outer { rate: number("rate"), momentum: number("momentum") };
+        let mut state = State::new(numbers(&case["start"]), Options::default());
+        let len = state.parameters.len();
+        state.velocity = outer.velocity(len);
+        for (index, step) in case["steps"].as_array().unwrap().iter().enumerate() {
+            let change = numbers(&step["change"]);
+            // Two islands whose mean is the change, with moments of 1 and 3, and roots of 1 and 3.
+            let mut sums = Sums::new(island::VECTORS * len);
+            for (apart, moment) in [(0.5, 1.0), (1.5, 3.0)] {
+                let changes = change.iter().map(|change| change * apart);
+                let vectors: Vec<f32> = changes.chain(vec![moment; 2 * len]).collect();
+                sums.add_gradient(&vectors, fixed::cap(2)).unwrap();
+            }
+            let norm = island::merge(&mut state, &sums, (Islands { count: 2, inner: 5, outer }, 5));
+            assert_eq!(state.parameters, numbers(&step["parameters"]), "{outer:?}, step {index}");
+            let squares = change.iter().map(|change| f64::from(*change).powi(2)).sum::<f64>();
+            assert!((norm - squares.sqrt()).abs() < 1e-12, "{norm}");
+        }
+        assert_eq!(state.velocity, numbers(&case["velocity"]));
+        assert_eq!((state.optimizer.exp_avg, state.optimizer.exp_avg_sq), (vec![2.0; len], vec![4.0; len]));
+    }
+}
+
+/// The first exchange moves by rate * (1 + momentum) times the mean change.
+#[test]
+fn the_outer_step_of_a_run_moves_further_than_the_mean() {
+    let stop = Stop::new();
+    let run = |outer| {
+        let (islands, out) = (Some(Islands { count: 2, inner: 3, outer }), tempfile::tempdir().unwrap());
+        state(Setup { islands, ..Setup::new(3, &stop, out.path()) }.run(&mut Fake::new()))
+    };
+    let (mean, outer) = (run(Outer::MEAN), run(NESTEROV));
+    assert_eq!((mean.velocity.len(), outer.velocity.len()), (0, mean.parameters.len()));
+    for ((start, mean), outer) in Fake::new().start().iter().zip(&mean.parameters).zip(&outer.parameters) {
+        assert!((outer - start - (mean - start) * 0.7 * 1.9).abs() < 1e-6, "{start} {mean} {outer}");
+    }
+    assert_eq!(mean.optimizer, outer.optimizer, "moments are the means");
+}
+
 #[test]
 fn a_stopped_exchange_is_taken_again() {
-    let want = train(&mut Fake::new(), Rows::new(8), Some((2, 2)), &Stop::new()).bits();
-    let (stop, out) = (Stop::new(), tempfile::tempdir().unwrap());
-    let islands = Some(Islands { count: 2, inner: 2 });
-    let mut model = Fake::new();
-    // In the second island of the third exchange.
-    model.plant = Some(Box::new(|n, _, _| {
-        if n == 22 {
-            stop.ask(Urgency::Now);
-        }
-    }));
-    let outcome = Setup { islands, ..Setup::new(8, &stop, out.path()) }.run(&mut model);
-    let end = outcome.end.unwrap();
-    assert_eq!((end.complete, end.state.step), (false, 4));
-    let on = Stop::new();
-    let resumed = Setup { islands, resume: true, ..Setup::new(8, &on, out.path()) }.run(&mut Fake::new());
-    assert_eq!(resumed.bits(), want);
+    for outer in [Outer::MEAN, NESTEROV] {
+        let islands = Some(Islands { count: 2, inner: 2, outer });
+        let (stop, out, whole) = (Stop::new(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let want = Setup { islands, ..Setup::new(8, &stop, whole.path()) }.run(&mut Fake::new());
+        let mut model = Fake::new();
+        // In the second island of the third exchange.
+        model.plant = Some(Box::new(|n, _, _| {
+            if n == 22 {
+                stop.ask(Urgency::Now);
+            }
+        }));
+        let outcome = Setup { islands, ..Setup::new(8, &stop, out.path()) }.run(&mut model);
+        let end = outcome.end.unwrap();
+        assert_eq!((end.complete, end.state.step), (false, 4));
+        let on = Stop::new();
+        let resume =
+            |islands| Setup { islands, resume: true, ..Setup::new(8, &on, out.path()) }.run(&mut Fake::new());
+        // A checkpoint without velocity resumes only without momentum, and the other way round.
+        let other = if outer == Outer::MEAN { NESTEROV } else { Outer::MEAN };
+        let refused = resume(Some(Islands { count: 2, inner: 2, outer: other })).end.unwrap_err();
+        assert_eq!(refused.exit_code(), 78);
+        assert!(refused.to_string().contains("outer_momentum was"), "{refused}");
+        let resumed = resume(islands);
+        assert_eq!(resumed.bits(), want.bits());
+        assert_eq!(state(resumed).velocity, state(want).velocity);
+    }
 }
 
 #[test]
@@ -102,7 +167,7 @@ fn a_bad_value_names_its_island_and_changes_nothing() {
             }
         }));
         let (stop, out) = (Stop::new(), tempfile::tempdir().unwrap());
-        let islands = Some(Islands { count: 2, inner: 3 });
+        let islands = Some(Islands { count: 2, inner: 3, outer: Outer::MEAN });
         let outcome = Setup { islands, ..Setup::new(9, &stop, out.path()) }.run(&mut model);
         let error = outcome.end.unwrap_err();
         assert_eq!(error.exit_code(), 3);

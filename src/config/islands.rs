@@ -1,24 +1,38 @@
-//! `--islands` and `--inner-steps`.
+//! `--islands`, `--inner-steps`, `--outer-learning-rate` and `--outer-momentum`.
 
 use super::refusal::Refusal;
 use super::settings::Settings;
 use super::typed::Origin;
-use super::values::{filled, whole};
-use crate::train::island::Islands;
+use super::values::{filled, real, whole};
+use crate::train::island::{Islands, Outer};
 
 /// Most parts of a step that train apart.
 const MOST_ISLANDS: usize = 64;
+/// Largest learning rate of the outer optimizer.
+const MOST_RATE: f64 = 10.0;
 
 /// Islands, with the steps between exchanges of their results.
 pub fn islands(s: &Settings) -> Result<Option<Islands>, Refusal> {
     let inner = filled(s, "inner-steps", whole(s, "inner-steps", 1)?)? as u64;
+    let outer = outer(s)?;
+    // run.yaml has all of them in any case.
+    let typed = |name: &&str| s.get(name).is_some_and(|value| value.source == Origin::Flag);
     match filled(s, "islands", whole(s, "islands", 0)?)? {
-        // run.yaml has it in any case.
-        0 if s.get("inner-steps").is_some_and(|value| value.source == Origin::Flag) => {
-            Err(s.refuse("inner-steps", "is only for runs with islands: add --islands 2"))
-        }
-        0 => Ok(None),
-        count @ 1..=MOST_ISLANDS => Ok(Some(Islands { count, inner })),
+        0 => match ["inner-steps", "outer-learning-rate", "outer-momentum"].into_iter().find(typed) {
+            Some(name) => Err(s.refuse(name, "is only for runs with islands: add --islands 2")),
+            None => Ok(None),
+        },
+        count @ 1..=MOST_ISLANDS => Ok(Some(Islands { count, inner, outer })),
         _ => Err(s.refuse("islands", format!("expected at most {MOST_ISLANDS}"))),
     }
+}
+
+/// The outer optimizer. Within these bounds no parameter overflows: the changes of islands have the range of sums.
+fn outer(s: &Settings) -> Result<Outer, Refusal> {
+    let rate = |rate: f64| rate as f32 > 0.0 && rate <= MOST_RATE;
+    let momentum = |momentum: f64| (0.0..1.0).contains(&(momentum as f32)) && momentum >= 0.0;
+    let rate = real(s, "outer-learning-rate", rate, "must be above 0 and at most 10")?;
+    let momentum = real(s, "outer-momentum", momentum, "must be at least 0 and below 1")?;
+    let rate = filled(s, "outer-learning-rate", rate)?;
+    Ok(Outer { rate, momentum: filled(s, "outer-momentum", momentum)? })
 }

@@ -155,6 +155,8 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "update-bits", One("N"), "0", "bits per value, 2 to 16, to which each step's change of the parameters is rounded: fewer bytes to workers; the rounding error is added to the next change; 0: changes are exact"),
     opt(Optim, "islands", One("N"), "0", "parts of each step that train apart: their parameters are averaged every --inner-steps steps, for workers far from each other; 0: every step is one of all microbatches"),
     opt(Optim, "inner-steps", One("N"), "16", "steps that islands take between two exchanges of parameters"),
+    opt(Optim, "outer-learning-rate", One("LR"), "1", "factor of the mean change of islands at an exchange"),
+    opt(Optim, "outer-momentum", One("M"), "0", "Nesterov momentum of the changes at exchanges of islands; 0: the plain mean"),
     opt(Optim, "sum-bits", One("N"), "0", "bits per value, 2 to 16, to which each microbatch's gradient is rounded at random before it is added: fewer bytes on slow networks; 0: exact sums"),
 
     opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|1/2|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: device 0 twice; 0+1: one model in both), part of a name; 1/2: half of cards, cores and memory; auto: all cards, else the CPU"),

@@ -37,7 +37,7 @@ pub struct Workload {
 }
 
 /// What travels between the coordinator and workers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Sent {
     /// Bits of a sum's values: `--sum-bits`; 0: they are exact.
     pub sum: u32,
@@ -226,6 +226,7 @@ mod tests {
     use super::*;
     use crate::forecast::profile::Basis;
     use crate::numeric::line::Line;
+    use crate::train::island::Outer;
 
     fn worker(fixed: f64, each: f64, link: Option<(f64, f64)>) -> Participant {
         let train = Line { fixed, each };
@@ -280,7 +281,8 @@ mod tests {
     #[test]
     fn islands_wait_for_the_network_once_in_several_steps() {
         let team = [worker(0.0, 0.1, None), worker(0.0, 0.1, Some((1000.0, 0.5)))];
-        let sent = Sent { islands: Some(Islands { count: 2, inner: 2 }), ..Sent::default() };
+        let sent =
+            Sent { islands: Some(Islands { count: 2, inner: 2, outer: Outer::MEAN }), ..Sent::default() };
         let steps: &[&[u32]] = &[&[10, 20, 10], &[10, 20, 10], &[10, 20]];
         let f = forecast(&team, &Workload { sent, ..load(steps) });
         // Two exchanges of 1000 values of 24 bytes; two islands of 40 tokens with two steps each, then of 10 and 20 with one.

@@ -340,7 +340,7 @@ fn longest(job: &Job, options: &Options) -> Longest {
 }
 
 /// The most tokens of an island, of the tokens of the microbatches of all steps.
-fn longest_island(steps: &[Vec<u32>], Islands { count, inner }: Islands) -> usize {
+fn longest_island(steps: &[Vec<u32>], Islands { count, inner, .. }: Islands) -> usize {
     // A microbatch has about 16 bytes, or two tokens, besides its rows and tokens, and so has a step.
     let size = |step: &Vec<u32>, first: usize| -> usize {
         2 + step.iter().skip(first).step_by(count).map(|tokens| *tokens as usize + 2).sum::<usize>()

@@ -36,8 +36,9 @@ use crate::model::wire::Wire;
 use crate::report::{Live, Look};
 use crate::support::plural::count;
 use crate::support::stderr::say;
-use crate::train::checkpoint::{Identity, Saving, State};
+use crate::train::checkpoint::{Identity, OUTER_MOMENTUM, Saving, State};
 use crate::train::event::{Done, Event, Halt};
+use crate::train::island::{Islands, Outer};
 use crate::train::schedule::Schedule;
 use crate::train::{self, Batches, Compute, Finished, Known, Run, TrainError, Work, optim};
 use reference::Reference;
@@ -100,6 +101,15 @@ pub fn enough_microbatches(o: &OptimOptions, plan: &Plan) -> Result<(), Refusal>
     )))
 }
 
+/// Adds islands, and their outer optimizer where it is not the mean.
+fn with_islands(identity: Identity, islands: &Islands) -> Identity {
+    let Outer { rate, momentum } = islands.outer;
+    identity
+        .with("islands", format!("{}, of {} steps", islands.count, islands.inner))
+        .with_some("outer_learning_rate", Some(rate).filter(|rate| *rate != Outer::MEAN.rate))
+        .with_some(OUTER_MOMENTUM, Some(momentum).filter(|momentum| *momentum > 0.0))
+}
+
 /// The type of products that was typed. Without one every device chooses its own.
 fn typed_dtype(o: &DeviceOptions) -> Option<String> {
     let dtype = Some(o.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
@@ -150,13 +160,13 @@ impl Job {
             .with_some("mixture", mixture(p, options))
             .with_some("dtype", typed_dtype(&options.devices))
             .with_some("sum_bits", Some(o.sum_bits).filter(|bits| *bits > 0))
-            .with_some("islands", o.islands.map(|own| format!("{}, of {} steps", own.count, own.inner)))
             .with_some("learn", options.data.learn.unusual())
             .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("best_metric", p.eval_sets.first().map(|(set, _)| set))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let reference = Reference::new(p, &writer, &model_hash, options)?;
+        let identity = o.islands.iter().fold(identity, with_islands);
         let identity = reference.iter().fold(identity, |identity, reference| reference.identify(identity));
         let state = State::new(parameters, optim);
         let (from, ahead, history) = (None, OnceCell::new(), Live::default());

@@ -1,7 +1,8 @@
 //! Islands (`--islands`): between two exchanges of parameters each island takes several optimizer steps on its own
 //! microbatches, then the changes of all islands are averaged (local SGD, Stich 2019, arXiv:1805.09767; with AdamW: Local
 //! Adam, Cheng and Glasgow 2025, arXiv:2409.13155). An island is a part of the plan, not a machine: the parameters and
-//! both moments are its input and its result, so any device computes it, and any device computes it again.
+//! both moments are its input and its result, so any device computes it, and any device computes it again. The mean change
+//! of the parameters goes through an outer optimizer, whose velocity stays with the loop.
 //!
 //! What travels is a vector of three layouts, one after the other: the parameters (back: their changes), the first moments,
 //! and the square roots of the second moments, which have the range of gradients and so fit the fixed point of sums.
@@ -26,12 +27,34 @@ pub const VECTORS: usize = 3;
 pub const MEMORY: [u64; 2] = [87, 71];
 
 /// How the steps of a run are divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Islands {
     /// Number of islands.
     pub count: usize,
     /// Steps between two exchanges.
     pub inner: u64,
+    /// What an exchange does with the mean change of the parameters.
+    pub outer: Outer,
+}
+
+/// The outer optimizer: SGD with Nesterov momentum, whose gradient is the negative mean change of the islands' parameters
+/// (DiLoCo, Douillard et al. 2023, arXiv:2311.08105).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outer {
+    /// Learning rate.
+    pub rate: f64,
+    /// Momentum, at least 0 and below 1 in f32.
+    pub momentum: f64,
+}
+
+impl Outer {
+    /// The parameters become the mean of the islands' parameters.
+    pub const MEAN: Outer = Outer { rate: 1.0, momentum: 0.0 };
+
+    /// The velocity before the first exchange; empty without momentum.
+    pub fn velocity(self, len: usize) -> Vec<f32> {
+        vec![0.0; if self.momentum > 0.0 { len } else { 0 }]
+    }
 }
 
 impl fmt::Display for Islands {
@@ -40,7 +63,13 @@ impl fmt::Display for Islands {
             f,
             "{}, each with its microbatches of every step; adapters are averaged every {} steps",
             self.count, self.inner
-        )
+        )?;
+        match self.outer {
+            Outer::MEAN => Ok(()),
+            Outer { rate, momentum } => {
+                write!(f, ", with an outer learning rate of {rate} and momentum of {momentum}")
+            }
+        }
     }
 }
 
@@ -206,18 +235,25 @@ pub fn divide(
     out
 }
 
-/// Takes the means of the islands' results, of which `sums` is the sum, as the state after `steps` more steps. Returns the
-/// norm of the mean change of the parameters.
-pub fn merge(state: &mut State, sums: &Sums, (islands, steps): (usize, u64)) -> f64 {
+/// Takes the outer step and the mean moments of the islands' results, of which `sums` is the sum, as the state after `steps`
+/// more steps. Returns the norm of the mean change of the parameters.
+pub fn merge(state: &mut State, sums: &Sums, (islands, steps): (Islands, u64)) -> f64 {
     let len = state.parameters.len();
-    let mean = |index: usize| fixed::to_f64(sums.cells()[index / CELL][index % CELL]) / islands as f64;
+    let mean = |index: usize| fixed::to_f64(sums.cells()[index / CELL][index % CELL]) / islands.count as f64;
+    let (rate, momentum) = (islands.outer.rate as f32, islands.outer.momentum as f32);
     let optimizer = &mut state.optimizer;
     let values = state.parameters.iter_mut().zip(&mut optimizer.exp_avg).zip(&mut optimizer.exp_avg_sq);
     let mut squares = 0.0;
     for (index, ((p, m), v)) in values.enumerate() {
         let (change, root) = (mean(index), mean(2 * len + index) as f32);
         squares += change * change;
-        *p += change as f32;
+        // Operations and their order are those of torch.optim.SGD.
+        let change = change as f32;
+        let ahead = state.velocity.get_mut(index).map_or(change, |velocity| {
+            *velocity = *velocity * momentum + change;
+            change + *velocity * momentum
+        });
+        *p += ahead * rate;
         *m = mean(len + index) as f32;
         *v = root * root;
     }

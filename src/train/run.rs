@@ -93,7 +93,10 @@ pub struct Finished {
 
 /// Trains from `run.state` to the end of the plan, or until a signal. Each event is passed to `events` when it happens;
 /// the caller sends [`Event::Done`], because it knows the path of the adapter.
-pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
+pub fn run(mut run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
+    if let Some(islands) = run.islands.filter(|_| run.state.velocity.is_empty()) {
+        run.state.velocity = islands.outer.velocity(run.state.parameters.len());
+    }
     std::thread::scope(|scope| {
         let (saving, layout) = (&run.saving, run.compute.layout());
         let place = (saving.output.as_path(), &saving.identity);
@@ -274,7 +277,7 @@ impl Trainer<'_, '_> {
         let work = island::divide(steps, islands.count, optimizer);
         let taken = run.compute.islands(last, &work, sums, &mut |event| events(&event))?;
         let Some(effort) = taken else { return Ok(None) };
-        let change = island::merge(&mut run.state, sums, (work.len(), last + 1 - first));
+        let change = island::merge(&mut run.state, sums, (islands, last + 1 - first));
         let handed_over = self.hand_over();
         let means = (self.sums.mean_loss(), change, self.run.schedule.rate(last));
         let tokens = work.iter().map(Island::tokens).sum();

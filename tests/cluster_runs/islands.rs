@@ -46,6 +46,13 @@ fn a_killed_worker_and_a_resume_change_no_island() {
     let others = [("--islands 3 --inner-steps 3", "islands was 3, of 2 steps, is 3, of 3 steps")];
     // An exchange is one event of two steps.
     Fleet::new().survives((&run, ISLANDS), 3, &others);
+    // The coordinator has a velocity of its own.
+    let outer = format!("{ISLANDS} --outer-learning-rate 0.7 --outer-momentum 0.9");
+    let others = [
+        (&*outer.replace("0.9", "0"), "outer_momentum was 0.9, is unset"),
+        (&*outer.replace("0.7", "1"), "outer_learning_rate was 0.7, is unset"),
+    ];
+    Fleet::new().survives((&run, &outer), 3, &others);
 }
 
 /// A bad value is found again by another device before it ends the run, and a worker that forges results is removed.
@@ -99,6 +106,13 @@ fn islands_that_cannot_be_computed_are_refused() {
         ("--islands 2 --sum-bits 8", "what islands exchange is not rounded"),
         ("--islands 65", "expected at most 64"),
         ("--inner-steps 4", "is only for runs with islands"),
+        ("--outer-momentum 0.5", "is only for runs with islands"),
+        ("--outer-learning-rate 0.5", "is only for runs with islands"),
+        ("--islands 2 --outer-momentum 1", "must be at least 0 and below 1, is 1"),
+        ("--islands 2 --outer-momentum nan", "must be at least 0 and below 1, is NaN"),
+        ("--islands 2 --outer-momentum=-0.5", "must be at least 0 and below 1, is -0.5"),
+        ("--islands 2 --outer-learning-rate 0", "must be above 0 and at most 10, is 0"),
+        ("--islands 2 --outer-learning-rate inf", "must be above 0 and at most 10, is inf"),
         ("--islands 60", "each of 60 islands needs a microbatch of every step"),
     ] {
         fleet.bench.refuses(&format!("{RUN} --max-steps 2 {more}"), 78, part);

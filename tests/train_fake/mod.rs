@@ -11,7 +11,7 @@ use finetune::model::stage::{
 };
 use finetune::numeric::rng::Stream;
 use finetune::train::best::Choice;
-use finetune::train::checkpoint::{self, Identity, Saving, State};
+use finetune::train::checkpoint::{self, Identity, OUTER_MOMENTUM, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::island::Islands;
 use finetune::train::optim::Options;
@@ -236,7 +236,9 @@ impl<'a> Setup<'a> {
         let layout = compute.layout().clone();
         let options = Options::default();
         let schedule = Schedule { peak: self.peak, warmup: 1, total: self.work.steps, ..Schedule::default() };
+        let momentum = self.islands.map(|islands| islands.outer.momentum).filter(|momentum| *momentum > 0.0);
         let identity = Identity::new(&schedule, &options, &layout).with("rows", "abc");
+        let identity = identity.with_some(OUTER_MOMENTUM, momentum);
         let (mut state, mut last) = (State::new(Fake::new().start(), options), None);
         if self.resume {
             let checkpoint = checkpoint::find(&self.output)?;

@@ -10,7 +10,7 @@ use crate::forecast::time::{Participant, Sent};
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use crate::support::plural::count;
-use crate::train::island::{self, Islands};
+use crate::train::island::{self, Islands, Outer};
 use serde_json::{Value, json};
 
 /// Seconds of a step that are worth a line of advice.
@@ -105,7 +105,9 @@ fn work(o: &Outlook) -> Vec<String> {
 
 /// Most bytes that islands were seen to take, on a worker and on the coordinator.
 fn memory_of_islands(o: &Outlook) -> [u64; 2] {
-    island::MEMORY.map(|bytes| bytes * o.shape.trained)
+    let [worker, coordinator] = island::MEMORY.map(|bytes| bytes * o.shape.trained);
+    let velocity = o.sent.islands.map_or(0, |islands| islands.outer.velocity(1).len() as u64);
+    [worker, coordinator + velocity * size_of::<f32>() as u64 * o.shape.trained]
 }
 
 fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String> {
@@ -175,7 +177,7 @@ fn less_sync(worker: &Participant, o: &Outlook) -> Vec<String> {
         "         {rounded:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter"
     )];
     // An island for each device.
-    let islands = Islands { count: o.forecast.shares.len(), inner: 16 };
+    let islands = Islands { count: o.forecast.shares.len(), inner: 16, outer: Outer::MEAN };
     if o.line.is_none() && o.counts.microbatches_per_step.0 >= islands.count {
         let apart = worker.sync(values, Sent { islands: Some(islands), ..Sent::default() }) / 16.0;
         let count = islands.count;
@@ -305,6 +307,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
             let [worker, coordinator] = memory_of_islands(o);
             json!({
                 "count": islands.count, "inner_steps": islands.inner,
+                "outer_learning_rate": islands.outer.rate, "outer_momentum": islands.outer.momentum,
                 "bytes_on_worker": worker, "bytes_on_coordinator": coordinator,
             })
         }),

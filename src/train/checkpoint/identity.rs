@@ -77,6 +77,9 @@ impl Identity {
     }
 }
 
+/// Name of the momentum of islands' outer optimizer, in an identity. A checkpoint with it has a velocity.
+pub const OUTER_MOMENTUM: &str = "outer_momentum";
+
 /// Start of the line about a different number of steps, because no option is named `steps`.
 pub const OTHER_STEPS: &str = "max_steps (or by epochs)";
 

@@ -12,7 +12,7 @@ mod journal;
 mod read;
 mod write;
 
-pub use identity::{Identity, OTHER_STEPS, differences};
+pub use identity::{Identity, OTHER_STEPS, OUTER_MOMENTUM, differences};
 pub use journal::Journal;
 pub use read::{Checkpoint, find, is_one, newest_adapter, recover};
 pub use write::Saving;
@@ -39,6 +39,8 @@ pub struct State {
     pub parameters: Vec<f32>,
     /// Moments of the optimizer.
     pub optimizer: AdamW,
+    /// Velocity of the outer optimizer of islands, in the flat layout; empty without its momentum.
+    pub velocity: Vec<f32>,
     /// `log_history` in the format of transformers' trainer_state.json.
     pub history: Vec<Value>,
     /// The last step whose evaluation and prompts are complete.
@@ -54,7 +56,16 @@ impl State {
     pub fn new(parameters: Vec<f32>, options: Options) -> Self {
         let optimizer = AdamW::new(options, parameters.len());
         let (history, classes) = (Vec::new(), Vec::new());
-        State { step: 0, parameters, optimizer, history, looked: None, classes, best: None }
+        State {
+            step: 0,
+            parameters,
+            optimizer,
+            velocity: Vec::new(),
+            history,
+            looked: None,
+            classes,
+            best: None,
+        }
     }
 
     /// Adds steps and evaluations to the history; other events are not recorded.

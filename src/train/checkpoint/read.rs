@@ -1,6 +1,6 @@
 //! Finds and reads a complete checkpoint.
 
-use super::{ADAPTER, Identity, JOURNAL, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE};
+use super::{ADAPTER, Identity, JOURNAL, MOMENTS, OUTER_MOMENTUM, RUN_STATE, SUMS, State, TRAINER_STATE};
 use crate::format::FormatError;
 use crate::format::{atomic, safetensors};
 use crate::model::layout::Layout;
@@ -96,6 +96,10 @@ impl Checkpoint {
         if options.update_bits > 0 {
             optimizer.residual = values(&moments, "residual", layout.len())?;
         }
+        let mut velocity = Vec::new();
+        if was.values().contains_key(OUTER_MOMENTUM) {
+            velocity = values(&moments, "velocity", layout.len())?;
+        }
         let trainer = json(&self.path.join(TRAINER_STATE)).map_err(broken)?;
         let strings = |value: &Value| {
             value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
@@ -104,6 +108,7 @@ impl Checkpoint {
             step: self.step,
             parameters,
             optimizer,
+            velocity,
             history: trainer["log_history"].as_array().cloned().unwrap_or_default(),
             looked: self.run["looked"].as_u64(),
             classes: strings(&self.run["classes"]),

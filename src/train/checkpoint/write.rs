@@ -118,8 +118,9 @@ pub(super) fn keep_newest(output: &Path, (limit, best): (usize, Option<u64>), ne
 
 fn moments(path: &Path, state: &State) -> Result<(), FormatError> {
     let AdamW { exp_avg, exp_avg_sq, residual, .. } = &state.optimizer;
-    let all = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq), ("residual", residual)];
-    let some = all.into_iter().filter(|(name, values)| *name != "residual" || !values.is_empty());
+    let always = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)];
+    let others = [("residual", residual), ("velocity", &state.velocity)];
+    let some = always.into_iter().chain(others.into_iter().filter(|(_, values)| !values.is_empty()));
     let named = some.map(|(name, values)| {
         let spec = Spec { name: name.into(), dtype: Dtype::F32, shape: vec![values.len()] };
         (spec, Dtype::F32.bytes_of(values))

@@ -1,5 +1,5 @@
-"""Writes optim.json, results of torch.optim.AdamW, clip_grad_norm_ and transformers' schedules, and loraplus.json, results of
-PEFT's create_loraplus_optimizer, for tests/train_optim.rs.
+"""Writes optim.json, results of torch.optim.AdamW, clip_grad_norm_ and transformers' schedules, loraplus.json, results of PEFT's
+create_loraplus_optimizer, for tests/train_optim.rs, and outer.json, results of torch.optim.SGD, for tests/train_islands.rs.
 
 Run: ATEN_CPU_CAPABILITY=default python make_optim.py   (torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 Without that variable torch fuses a multiply-add inside lerp, and the last bit differs.
@@ -93,3 +93,23 @@ def loraplus():
 
 
 path.with_name("loraplus.json").write_text(json.dumps(loraplus(), separators=(",", ":")) + "\n")
+
+
+def outer(rate, momentum):
+    generator = torch.Generator().manual_seed(9)
+    p = torch.nn.Parameter(torch.randn(N, generator=generator))
+    start = p.detach().tolist()
+    optimizer = torch.optim.SGD([p], lr=rate, momentum=momentum, nesterov=momentum > 0, foreach=False, fused=False)
+    steps = []
+    for _ in range(6):
+        # Odd multiples of 2^-20: sums in fixed point and the mean of two are exact.
+        change = (2 * torch.randint(-4096, 4096, (N,), generator=generator) + 1) * 2.0 ** -20
+        p.grad = -change
+        optimizer.step()
+        steps.append({"change": change.tolist(), "parameters": p.detach().tolist()})
+    velocity = [-v for v in optimizer.state[p]["momentum_buffer"].tolist()] if momentum else []
+    return {"rate": rate, "momentum": momentum, "start": start, "steps": steps, "velocity": velocity}
+
+
+cases = [outer(0.7, 0.9), outer(1.0, 0.5), outer(0.3, 0.0), outer(1.0, 0.0)]
+path.with_name("outer.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
