@@ -43,7 +43,8 @@ impl Machine {
         slots.iter_mut().filter(|s| lone.contains(&s.id)).for_each(|s| s.limit = 0);
     }
 
-    fn slots_again(&mut self, slots: Vec<Slot>) -> Vec<Slot> {
+    /// The slots after something has changed.
+    pub(super) fn slots_again(&mut self, slots: Vec<Slot>) -> Vec<Slot> {
         self.saw(slots);
         self.slots()
     }

@@ -123,3 +123,55 @@ pub(super) fn deal(items: impl Iterator<Item = (usize, u64)>, slots: &[Slot]) ->
     }
     dealt
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::rng::Stream;
+
+    /// Every device looked at for every item.
+    fn plainly(items: &[(usize, u64)], slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
+        let mut dealt = Vec::new();
+        for &(item, tokens) in items {
+            if !slots.iter().any(Slot::has_room) {
+                break;
+            }
+            let cost = |s: &Slot| (tokens as f64 + s.lead) * s.each;
+            let finish = |s: &Slot| if s.limit > 0 { s.free + cost(s) } else { f64::INFINITY };
+            let finishes = slots.iter().map(finish).enumerate();
+            let (first, at) = finishes.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+            let slot = &mut slots[first];
+            let room = slot.has_room();
+            slot.free = at;
+            slot.held += usize::from(room);
+            slot.work += cost(slot);
+            dealt.push((room.then_some(item), first));
+        }
+        dealt
+    }
+
+    #[test]
+    fn skipped_blocks_have_no_earlier_finish() {
+        let mut most = 0;
+        for seed in 0..300 {
+            let mut draws = Stream::new(&[seed]);
+            let mut below = |n: u64| (f64::from(draws.unit()) * n as f64) as u64;
+            // Few values of each number, so that many finishes are equal.
+            let count = 1 + below(150);
+            let mut slots: Vec<Slot> = (0..count)
+                .map(|_| {
+                    let [each, lead, free, work] =
+                        [1 + below(3), below(2) * 8, below(4) * 500, below(2) * 900];
+                    let times = [each, lead, free, work].map(|x| x as f64);
+                    Slot::made_up(times, (below(3) as usize, below(2) as usize))
+                })
+                .collect();
+            let mut items: Vec<(usize, u64)> = (0..200).map(|i| (i, 1 + below(40) * 10)).collect();
+            items.sort_by_key(|&(_, tokens)| std::cmp::Reverse(tokens));
+            let dealt = deal(items.iter().copied(), &slots);
+            assert_eq!(dealt, plainly(&items, &mut slots), "seed {seed}, {count} devices");
+            most = most.max(dealt.len());
+        }
+        assert!(most > ITEMS, "{most} items are dealt at most");
+    }
+}

@@ -288,10 +288,10 @@ impl Fleet {
         if let Some(before) = before {
             self.flushed.remove(&(before, id));
         }
-        if let Some(at) = at {
-            self.flushed.insert((at, id));
-        }
-        self.resting.insert(id);
+        match at {
+            Some(at) => self.flushed.insert((at, id)),
+            None => self.resting.insert(id),
+        };
     }
 
     /// No sum is requested or owed.
@@ -364,8 +364,7 @@ impl Fleet {
 
     /// Removes a member and keeps the reports of its devices.
     pub fn remove(&mut self, id: MemberId) -> Option<Member> {
-        let reports: Vec<DeviceReport> =
-            self.devices().filter(|(d, _, _)| d.member == id).map(|(_, m, d)| report(None, m, d)).collect();
+        let reports: Vec<DeviceReport> = self.devices_of(id).map(|(_, m, d)| report(None, m, d)).collect();
         for report in reports {
             self.keep(report);
         }

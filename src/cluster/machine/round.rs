@@ -114,7 +114,9 @@ impl Machine {
             let Some(member) = self.fleet.member(id) else { continue };
             let again = member.flushed().map(|at| self.now.saturating_sub(at) >= self.config.reask);
             let rests = member.granted > 0 && (unasked || member.idle());
-            if member.granted > 0 && again.unwrap_or(rests && expecting.binary_search(&id).is_err()) {
+            if member.granted > 0
+                && again.unwrap_or(unasked || rests && expecting.binary_search(&id).is_err())
+            {
                 self.fleet.flush(id, Some(self.now));
                 let Some(member) = self.fleet.member_mut(id) else { continue };
                 member.reasked += u32::from(again.is_some());

@@ -165,3 +165,28 @@ impl Slot {
         self.held == 0 && self.limit > 0
     }
 }
+
+#[cfg(test)]
+impl Slot {
+    /// A device without a history that may hold `limit` leases and holds `held`.
+    pub fn made_up([each, lead, free, work]: [f64; 4], (limit, held): (usize, usize)) -> Self {
+        let times = Times { arrives: 0.0, began: 0.0, patience: 0.0, hangs: Duration::MAX, most: limit };
+        Slot {
+            id: DeviceId { member: super::event::MemberId(0), index: 0 },
+            class: "".into(),
+            each,
+            lead,
+            known: true,
+            own: true,
+            queue: Vec::new(),
+            hopeless: f64::INFINITY,
+            free,
+            work,
+            overhead: 1000.0,
+            limit,
+            together: 1,
+            held,
+            times,
+        }
+    }
+}

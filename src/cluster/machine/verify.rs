@@ -302,18 +302,18 @@ impl Machine {
     /// Leases the microbatches that are to be computed again. A device that is late with one loses it to a faster one.
     pub(super) fn lease_checks(&mut self) {
         let items: Vec<usize> = self.checking.checks.keys().copied().collect();
+        let mut slots = self.slots();
         for item in items {
-            let slots = self.slots();
-            let checker = self.checker(item, &slots);
-            self.saw(slots);
-            let Some((late, id)) = checker else { continue };
+            let Some((late, id)) = self.checker(item, &slots) else { continue };
             if let (Some(late), Some(round)) = (late, &mut self.round) {
                 round.ledger.cancel(late);
                 self.call_back(late);
             }
             let lease = self.lease(item, id, Purpose::Verify);
             self.checking.checks.get_mut(&item).into_iter().for_each(|check| check.asked = Some(lease));
+            slots = self.slots_again(slots);
         }
+        self.saw(slots);
     }
 
     /// The device that computes a microbatch again, and the lease that it replaces.
