@@ -254,7 +254,7 @@ if [ $arguments = 0 ]; then
   "${test[@]}" --test cluster_runs </dev/null >"$beside" 2>&1 &
   set +m
   group=$!
-  trap 'kill -- "-$group" 2>/dev/null || true; rm -f "$beside"' EXIT
+  trap 'kill -KILL -- "-$group" 2>/dev/null || true; rm -f "$beside"' EXIT
   others=(--lib --bins)
   for file in tests/*.rs tests/*/main.rs; do
     name=$(basename "${file%/main.rs}" .rs)

@@ -22,7 +22,7 @@ const LINE: usize = 64;
 /// See [`super::block_unpack::InPlace`].
 ///
 /// # Safety
-/// AVX2, FMA and F16C; rows have the runs.
+/// AVX2, FMA and F16C; x is whole runs, and at least one row has them.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
     // SAFETY: the caller's promise.
@@ -346,11 +346,13 @@ fn chains<P: Packed, B: Become>(
 #[target_feature(enable = "avx2")]
 fn unit<P: Packed>(by: __m256) -> __m256 {
     const PART: f32 = 1.0 / (1 << 24) as f32;
+    const { assert!(P::LEVELS.is_some() || !matches!(P::SCALES, Scales::Float), "scales come from f16") };
     if P::LEVELS.is_some() { by } else { _mm256_mul_ps(by, _mm256_set1_ps(PART)) }
 }
 
 /// The levels of the four bytes of every lane. A code that is its own value is moved to the top of its lane, for its
-/// sign, so it is 2^24 times as large. Both that and the scale's 2^-24 are exact, and so is every bit of their product.
+/// sign, so it is 2^24 times as large. Both that and the 2^-24 of a scale that comes from f16 are exact, and so is every bit of
+/// their product.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn levels<P: Packed>(codes: __m256i) -> [__m256; 4] {

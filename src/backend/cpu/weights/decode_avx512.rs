@@ -16,7 +16,7 @@ use std::arch::x86_64::*;
 /// See [`super::block_unpack::InPlace`].
 ///
 /// # Safety
-/// AVX-512 F, BW, DQ and VL; rows have the runs.
+/// AVX-512 F, BW, DQ and VL; x is whole runs, and at least one row has them.
 pub unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
     // SAFETY: the caller's promise.
     unsafe {
@@ -92,7 +92,7 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
                 // SAFETY: the caller has checked that rows have these blocks.
                 unsafe {
                     let here = side.rows.map(|row| row.add(block));
-                    here.iter().for_each(|at| _mm_prefetch::<_MM_HINT_T0>(at.add(AHEAD).cast()));
+                    here.iter().for_each(|at| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast()));
                     let codes = codes::<P>(&here, side.offsets, run);
                     *sum = chain::<P, B>(*sum, x, &codes, &scales::<P>(&here, side.offsets, run));
                 }
