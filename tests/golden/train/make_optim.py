@@ -2,7 +2,7 @@
 create_loraplus_optimizer, for tests/train_optim.rs, and outer.json, results of torch.optim.SGD, for tests/train_islands.rs.
 
 Run: ATEN_CPU_CAPABILITY=default python make_optim.py   (torch 2.15.0, transformers 5.23.0, peft 0.21.2)
-Without that variable torch fuses a multiply-add inside lerp, and the last bit differs.
+Without that variable torch fuses a multiply-add inside lerp, and in add with alpha, and the last bit differs.
 """
 import json
 import os
