@@ -5,6 +5,9 @@
 //!
 //! `cargo bench --bench cluster -- [--parameters 4884480] [--threads N] [--repeat 5]`
 
+mod arguments;
+
+use arguments::option;
 use bytes::Bytes;
 use finetune::cluster::link;
 use finetune::cluster::message::{PIECE, Packed, ToCoordinator, ToWorker};
@@ -23,13 +26,6 @@ use std::time::Instant;
 
 /// Microbatches in each worker's sum.
 const LEASES: usize = 4;
-
-fn option(name: &str, default: usize) -> usize {
-    let all: Vec<String> = std::env::args().collect();
-    let at = all.iter().position(|a| a == name);
-    let value = at.and_then(|i| all.get(i + 1));
-    value.map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name} takes a number, not `{v}`")))
-}
 
 /// Median seconds of `repeat` calls, after one warm-up call.
 fn seconds(repeat: usize, mut call: impl FnMut()) -> f64 {

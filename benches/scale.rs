@@ -12,6 +12,9 @@
 //!
 //! `cargo bench --bench scale -- [--parameters 10000] [--each 8] [--microbatches 40000] [--threads N]`
 
+mod arguments;
+
+use arguments::option;
 use bytes::Bytes;
 use finetune::cluster::machine::{Action, Config, Event, Kind, Machine, MemberId, Round};
 use finetune::cluster::message::{Device, Hash, LeaseId, Packed, ToCoordinator, ToWorker};
@@ -37,13 +40,6 @@ const SIZES: [usize; 3] = [10, 100, 1000];
 /// Leases that a worker's device queues besides the one in work, as a real worker asks for.
 const ROOM: u16 = 8;
 
-fn option(name: &str, default: usize) -> usize {
-    let all: Vec<String> = std::env::args().collect();
-    let at = all.iter().position(|a| a == name);
-    let value = at.and_then(|i| all.get(i + 1));
-    value.map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name} takes a number, not `{v}`")))
-}
-
 /// Processor seconds of all threads of this process that still run.
 fn processor() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap_or_else(|e| panic!("{e}"));
@@ -51,7 +47,9 @@ fn processor() -> f64 {
         let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
         text.split(' ').next()?.parse::<f64>().ok()
     };
-    tasks.filter_map(of).sum::<f64>() / 1e9
+    let nanoseconds = tasks.filter_map(of).sum::<f64>();
+    assert!(nanoseconds > 0.0, "the system does not count processor time (/proc/self/task/*/schedstat)");
+    nanoseconds / 1e9
 }
 
 /// Peak resident memory of this process in bytes.

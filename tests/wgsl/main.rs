@@ -13,7 +13,7 @@ mod radv;
 mod ranges;
 mod spirv;
 
-use finetune::backend::wgpu::catalogue;
+use finetune::backend::wgpu::{Entry, catalogue};
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
@@ -59,24 +59,23 @@ fn workgroup_memory(module: &naga::Module) -> Option<String> {
     (bytes > 16_384).then(|| format!("{bytes} bytes of workgroup memory"))
 }
 
+/// Asserts that `complaints` finds nothing in any kernel, on a thread for each processor.
+fn assert_fine<C: IntoIterator<Item = String>>(entries: &[Entry], complaints: impl Fn(&Entry) -> C + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let look = |part: &[Entry]| part.iter().flat_map(&complaints).collect::<Vec<_>>();
+    let bad: Vec<String> = std::thread::scope(|scope| {
+        let parts = entries.chunks(entries.len().div_ceil(threads));
+        let handles: Vec<_> = parts.map(|part| scope.spawn(|| look(part))).collect();
+        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
+    });
+    assert!(bad.is_empty(), "{} of {} kernels:\n{}", bad.len(), entries.len(), bad.join("\n"));
+}
+
 #[test]
 fn every_kernel_with_every_constant_is_translated() {
     let (entries, _) = catalogue();
     assert!(entries.len() > 100, "{} kernels", entries.len());
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let bad: Vec<String> = std::thread::scope(|scope| {
-        let handles: Vec<_> = entries
-            .chunks(entries.len().div_ceil(threads))
-            .map(|part| {
-                let look = |e: &finetune::backend::wgpu::Entry| {
-                    rejection(&e.text).map(|why| format!("{}: {why}", e.name))
-                };
-                scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())
-            })
-            .collect();
-        handles.into_iter().flat_map(|h| h.join().unwrap()).collect()
-    });
-    assert!(bad.is_empty(), "{} of {} kernels:\n{}", bad.len(), entries.len(), bad.join("\n"));
+    assert_fine(&entries, |entry| rejection(&entry.text).map(|why| format!("{}: {why}", entry.name)));
 }
 
 #[test]

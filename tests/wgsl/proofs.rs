@@ -1,8 +1,8 @@
 //! Kernels that are compiled without run-time checks (`PROVED`) need none: tests/wgsl/ranges.rs proves of each of their texts,
 //! at sizes that fit no tile, that every index is inside its array and that every loop ends.
 
-use crate::parsed;
 use crate::ranges::{Sizes, doubts};
+use crate::{assert_fine, parsed};
 use finetune::backend::wgpu::{Entry, PROVED, catalogue};
 use finetune::numeric::block::Block;
 use std::collections::BTreeMap;
@@ -97,19 +97,11 @@ fn kernels_without_checks_index_inside_and_end() {
     let entries: Vec<Entry> =
         catalogue().0.into_iter().filter(|entry| PROVED.contains(&entry.stem())).collect();
     assert!(PROVED.iter().all(|name| entries.iter().any(|entry| entry.stem() == *name)));
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let of = |entry: &Entry| {
+    assert_fine(&entries, |entry| {
         let parsed = parsed(&entry.text).unwrap();
         let all = cases(entry).into_iter().flat_map(|sizes| doubts(&entry.text, &parsed, &sizes));
         all.map(|doubt| format!("{}: {doubt}", entry.name)).collect::<Vec<_>>()
-    };
-    let bad: Vec<String> = std::thread::scope(|scope| {
-        let parts = entries.chunks(entries.len().div_ceil(threads));
-        let handles: Vec<_> =
-            parts.map(|part| scope.spawn(move || part.iter().flat_map(of).collect::<Vec<_>>())).collect();
-        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
     });
-    assert!(bad.is_empty(), "{} of {} texts:\n{}", bad.len(), entries.len(), bad.join("\n"));
 }
 
 /// A kernel, a text in it, and what comes in its place.

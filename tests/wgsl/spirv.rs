@@ -1,7 +1,7 @@
 //! The SPIR-V of kernels, but for those with cooperative matrices, through Khronos' validator (spirv-tools): drivers may
 //! assume that what they get is valid, so a text that naga writes wrongly can crash them.
 
-use crate::parsed;
+use crate::{assert_fine, parsed};
 use finetune::backend::wgpu::{Entry, catalogue};
 use naga::back::spv;
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -67,14 +67,7 @@ fn every_kernel_without_cooperative_matrices_is_valid_spirv() {
     let (mut entries, _) = catalogue();
     // Spirv-tools 2023.1 does not know cooperative matrices.
     entries.retain(|entry| !entry.name.starts_with("product_coop"));
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let bad: Vec<String> = std::thread::scope(|scope| {
-        let parts = entries.chunks(entries.len().div_ceil(threads));
-        let handles: Vec<_> =
-            parts.map(|part| scope.spawn(|| part.iter().filter_map(complaint).collect::<Vec<_>>())).collect();
-        handles.into_iter().flat_map(|h| h.join().unwrap()).collect()
-    });
-    assert!(bad.is_empty(), "{} of {} kernels:\n{}", bad.len(), entries.len(), bad.join("\n"));
+    assert_fine(&entries, complaint);
 }
 
 #[test]

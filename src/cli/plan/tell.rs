@@ -106,8 +106,8 @@ fn work(o: &Outlook) -> Vec<String> {
 /// Most bytes that islands were seen to take, on a worker and on the coordinator.
 fn memory_of_islands(o: &Outlook) -> [u64; 2] {
     let [worker, coordinator] = island::MEMORY.map(|bytes| bytes * o.shape.trained);
-    let velocity = o.sent.islands.map_or(0, |islands| islands.outer.velocity(1).len() as u64);
-    [worker, coordinator + velocity * size_of::<f32>() as u64 * o.shape.trained]
+    let has_velocity = o.sent.islands.is_some_and(|islands| islands.outer.momentum > 0.0);
+    [worker, coordinator + if has_velocity { 4 * o.shape.trained } else { 0 }]
 }
 
 fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String> {

@@ -101,9 +101,12 @@ impl Machine {
         let Some(device) = self.fleet.device_mut(id) else {
             return self.expel(id.member, "it spoke of a device that it does not have");
         };
-        (device.room, device.up, device.stopping) = (Some(room), true, None);
+        let was_up = std::mem::replace(&mut device.up, true);
+        (device.room, device.stopping) = (Some(room), None);
         device.together = usize::from(together).clamp(1, MOST_TOGETHER);
-        self.fleet.recount();
+        if !was_up {
+            self.fleet.recount();
+        }
         if let Some(m) = self.fleet.member_mut(id.member)
             && let Some(sent) = m.sent.take()
         {

@@ -22,11 +22,14 @@ impl Machine {
     /// The devices that are up, in their current state. [`Self::saw`] takes them back, unless they were altered.
     pub(super) fn slots(&mut self) -> Vec<Slot> {
         let changed = self.fleet.changed();
+        let is_changed = !changed.is_empty();
         let Seen { mut slots, at, of } = std::mem::take(&mut self.seen);
         let Some(round) = &self.round else { return Vec::new() };
-        let same = of == Some((round.kind, round.microbatches)) && slots.iter().all(|s| s.own);
+        // The speed of one device may be assumed from those of others.
+        let same =
+            of == Some((round.kind, round.microbatches)) && (!is_changed || slots.iter().all(|s| s.own));
         if same && changed.into_iter().all(|member| self.see_again(member, &mut slots)) {
-            if at != self.now || self.verifies() {
+            if at != self.now || (is_changed && self.verifies()) {
                 slots.iter_mut().for_each(|slot| slot.at(self.now));
                 self.leave_out_lone(&mut slots);
             }

@@ -104,11 +104,11 @@ impl<'s> Thought<'s> {
 /// item if that slot has room for it. It ends when no slot has room: a device without room has work already.
 pub(super) fn deal(items: impl Iterator<Item = (usize, u64)>, slots: &[Slot]) -> Vec<(Option<usize>, usize)> {
     let mut dealt = Vec::new();
-    if !slots.iter().any(Slot::has_room) {
+    let mut items = items.peekable();
+    if items.peek().is_none() || !slots.iter().any(Slot::has_room) {
         return dealt;
     }
     let mut thought = Thought::of(slots);
-    let mut items = items.peekable();
     while thought.rooms > 0 && items.peek().is_some() {
         let next: Vec<(usize, u64)> = items.by_ref().take(ITEMS).collect();
         thought.bound(next.last().map_or(0.0, |(_, tokens)| *tokens as f64));

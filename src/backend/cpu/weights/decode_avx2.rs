@@ -28,29 +28,9 @@ pub unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
     // SAFETY: the caller's promise.
     unsafe {
         match rows.rounded {
-            Rounded::Not => panels::<P, Exact>(x, rows, from),
-            Rounded::Bf16 => panels::<P, ToBf16>(x, rows, from),
+            Rounded::Not => panels::<P, false>(x, rows, from),
+            Rounded::Bf16 => panels::<P, true>(x, rows, from),
         }
-    }
-}
-
-/// What becomes of a value before it is multiplied.
-trait Become {
-    fn of(x: __m256) -> __m256;
-}
-struct Exact;
-impl Become for Exact {
-    #[inline(always)]
-    fn of(x: __m256) -> __m256 {
-        x
-    }
-}
-struct ToBf16;
-impl Become for ToBf16 {
-    #[inline(always)]
-    fn of(x: __m256) -> __m256 {
-        // SAFETY: callers decode on AVX2 only.
-        unsafe { rounded(x) }
     }
 }
 
@@ -79,8 +59,9 @@ type Codes = [__m256i; RUN / 4];
 /// Scale and offset of the first sixteen values of a run, and of the others.
 type Scaled = [(__m256, __m256); 2];
 
+/// The chains; with ROUND values are rounded to bf16 before they are multiplied.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Sums {
+unsafe fn panels<P: Packed, const ROUND: bool>(x: &[f32], rows: Rows, from: usize) -> Sums {
     let mut out = [[0.0; COLS]; PANELS];
     let in_block = P::ELEMENTS / RUN;
     for (p, out) in out.iter_mut().enumerate().take(rows.count.div_ceil(COLS)) {
@@ -104,7 +85,7 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
                     *scales = scales_of::<P>(&here, run);
                 }
             }
-            chains::<P, B>(&mut sums, x, &codes, &scales);
+            chains::<P, ROUND>(&mut sums, x, &codes, &scales);
         }
         for (out, sum) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
             // SAFETY: a vector is eight values.
@@ -319,7 +300,7 @@ fn six_bits([d, s, m, low]: [__m256i; 4], run: usize) -> Scaled {
 /// The chains of a run: four vectors side by side, as many as hide the latency of a multiply-add.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn chains<P: Packed, B: Become>(
+fn chains<P: Packed, const ROUND: bool>(
     sums: &mut [__m256; SIDES],
     x: &[f32; RUN],
     codes: &[Codes; SIDES],
@@ -333,7 +314,8 @@ fn chains<P: Packed, B: Become>(
                 for (level, &x) in levels::<P>(codes[half * 4 + j]).into_iter().zip(x) {
                     let product = _mm256_mul_ps(level, by);
                     let value = if P::SCALES.add() { _mm256_add_ps(product, plus) } else { product };
-                    *sum = _mm256_fmadd_ps(_mm256_set1_ps(x), B::of(value), *sum);
+                    let value = if ROUND { rounded(value) } else { value };
+                    *sum = _mm256_fmadd_ps(_mm256_set1_ps(x), value, *sum);
                 }
             }
         }

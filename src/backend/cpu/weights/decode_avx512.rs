@@ -21,34 +21,14 @@ pub unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
     // SAFETY: the caller's promise.
     unsafe {
         match rows.rounded {
-            Rounded::Not => panels::<P, Exact>(x, rows, from),
-            Rounded::Bf16 => panels::<P, ToBf16>(x, rows, from),
+            Rounded::Not => panels::<P, false>(x, rows, from),
+            Rounded::Bf16 => panels::<P, true>(x, rows, from),
         }
     }
 }
 
 /// Bytes of every row that are asked for before they are needed; past a row's end begins another one.
 const AHEAD: usize = 256;
-
-/// What becomes of a number before it is multiplied.
-trait Become {
-    fn of(x: __m512) -> __m512;
-}
-struct Exact;
-impl Become for Exact {
-    #[inline(always)]
-    fn of(x: __m512) -> __m512 {
-        x
-    }
-}
-struct ToBf16;
-impl Become for ToBf16 {
-    #[inline(always)]
-    fn of(x: __m512) -> __m512 {
-        // SAFETY: callers decode on AVX-512 only.
-        unsafe { rounded(x) }
-    }
-}
 
 /// [`round`](super::super::runtime::bf16::round) of sixteen numbers.
 #[inline]
@@ -78,8 +58,9 @@ type Codes = [__m512i; 8];
 /// What sixteen rows are multiplied by and what is added then: the first sixteen numbers of a run, and the others.
 type Scaled = [(__m512, __m512); 2];
 
+/// The chains; with ROUND values are rounded to bf16 before they are multiplied.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Sums {
+unsafe fn panels<P: Packed, const ROUND: bool>(x: &[f32], rows: Rows, from: usize) -> Sums {
     let mut out = [[0.0; COLS]; PANELS];
     let in_block = P::ELEMENTS / RUN;
     for (p, out) in out.iter_mut().enumerate().take(rows.count.div_ceil(COLS)) {
@@ -94,7 +75,7 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
                     let here = side.rows.map(|row| row.add(block));
                     here.iter().for_each(|at| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast()));
                     let codes = codes::<P>(&here, side.offsets, run);
-                    *sum = chain::<P, B>(*sum, x, &codes, &scales::<P>(&here, side.offsets, run));
+                    *sum = chain::<P, ROUND>(*sum, x, &codes, &scales::<P>(&here, side.offsets, run));
                 }
             }
         }
@@ -268,7 +249,7 @@ fn levels<P: Packed>() -> (__m512, __m512) {
 /// The chain of a run, begun with a sum.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn chain<P: Packed, B: Become>(
+unsafe fn chain<P: Packed, const ROUND: bool>(
     from: __m512,
     x: &[f32; RUN],
     codes: &Codes,
@@ -279,7 +260,8 @@ unsafe fn chain<P: Packed, B: Become>(
         let (by, plus) = scales[k / 16];
         let product = _mm512_mul_ps(level, by);
         let number = if P::SCALES.add() { _mm512_add_ps(product, plus) } else { product };
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(x[k]), B::of(number), sum);
+        let number = if ROUND { rounded(number) } else { number };
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(x[k]), number, sum);
     };
     let (levels, upper) = levels::<P>();
     // A lookup heeds the lowest four bits alone, one of 32 levels five.
