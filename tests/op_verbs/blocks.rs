@@ -55,8 +55,17 @@ fn everything<B: Fused>(cpu: &mut B, w: &B::Weight, t: usize, (n, k): (usize, us
 }
 
 /// Tokens, outputs, inputs: few rows and many, odd outputs, one and several slices in both directions.
-const SIZES: [(usize, usize, usize); 6] =
-    [(1, 70, 256), (2, 129, 1024), (3, 33, 512), (13, 64, 256), (300, 257, 512), (40, 1601, 256)];
+const SIZES: [(usize, usize, usize); 9] = [
+    (1, 70, 256),
+    (2, 129, 1024),
+    (3, 33, 512),
+    (4, 40, 1280),
+    (5, 70, 1024),
+    (8, 131, 512),
+    (13, 64, 256),
+    (300, 257, 512),
+    (40, 1601, 256),
+];
 
 #[test]
 fn blocks_give_the_bits_of_the_widened_matrix() {

@@ -1,5 +1,5 @@
-//! Frozen products of few rows, as decoding makes them: the weights are read once, in place, by all
-//! threads, because reading them is all that takes time. A task is a few panels, whose chains run side by side.
+//! Frozen products of few rows, as decoding makes them: the weights are read once, in place, by all threads. Reading them,
+//! or what it takes to make numbers of codes, is most of the time. A task is a few panels, whose chains run side by side.
 //!
 //! Every output is the chain that tiles compute, so that a token decoded alone has the bits of a token in a
 //! microbatch.
@@ -10,8 +10,10 @@ use super::added::Added;
 use super::product_tiles::{self, SLICE};
 use crate::backend::Write;
 
-/// Most rows that this is faster for than tiles.
+/// Most rows for which chains are faster than tiles whose right factors need no widening.
 pub const ROWS: usize = 2;
+/// Most rows whose chains are computed together.
+pub const AT_ONCE: usize = 8;
 /// Panels side by side: eight vectors of sums, as many as multiply-adds are under way at a time.
 pub const PANELS: usize = 4;
 
@@ -24,51 +26,55 @@ pub trait Chains: Send + Sync {
     fn rows(&self) -> usize;
     /// K
     fn cols(&self) -> usize;
-    /// The chains over x of `panels` panels of outputs, at most [`PANELS`], from output `first` on, whose terms begin
-    /// at `from`, in ascending order.
-    fn chains(&self, x: &[f32], outputs: (usize, usize), from: usize) -> Sums;
+    /// Most rows of x for which chains are faster than tiles, at most [`AT_ONCE`]. (Left factors in pairs, which three rows
+    /// and more have, are for tiles alone.)
+    fn few(&self) -> usize {
+        ROWS
+    }
+    /// The chains over some rows x, at most [`AT_ONCE`], of `panels` panels of outputs, at most [`PANELS`], from output
+    /// `first` on, whose terms begin at `from`, in ascending order.
+    fn chains(&self, sums: &mut [Sums], x: &[&[f32]], outputs: (usize, usize), from: usize);
 }
 
-/// y[T, N] (=|+=) x wᵀ [+ what is added], at most [`ROWS`] rows.
+/// y[T, N] (=|+=) x wᵀ [+ what is added], at most [`AT_ONCE`] rows.
 pub fn forward<W: Chains + ?Sized>(cx: Context, w: &W, y: Target, x: (Strided, usize), added: Option<Added>) {
     let ((x, t), (rows, cols)) = (x, (w.rows(), w.cols()));
     assert!(x.holds(t, cols) && x.col == 1, "x has as many columns as the weight");
+    assert!(t <= AT_ONCE, "few rows");
+    if t == 0 {
+        return;
+    }
     // Tasks of few panels where there are few in all, so that no thread waits long for another one's last task.
     let all = rows.div_ceil(COLS);
     let most = (all / (TASKS * cx.threads.count())).clamp(1, PANELS);
     cx.threads.each(all.div_ceil(most), |task| {
         let (first, panels) = (task * most * COLS, most.min(all - task * most));
-        for row in 0..t {
-            let (x, y) = (&x.from(row, 0).data[..cols], y.from(row, first));
-            for (from, k) in product_tiles::slices(cols) {
-                let write = if from > 0 { Write::Add } else { y.write };
-                let low = added.filter(|_| from + k == cols);
-                product_tiles::with_panel(|room| {
-                    let low = low.map(|a| lay_out(room, a, (row, first), panels, rows));
-                    let sums = w.chains(&x[from..][..k], (first, panels), from);
+        let outputs = (rows - first).min(panels * COLS);
+        let mut sums = [[[0.0; COLS]; PANELS]; AT_ONCE];
+        for (from, k) in product_tiles::slices(cols) {
+            let write = if from > 0 { Write::Add } else { y.write };
+            let low = added.filter(|_| from + k == cols);
+            let x: [&[f32]; AT_ONCE] = std::array::from_fn(|row| &x.from(row.min(t - 1), from).data[..k]);
+            w.chains(&mut sums[..t], &x[..t], (first, panels), from);
+            product_tiles::with_panel(|room| {
+                lay_out(room, low, (first, panels), rows);
+                for (row, sums) in sums[..t].iter_mut().enumerate() {
+                    add(cx, sums, low.map(|a| (a, row)), (room, panels));
                     // SAFETY: the outputs of this task belong to it alone.
-                    unsafe {
-                        put(cx, sums, low, Target { write, ..y }, (rows - first).min(panels * COLS));
-                    }
-                });
-            }
+                    unsafe { put(sums, Target { write, ..y.from(row, first) }, outputs) };
+                }
+            });
         }
     });
 }
 
-/// What is added, of one row: its left factor, and the right one of some panels [panels][R][32].
-fn lay_out<'a>(
-    room: &'a mut [f32],
-    a: Added<'a>,
-    (row, first): (usize, usize),
-    panels: usize,
-    rows: usize,
-) -> (Strided<'a>, &'a [f32], usize) {
+/// The right factors of what is added, of some panels [panels][R][32].
+fn lay_out(room: &mut [f32], added: Option<Added>, (first, panels): (usize, usize), rows: usize) {
+    let Some(a) = added else { return };
     for p in 0..panels {
         let col = first + p * COLS;
         a.lay_out(&mut room[p * a.rank * COLS..], (col, COLS.min(rows - col)));
     }
-    (a.left.from(row, 0).numbers(), room, a.rank)
 }
 
 /// Most terms of what is added: the room of a thread holds this number for every panel.
@@ -90,22 +96,23 @@ kernel! {
     }
 }
 
-/// y (=|+=) the sums, to which the products of what is added come first.
+/// The sums, and the products of a row of what is added.
+fn add(cx: Context, sums: &mut Sums, added: Option<(Added, usize)>, (right, panels): (&[f32], usize)) {
+    let Some((a, row)) = added else { return };
+    let (left, mut factor) = (a.left.from(row, 0).numbers(), [0.0; RANK]);
+    factor.iter_mut().zip(left.data.iter().step_by(left.col)).take(a.rank).for_each(|(f, &x)| *f = x);
+    for (sums, right) in sums.iter_mut().zip(right.chunks(a.rank.max(1) * COLS)).take(panels) {
+        chain(cx.isa, sums, &factor[..a.rank], right);
+    }
+}
+
+/// y (=|+=) the sums
 ///
 /// # Safety
 /// The outputs belong to the caller.
-unsafe fn put(cx: Context, mut sums: Sums, low: Option<(Strided, &[f32], usize)>, y: Target, cols: usize) {
-    let at = y.pointer(1, cols);
-    if let Some((left, right, rank)) = low {
-        let mut factor = [0.0; RANK];
-        factor.iter_mut().zip(left.data.iter().step_by(left.col)).take(rank).for_each(|(f, &x)| *f = x);
-        let panels = cols.div_ceil(COLS);
-        for (sums, right) in sums.iter_mut().zip(right.chunks(rank.max(1) * COLS)).take(panels) {
-            chain(cx.isa, sums, &factor[..rank], right);
-        }
-    }
-    // SAFETY: `pointer` has checked the outputs, which are the caller's.
-    let out = unsafe { std::slice::from_raw_parts_mut(at, cols) };
+unsafe fn put(sums: &Sums, y: Target, cols: usize) {
+    // SAFETY: `pointer` checks the outputs, which are the caller's.
+    let out = unsafe { std::slice::from_raw_parts_mut(y.pointer(1, cols), cols) };
     match y.write {
         Write::Add => out.iter_mut().zip(sums.as_flattened()).for_each(|(o, s)| *o += s),
         Write::Set => out.copy_from_slice(&sums.as_flattened()[..cols]),

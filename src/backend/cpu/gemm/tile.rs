@@ -41,7 +41,7 @@ impl Ahead {
 
 /// Asks for the line at `at` to come to L2.
 #[inline(always)]
-fn soon(at: *const u8) {
+pub fn soon(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint, which no address can make fault.
     unsafe {

@@ -51,7 +51,7 @@ pub trait Tiled: gemv::Chains {
             return product_plain::product(cx, y, sizes, Factors { a: x.numbers(), b, scale: 1.0 });
         }
         let small = added.is_none_or(|a| a.rank <= gemv::RANK);
-        if let (Side::Floats(floats), true) = (x.side, x.rows <= gemv::ROWS && small) {
+        if let (Side::Floats(floats), true) = (x.side, x.rows <= self.few() && small) {
             return gemv::forward(cx, self, y, (floats, x.rows), added);
         }
         product_tiles::areas(cx, x.rows, self.rows().div_ceil(COLS), |area| {

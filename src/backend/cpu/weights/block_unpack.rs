@@ -1,10 +1,10 @@
 //! Blocks into the right factors of tiles. What a run of a block is worth stands in [`crate::numeric::block`]; the
-//! numbers are put where tiles want them, by `block_unpack_avx512.rs` where the processor has AVX-512, by plain code
-//! elsewhere.
+//! numbers are put where tiles want them, or multiplied at once where rows are few: in vectors of outputs
+//! ([`super::decode`]) where the processor has AVX-512 or AVX2, by plain code elsewhere.
 //!
 //! Rows of the matrix are outputs.
 
-use super::super::gemm::gemv::{PANELS, Sums};
+use super::super::gemm::gemv::{AT_ONCE, PANELS, Sums};
 use super::super::operands::COLS;
 use super::super::runtime::bf16::round;
 #[cfg(target_arch = "x86_64")]
@@ -14,11 +14,11 @@ use super::block_rows::{Rounded, Rows};
 #[cfg(target_arch = "x86_64")]
 use super::block_unpack_avx512 as vectors;
 #[cfg(target_arch = "x86_64")]
-use super::{decode_avx2, decode_avx512};
+use super::{decode, simd_avx2::Avx2, simd_avx512::Avx512};
 use crate::numeric::block::{Packed, RUN, Visitor};
 use std::ops::Range;
 
-/// out[k][32] = the runs of 32 rows; rows that are not there are 0.
+/// out[k][32] = the runs of 32 rows; what comes of rows that do not exist is not used.
 pub struct Upright<'a> {
     /// 32 numbers for each term.
     pub out: &'a mut [f32],
@@ -60,10 +60,12 @@ pub struct TransposedPairs<'a> {
     pub run: usize,
 }
 
-/// The chains over x of at most four times 32 rows, see [`Chains`](super::super::gemm::gemv::Chains).
+/// The chains over rows of x of at most four times 32 rows, see [`Chains`](super::super::gemm::gemv::Chains).
 pub struct InPlace<'a> {
-    /// Whole runs.
-    pub x: &'a [f32],
+    /// For each row of x.
+    pub sums: &'a mut [Sums],
+    /// Whole runs, the same number in each row.
+    pub x: &'a [&'a [f32]],
     /// At most 4 x 32.
     pub rows: Rows<'a>,
     /// First run of each row.
@@ -74,10 +76,14 @@ impl Visitor for Upright<'_> {
     type Result = ();
     fn visit<P: Packed>(self) {
         assert_eq!(self.out.len(), self.runs.len() * RUN * COLS, "a panel of whole runs");
+        check::<P>(&self.rows, self.runs.end);
         #[cfg(target_arch = "x86_64")]
-        if isa::best() == Isa::Avx512 {
-            // SAFETY: the processor was asked; the target was checked.
-            return unsafe { vectors::upright::<P>(self.out, self.rows, self.runs) };
+        match isa::best() {
+            // SAFETY: the processor was asked; sizes were checked.
+            Isa::Avx512 => return unsafe { upright_avx512::<P>(self.out, self.rows, self.runs) },
+            // SAFETY: as above.
+            Isa::Avx2 => return unsafe { upright_avx2::<P>(self.out, self.rows, self.runs) },
+            Isa::Neon | Isa::Generic => {}
         }
         for (out, run) in self.out.as_chunks_mut::<{ RUN * COLS }>().0.iter_mut().zip(self.runs) {
             upright::<P>(out, &self.rows, run);
@@ -89,9 +95,10 @@ impl Visitor for UprightPairs<'_> {
     type Result = ();
     fn visit<P: Packed>(self) {
         assert_eq!(self.out.len(), self.runs.len() * RUN / 2 * COLS, "a panel of whole runs");
+        check::<P>(&self.rows, self.runs.end);
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: factors are pairs where the processor has AVX-512 BF16; the target was checked.
-        return unsafe { vectors::upright_pairs::<P>(self.out, self.rows, self.runs) };
+        // SAFETY: factors are pairs where the processor has AVX-512 BF16; sizes were checked.
+        return unsafe { pairs_avx512::<P>(self.out, self.rows, self.runs) };
         #[cfg(not(target_arch = "x86_64"))]
         unreachable!("pairs are for AVX-512 BF16");
     }
@@ -123,36 +130,92 @@ impl Visitor for TransposedPairs<'_> {
 }
 
 impl Visitor for InPlace<'_> {
-    type Result = Sums;
-    fn visit<P: Packed>(self) -> Sums {
-        let (runs, rows) = (self.from + self.x.len() / RUN, &self.rows);
-        assert!(self.x.len().is_multiple_of(RUN) && rows.count > 0, "whole runs of some rows");
-        assert!(runs.div_ceil(P::ELEMENTS / RUN) * P::BYTES <= rows.size, "runs of these rows");
-        assert!(rows.count * rows.size <= rows.bytes.len(), "rows that are there");
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        let InPlace { sums, x, rows, from } = self;
+        assert!(sums.len() == x.len() && (1..=AT_ONCE).contains(&x.len()), "some rows of x");
+        let runs = x[0].len() / RUN;
+        assert!(x.iter().all(|x| x.len() == runs * RUN), "whole runs, the same number in each row");
+        check::<P>(&rows, from + runs);
+        assert!(rows.count <= PANELS * COLS, "four panels");
         #[cfg(target_arch = "x86_64")]
         match isa::best() {
             // SAFETY: the processor was asked; sizes were checked.
-            Isa::Avx512 => return unsafe { decode_avx512::decode::<P>(self.x, self.rows, self.from) },
+            Isa::Avx512 => return unsafe { chains_avx512::<P>(sums, x, rows, from) },
             // SAFETY: as above.
-            Isa::Avx2 => return unsafe { decode_avx2::decode::<P>(self.x, self.rows, self.from) },
+            Isa::Avx2 => return unsafe { chains_avx2::<P>(sums, x, rows, from) },
             Isa::Neon | Isa::Generic => {}
         }
-        let mut sums = [[0.0; COLS]; PANELS];
-        let mut wide = [[0.0; RUN]; ROWS];
-        for (first, sums) in (0..self.rows.count).step_by(ROWS).zip(sums.as_flattened_mut().as_chunks_mut().0)
-        {
-            for (i, x) in self.x.as_chunks::<RUN>().0.iter().enumerate() {
-                for (row, wide) in wide.iter_mut().enumerate().take(self.rows.count - first) {
-                    unpack::<P>(wide, &self.rows, first + row, self.from + i);
-                }
-                chains(isa::best(), sums, x, &wide);
-            }
-        }
-        sums
+        sums.iter_mut().zip(x).for_each(|(sums, x)| *sums = plain_chains::<P>(x, &rows, from));
     }
 }
 
-/// Rows whose chains run side by side in [`InPlace`]: as many as are under way at a time.
+/// [`InPlace`] in plain code.
+fn plain_chains<P: Packed>(x: &[f32], rows: &Rows, from: usize) -> Sums {
+    let mut sums = [[0.0; COLS]; PANELS];
+    let mut wide = [[0.0; RUN]; ROWS];
+    for (first, sums) in (0..rows.count).step_by(ROWS).zip(sums.as_flattened_mut().as_chunks_mut().0) {
+        for (i, x) in x.as_chunks::<RUN>().0.iter().enumerate() {
+            for (row, wide) in wide.iter_mut().enumerate().take(rows.count - first) {
+                unpack::<P>(wide, rows, first + row, from + i);
+            }
+            chains(isa::best(), sums, x, &wide);
+        }
+    }
+    sums
+}
+
+/// Some rows, all of at least that many runs.
+fn check<P: Packed>(rows: &Rows, runs: usize) {
+    assert!(rows.count > 0, "some rows");
+    assert!(runs.div_ceil(P::ELEMENTS / RUN) * P::BYTES <= rows.size, "runs of these rows");
+    assert!(rows.count * rows.size <= rows.bytes.len(), "rows that are there");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn upright_avx512<P: Packed>(out: &mut [f32], rows: Rows, runs: Range<usize>) {
+    // SAFETY: the caller's promise, here and below.
+    unsafe { decode::upright::<Avx512, P>(out, rows, runs) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn upright_avx2<P: Packed>(out: &mut [f32], rows: Rows, runs: Range<usize>) {
+    // SAFETY: as above.
+    unsafe { decode::upright::<Avx2, P>(out, rows, runs) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn pairs_avx512<P: Packed>(out: &mut [u32], rows: Rows, runs: Range<usize>) {
+    // SAFETY: as above.
+    unsafe { decode::upright_pairs::<Avx512, P>(out, rows, runs) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn chains_avx512<P: Packed>(sums: &mut [Sums], x: &[&[f32]], rows: Rows, from: usize) {
+    // SAFETY: as above.
+    unsafe { decode::chains::<Avx512, P>(sums, x, rows, from) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn chains_avx2<P: Packed>(sums: &mut [Sums], x: &[&[f32]], rows: Rows, from: usize) {
+    // SAFETY: as above.
+    unsafe { decode::chains::<Avx2, P>(sums, x, rows, from) }
+}
+
+/// Whether codes are multiplied in vectors of outputs: then several rows of x share what a value costs.
+pub fn is_in_vectors() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return matches!(isa::best(), Isa::Avx512 | Isa::Avx2);
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Rows whose chains run side by side in [`plain_chains`]: as many as are under way at a time.
 const ROWS: usize = 8;
 
 kernel! {

@@ -1,15 +1,10 @@
-//! [`super::block_unpack`] on AVX-512, once for each type of block. Forward wants the numbers of 32 outputs side by side, so
-//! sixteen runs at a time are transposed; the input gradient wants the numbers of one output side by side, as runs have
-//! them.
+//! Runs of single rows on AVX-512, as the input gradient wants them: the numbers of one output side by side.
 
-use super::super::gemm::avx512_bf16::pair_up;
-use super::super::gemm::transpose_avx512::{load_rows, transposed};
 use super::super::operands::COLS;
 use super::super::runtime::bf16::round;
 use super::block_rows::{Rounded, Rows};
 use crate::numeric::block::{Packed, RUN, Scale};
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 /// out = run `run` of row `row`.
 #[inline(always)]
@@ -78,67 +73,6 @@ unsafe fn look_up(out: &mut [f32; RUN], levels: &[f32; 16], scale: &[u8], codes:
         let lower = _mm512_mul_ps(_mm512_permutexvar_ps(codes, levels), scale);
         _mm512_storeu_ps(out.as_mut_ptr(), _mm512_permutex2var_ps(upper, first, lower));
         _mm512_storeu_ps(out.as_mut_ptr().add(16), _mm512_permutex2var_ps(upper, second, lower));
-    }
-}
-
-/// Run `run` of sixteen rows from `first` on; those that are not there are 0.
-#[inline(always)]
-fn sixteen<P: Packed>(out: &mut [[f32; RUN]; 16], rows: &Rows, first: usize, run: usize) {
-    for (i, out) in out.iter_mut().enumerate() {
-        if first + i < rows.count {
-            unpack::<P>(out, rows, first + i, run);
-        } else {
-            *out = [0.0; RUN];
-        }
-    }
-}
-
-/// See [`super::block_unpack::Upright`].
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and VL; `out` is a panel of whole runs of at most 32 rows that are there.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub unsafe fn upright<P: Packed>(out: &mut [f32], rows: Rows, runs: Range<usize>) {
-    let mut wide = [[0.0; RUN]; 16];
-    for first in [0, 16] {
-        for (out, run) in out.chunks_exact_mut(RUN * COLS).zip(runs.clone()) {
-            sixteen::<P>(&mut wide, &rows, first, run);
-            for half in [0, 16] {
-                // SAFETY: a run has two halves of sixteen numbers, and a row of `out` two of sixteen outputs.
-                unsafe {
-                    let columns = transposed(load_rows(16, |i| _mm512_loadu_ps(wide[i].as_ptr().add(half))));
-                    for (k, &column) in columns.iter().enumerate() {
-                        _mm512_storeu_ps(out.as_mut_ptr().add((half + k) * COLS + first), column);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// See [`super::block_unpack::UprightPairs`].
-///
-/// # Safety
-/// As [`upright`]; AVX-512 BF16.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub unsafe fn upright_pairs<P: Packed>(out: &mut [u32], rows: Rows, runs: Range<usize>) {
-    // Pairing rounds.
-    let rows = Rows { rounded: Rounded::Not, ..rows };
-    let (mut wide, mut words) = ([[0.0; RUN]; 16], [[0u32; RUN / 2]; 16]);
-    for first in [0, 16] {
-        for (out, run) in out.chunks_exact_mut(RUN / 2 * COLS).zip(runs.clone()) {
-            sixteen::<P>(&mut wide, &rows, first, run);
-            // SAFETY: a run has sixteen pairs, and a row of `out` two halves of sixteen outputs.
-            unsafe {
-                for (words, wide) in words.iter_mut().zip(&wide) {
-                    pair_up(words, wide);
-                }
-                let columns = transposed(load_rows(16, |i| _mm512_loadu_ps(words[i].as_ptr().cast())));
-                for (k, &column) in columns.iter().enumerate() {
-                    _mm512_storeu_ps(out.as_mut_ptr().add(k * COLS + first).cast(), column);
-                }
-            }
-        }
     }
 }
 

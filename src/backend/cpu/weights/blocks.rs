@@ -4,7 +4,7 @@
 //!
 //! In bf16 the unpacked numbers are rounded, as a matrix of f32 is when it is packed.
 
-use super::super::gemm::gemv::{Chains, Sums};
+use super::super::gemm::gemv::{AT_ONCE, Chains, ROWS, Sums};
 use super::super::gemm::tile::Ahead;
 use super::super::gemm::tiled::{Right, Tiled};
 use super::super::operands::{COLS, Precision, Side};
@@ -118,8 +118,12 @@ impl Chains for InBlocks {
         self.blocks.cols
     }
 
-    fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
+    fn few(&self) -> usize {
+        if unpack::is_in_vectors() { AT_ONCE } else { ROWS }
+    }
+
+    fn chains(&self, sums: &mut [Sums], x: &[&[f32]], (first, panels): (usize, usize), from: usize) {
         let rows = self.rows_from(first, panels * COLS);
-        self.block.visit(unpack::InPlace { x, rows, from: from / RUN })
+        self.block.visit(unpack::InPlace { sums, x, rows, from: from / RUN });
     }
 }

@@ -122,10 +122,12 @@ impl<S: Vectors> Chains for Panels<S> {
         self.cols
     }
 
-    fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
+    fn chains(&self, sums: &mut [Sums], x: &[&[f32]], (first, panels): (usize, usize), from: usize) {
         let deep = self.deep();
         let words = &self.data[(first / COLS * deep + from / S::DEPTH) * COLS..];
-        panel_unpack::of_words::<S>(x, (words, deep), panels)
+        for (sums, x) in sums.iter_mut().zip(x) {
+            *sums = panel_unpack::of_words::<S>(x, (words, deep), panels);
+        }
     }
 }
 
