@@ -17,6 +17,7 @@ mod refused;
 mod tower;
 
 use cli_fixture::{Bench, stderr};
+use finetune::families::{LLAMA, QWEN2};
 use finetune::format::FormatError;
 use finetune::format::gguf::adapter::{self, About, LoraMatrix};
 use finetune::format::gguf::order::Orders;
@@ -97,7 +98,7 @@ fn container_layout_matches_the_gguf_package() {
 #[test]
 fn adapter_matches_the_llama_cpp_converter() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, paired) in [("llama", Some((4, 2))), ("qwen2", None)] {
+    for (name, family, paired) in [("llama", &LLAMA, Some((4, 2))), ("qwen2", &QWEN2, None)] {
         let orders = Orders { paired, ..Orders::default() };
         let from = golden("export").join(name);
         let peft = peft::read(&from).unwrap();
@@ -107,7 +108,7 @@ fn adapter_matches_the_llama_cpp_converter() {
             .map(|t| LoraMatrix { name: t.name, rows: t.rows, cols: t.cols, values: t.values })
             .collect();
         let about = About {
-            architecture: name.into(),
+            family,
             orders,
             name: "Llama".into(),
             base_id: Some("owner/base".into()),
@@ -126,14 +127,15 @@ fn adapter_matches_the_llama_cpp_converter() {
         for key in ["general.architecture", "general.type", "adapter.type", "adapter.lora.alpha"] {
             assert_eq!(ours.get(key), theirs.get(key), "{name} {key}");
         }
-        let read = adapter::load(&from.join("lora.gguf"), orders).unwrap();
+        let read = adapter::load(&from.join("lora.gguf"), family, orders).unwrap();
         parts.sort_by(|a, b| a.name.cmp(&b.name));
         assert!(read.parts == parts && read.alpha == 8.0 && read.architecture == name, "{name}");
     }
-    let model = adapter::load(&golden("gguf/tiny.gguf"), Orders::default()).unwrap_err().to_string();
+    let model = adapter::load(&golden("gguf/tiny.gguf"), &LLAMA, Orders::default()).unwrap_err().to_string();
     assert!(model.contains("not a LoRA adapter"), "{model}");
     let heads = adapter::load(
         &golden("export/llama/lora.gguf"),
+        &LLAMA,
         Orders { paired: Some((5, 2)), ..Orders::default() },
     )
     .unwrap_err()

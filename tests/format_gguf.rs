@@ -303,10 +303,58 @@ fn keys_of_newer_families_are_read() {
     let read = config(&granite);
     let scales = [read.score_scale, read.embedding_scale, read.residual_scale, read.logits_scale];
     assert_eq!(scales, [0.015625, 12.0, 0.22, 8.0]);
+    let granite_4 = granite.set("granite.rope.scaling.finetuned", Meta::Bool(false));
+    let each = granite_4.clone().set("granite.attention.head_count_kv", Meta::Ints(vec![1]));
+    for file in [granite_4.clone(), each] {
+        let read = config(&file);
+        assert_eq!(
+            (read.family.name, &read.rotated[..], read.heads.kv),
+            ("GraniteMoeHybrid", &[false][..], 1)
+        );
+    }
+    let unlike = granite_4.set("granite.attention.head_count_kv", Meta::Ints(vec![1, 2]));
+    check(unlike, false, "granite.attention.head_count_kv is missing or unusable");
+    let hybrid = of_architecture("granitehybrid").set("granitehybrid.ssm.inner_size", Meta::U32(8));
+    check(hybrid, true, "architecture 'granitehybrid' (state space layers) is not supported");
+    let experts = of_architecture("granitemoe").set("granitemoe.expert_count", Meta::U32(32));
+    check(experts, true, "architecture 'granitemoe' (a mixture of experts) is not supported");
     let smollm3 = of_architecture("smollm3").set("smollm3.block_count", Meta::U32(4));
     assert_eq!(config(&smollm3).rotated, [true, true, true, false]);
     let olmo3 = of_architecture("olmo2").set("olmo2.attention.sliding_window", Meta::U32(8));
     check(olmo3, true, "an order of sliding layers of its own");
+}
+
+/// Gate and up of Granite 4 are one matrix in Hugging Face. Types are ggml's numbers of F32, BF16, Q8_0 and Q4_0.
+#[test]
+fn two_tensors_are_the_halves_of_one_matrix() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let name = "model.layers.0.shared_mlp.input_linear.weight";
+    for (gate, up, joined) in [(0, 0, "F32"), (30, 30, "BF16"), (0, 30, "F32"), (8, 8, "Q8_0"), (8, 2, "F32")]
+    {
+        let mut file = of_architecture("granite")
+            .set("granite.rope.scaling.finetuned", Meta::Bool(true))
+            .tensor("blk.0.ffn_up.weight", &[32, 2], up, 32)
+            .tensor("blk.0.ffn_gate.weight", &[32, 2], gate, 288);
+        file.data = 800;
+        let mut bytes = file.bytes();
+        let first = bytes.len() - file.data;
+        bytes[first..].iter_mut().zip(0u32..).for_each(|(byte, i)| *byte = (i * 37 % 60) as u8);
+        std::fs::write(&path, bytes).unwrap();
+        let (model, stored) = (format::open(&path).unwrap(), Gguf::open(&path).unwrap());
+        let halves = ["blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"];
+        let tensor = model.tensors.tensor(name).unwrap().unwrap();
+        let want = halves.map(|half| stored.values(half).unwrap()).concat();
+        assert!(tensor.dtype.widen(&tensor.bytes) == want, "{gate} {up}");
+        let about = model.tensors.about(name).unwrap().unwrap();
+        assert_eq!((about.shape, tensor.shape, about.encoding.name()), (vec![4, 32], vec![4, 32], joined));
+        let blocks = model.tensors.blocks(name).unwrap().map(|blocks| blocks.bytes.to_vec());
+        let packed = halves.map(|half| stored.bytes(&stored.tensors()[half]).to_vec()).concat();
+        assert_eq!(blocks, (joined == "Q8_0").then_some(packed));
+        file.tensors.last_mut().unwrap().1[0] = 64;
+        let error = open(&file).map(drop).unwrap_err().to_string();
+        assert!(error.contains("the other part of its matrix"), "{error}");
+    }
 }
 
 /// Layers behind those of the model predict further tokens: neither they nor their `nextn` tensors are weights.

@@ -50,6 +50,8 @@ fn targets_are_suffixes_lists_or_all() {
     assert_eq!(resolve_for("phi3", &["all-linear"]), Ok(four));
     assert_eq!(resolve_for("glm4", &["gate_up_proj,k_proj"]), Ok(text(&["k_proj", "gate_up_proj"])));
     assert!(resolve_for("glm4", &["up_proj"]).unwrap_err().to_string().contains("gate_up_proj"));
+    let six = text(&["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"]);
+    assert_eq!(resolve_for("granite4", &["all-linear"]), Ok(six));
     let attention = text(&["q_proj", "k_proj", "v_proj", "o_proj"]);
     assert_eq!(resolve_for("qwen3moe", &["all-linear"]), Ok(attention));
     for of_experts in ["down_proj", "mlp.experts.0.gate_proj"] {

@@ -2,7 +2,7 @@
 
 use super::{
     Activation, Bias, Biases, Classifier, EmbeddingScale, Family, FeedForward, Fused, Gguf, HeadNorms, Norms,
-    ScoreScale, Windows,
+    Rotated, ScoreScale, Windows,
 };
 
 /// Llama.
@@ -13,6 +13,7 @@ pub const LLAMA: Family = Family {
     releases: &["Llama"],
     model_type: "llama",
     gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true, complete: false },
+    gguf_mark: None,
     projections: [
         "self_attn.q_proj",
         "self_attn.k_proj",
@@ -33,9 +34,10 @@ pub const LLAMA: Family = Family {
     gain_offset: 0.0,
     head_norms: HeadNorms::None,
     head_norm_names: ["self_attn.q_norm", "self_attn.k_norm"],
-    feed_forward: FeedForward::Given,
+    feed_forward: FeedForward::Key("intermediate_size"),
     fused: Fused::None,
     experts: false,
+    hybrid: false,
     activation: Activation::SwiGlu,
     activation_key: "hidden_act",
     biases: Biases {
@@ -49,7 +51,7 @@ pub const LLAMA: Family = Family {
     partial_rotary: None,
     adjacent_pairs: false,
     long_rope: false,
-    unrotated_layers: false,
+    rotated: Rotated::All,
     query_growth: None,
     score_scale: ScoreScale::HeadSize,
     soft_cap: None,

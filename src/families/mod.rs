@@ -6,6 +6,7 @@
 mod gemma3;
 mod glm4;
 mod granite;
+mod granite_moe_hybrid;
 mod lfm2;
 mod llama;
 mod ministral3;
@@ -24,6 +25,7 @@ pub mod wrapped;
 pub use gemma3::GEMMA3;
 pub use glm4::GLM4;
 pub use granite::GRANITE;
+pub use granite_moe_hybrid::GRANITE_MOE_HYBRID;
 pub use lfm2::LFM2;
 pub use llama::LLAMA;
 pub use ministral3::MINISTRAL3;
@@ -37,6 +39,9 @@ pub use qwen3_5::QWEN3_5;
 pub use qwen3_moe::QWEN3_MOE;
 pub use smollm3::SMOLLM3;
 
+/// Key of GGUF files for whether layers are rotated ([`Rotated::Key`]).
+pub const ROTATES: &str = "rope.scaling.finetuned";
+
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
 pub const ALL: &[&Family] = &[
     &LLAMA,
@@ -48,6 +53,7 @@ pub const ALL: &[&Family] = &[
     &GEMMA3,
     &SMOLLM3,
     &GRANITE,
+    &GRANITE_MOE_HYBRID,
     &OLMO2,
     &OLMO3,
     &MINISTRAL3,
@@ -69,6 +75,8 @@ pub struct Family {
     pub model_type: &'static str,
     /// Description of its GGUF files.
     pub gguf: Gguf,
+    /// Key that only its GGUF files have among those of its architecture.
+    pub gguf_mark: Option<&'static str>,
     /// The projections of a layer of attention in Hugging Face, in model order.
     pub projections: [&'static str; 7],
     /// Whether layers of type `conv` have a causal short convolution in the place of attention: `conv.in_proj` (two gates
@@ -101,6 +109,9 @@ pub struct Family {
     pub fused: Fused,
     /// Whether layers have a mixture of experts as their feed-forward: a router (`mlp.gate`) and `mlp.experts.N`.
     pub experts: bool,
+    /// Whether the class also has models with Mamba-2 layers and with experts beside the feed-forward: `layer_types` has to
+    /// name attention for each layer, and `num_local_experts` has to be 0.
+    pub hybrid: bool,
     /// The feed-forward's activation.
     pub activation: Activation,
     /// Key in config.json for the activation.
@@ -121,9 +132,8 @@ pub struct Family {
     pub adjacent_pairs: bool,
     /// Whether `rope_type` longrope is read (also named su or yarn): factors of the frequencies, one for each.
     pub long_rope: bool,
-    /// Whether some layers are not rotated: those with 0 in `no_rope_layers`, without it every `no_rope_layer_interval`th
-    /// (4).
-    pub unrotated_layers: bool,
+    /// Which layers are rotated.
+    pub rotated: Rotated,
     /// Factor of the scores.
     pub score_scale: ScoreScale,
     /// Key in the rotary section for beta: queries at position p are multiplied by 1 + beta ln(1 + floor(p / the length
@@ -178,13 +188,15 @@ pub enum Fused {
     GateUp,
     /// Also q, k and v are `self_attn.qkv_proj`.
     All,
+    /// Gate and up are the matrix of this name; GGUF files have two.
+    Named(&'static str),
 }
 
 /// Size of the feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedForward {
-    /// `intermediate_size`.
-    Given,
+    /// The value of this key in config.json.
+    Key(&'static str),
     /// `block_ff_dim` or `intermediate_size`; unless `block_auto_adjust_ff_dim` is false two thirds of it, multiplied by
     /// `block_ffn_dim_multiplier` (1) and rounded up to a multiple of `block_multiple_of` (256).
     Adjusted,
@@ -199,6 +211,17 @@ pub enum Mixer {
     Convolution,
     /// A gated delta rule.
     DeltaRule,
+}
+
+/// Layers whose q and k are rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rotated {
+    /// All layers.
+    All,
+    /// All but those with 0 in `no_rope_layers`, without it all but every `no_rope_layer_interval`th (4).
+    Listed,
+    /// All layers where this key in config.json is `rope`, otherwise none.
+    Key(&'static str),
 }
 
 /// Factor of the embedding.
@@ -319,7 +342,7 @@ impl Family {
             (self.local_rope_theta.is_some(), "a rotary embedding of sliding layers"),
             (self.score_scale != ScoreScale::HeadSize, "a scale of its scores"),
             (self.soft_cap.is_some(), "a soft cap of its scores"),
-            (self.unrotated_layers, "layers without rotation"),
+            (self.rotated != Rotated::All, "layers without rotation"),
             (self.partial_rotary.is_some(), "a rotary embedding of a part of the head"),
             (self.query_growth.is_some(), "queries that grow with their position"),
             (self.embedding_scale != EmbeddingScale::One, "a scale of its embedding"),
@@ -356,21 +379,12 @@ impl Family {
     }
 }
 
-/// Attention of the layers according to a GGUF file's metadata.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layers {
-    /// The layers have a sliding window.
-    Slide,
-    /// The layers have no window.
-    SeeAll,
-}
-
-/// The family of a GGUF architecture. Where several families share it, a file with a window belongs to the family in
-/// which all layers slide.
-pub fn of_gguf(architecture: &str, layers: Layers) -> Option<&'static Family> {
+/// The family of a GGUF architecture; `has` says whether the file has a key. Where several families share the architecture,
+/// a file belongs to the one whose mark it has ([`Family::gguf_mark`]).
+pub fn of_gguf(architecture: &str, has: impl Fn(&str) -> bool) -> Option<&'static Family> {
     let mut of = ALL.iter().copied().filter(|f| f.gguf.architecture == architecture);
     let first = of.next()?;
-    Some(of.find(|f| layers == Layers::Slide && f.windows == Windows::All).unwrap_or(first))
+    Some(of.find(|f| f.gguf_mark.is_some_and(&has)).unwrap_or(first))
 }
 
 /// List of families such as `Llama, Mistral, Qwen2 or Qwen3`, with `last` before the last name.
@@ -395,14 +409,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_tells_a_mistral_from_a_llama() {
-        let of = |architecture, layers| of_gguf(architecture, layers).map(|f| f.name);
-        assert_eq!(of("llama", Layers::SeeAll), Some("Llama"));
-        assert_eq!(of("llama", Layers::Slide), Some("Mistral"));
-        assert_eq!(of("qwen2", Layers::Slide), Some("Qwen2"));
-        assert_eq!(of("qwen3", Layers::SeeAll), Some("Qwen3"));
-        assert_eq!(of("gemma3", Layers::Slide), Some("Gemma3"));
-        assert_eq!(of("gemma2", Layers::SeeAll), None);
+    fn keys_tell_families_of_one_architecture_apart() {
+        let of = |architecture, own: &str| of_gguf(architecture, |key| key == own).map(|f| f.name);
+        let window = "attention.sliding_window";
+        assert_eq!(of("llama", ""), Some("Llama"));
+        assert_eq!(of("llama", window), Some("Mistral"));
+        assert_eq!(of("qwen2", window), Some("Qwen2"));
+        assert_eq!(of("qwen3", ""), Some("Qwen3"));
+        assert_eq!(of("gemma3", window), Some("Gemma3"));
+        assert_eq!(of("gemma2", ""), None);
+        assert_eq!(of("granite", window), Some("Granite"));
+        assert_eq!(of("granite", ROTATES), Some("GraniteMoeHybrid"));
     }
 
     #[test]
@@ -419,9 +436,9 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Gemma3, SmolLM3, Granite, Olmo2, Olmo3, Ministral3, Glm4, Phi3 or Lfm2"
+            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Gemma3, SmolLM3, Granite, GraniteMoeHybrid, Olmo2, Olmo3, Ministral3, Glm4, Phi3 or Lfm2"
         );
-        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3.6, Gemma 3, SmolLM3, Granite 3, OLMo 2, OLMo 3, Ministral 3, \
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3.6, Gemma 3, SmolLM3, Granite 3, Granite 4, OLMo 2, OLMo 3, Ministral 3, \
                    GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4, Phi-4-mini, LFM2 and LFM2.5";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");

@@ -1,6 +1,6 @@
 //! SmolLM3: every fourth layer is not rotated.
 
-use super::{Family, Gguf, LLAMA};
+use super::{Family, Gguf, LLAMA, Rotated};
 
 /// SmolLM3.
 pub const SMOLLM3: Family = Family {
@@ -9,7 +9,7 @@ pub const SMOLLM3: Family = Family {
     model_type: "smollm3",
     gguf: Gguf { architecture: "smollm3", adjacent_pairs: true, all_sizes: true, complete: true },
     rope_theta: 2_000_000.0,
-    unrotated_layers: true,
+    rotated: Rotated::Listed,
     tied: true,
     // No release slides.
     refused: &["use_sliding_window"],

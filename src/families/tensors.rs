@@ -116,6 +116,7 @@ impl Family {
             (_, Fused::None) if self.gated_attention => &[gated],
             (_, Fused::None) => &[],
             (_, Fused::GateUp) => &[(GATE_UP, &[4, 5])],
+            (_, Fused::Named(name)) => &[((PROJECTIONS[4], name), &[4, 5])],
             (_, Fused::All) => &[(QKV, &[0, 1, 2]), (GATE_UP, &[4, 5])],
         };
         let mut all = Vec::new();
@@ -161,12 +162,18 @@ impl Family {
         all
     }
 
-    /// The tensors that a layer of the family may have.
+    /// The matrix whose upper and lower half of rows are two tensors in GGUF files.
+    pub fn halved_in_gguf(&self) -> Option<&'static str> {
+        if let Fused::Named(name) = self.fused { Some(name) } else { None }
+    }
+
+    /// The tensors that a layer of the family may have. Of a halved matrix the upper half comes first.
     pub fn layer_tensors(&self) -> Vec<(&'static str, &'static str)> {
         let norms = |stored: [&'static str; 2], Norms { before, after }: Norms| {
             stored.into_iter().zip([before, after]).filter_map(|(stored, name)| Some((stored, name?)))
         };
         let mut all: Vec<_> = self.all_matrices().map(|matrix| matrix.names).collect();
+        all.extend(self.halved_in_gguf().map(|name| (PROJECTIONS[5], name)));
         all.extend(HEAD_NORMS.into_iter().zip(self.head_norm_names));
         all.extend(self.convolutions.then_some(TAPS));
         all.extend(self.delta_rule.then_some([DELTA_TAPS, DELTA_NORM]).into_iter().flatten());

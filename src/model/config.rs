@@ -8,6 +8,7 @@ mod attention;
 mod convolutions;
 mod delta;
 mod experts;
+mod hybrid;
 mod read;
 mod rope;
 mod traits;
@@ -181,7 +182,7 @@ impl Config {
             vocab: fields.size("vocab_size", 1..=1 << 24)?,
             hidden,
             feed_forward: match family.feed_forward {
-                FeedForward::Given => fields.size("intermediate_size", 1..=1 << 22)?,
+                FeedForward::Key(name) => fields.size(name, 1..=1 << 22)?,
                 FeedForward::Adjusted => convolutions::adjusted(&fields)?,
             },
             experts: family.experts.then(|| experts::read(&fields, layers)).transpose()?,
@@ -501,6 +502,7 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
             return Err(unsupported(format!("mixture of experts (`{key}`)"), supported()));
         }
     }
+    hybrid::refuse(fields, family)?;
     if let Some(quantised) = fields.object("quantization_config") {
         let method = quantised.get("quant_method").and_then(Value::as_str).unwrap_or("quantised");
         return Err(unsupported(

@@ -93,7 +93,9 @@ fn mlx_lm_computes_what_the_adapter_says() {
         let b = Bench::new();
         random_base::write(&b, family);
         complete(&b.path("base/config.json"));
-        cases.push(case(&b, (family.name, "base"), random));
+        let all = family.halved_in_gguf().is_none();
+        let targets = if all { "" } else { "--target-modules q_proj,k_proj,v_proj,o_proj" };
+        cases.push(case(&b, (family.name, "base"), &format!("{random} {targets}")));
         benches.push(b);
     }
     for wrapper in &wrapped::ALL {

@@ -24,6 +24,8 @@ pub struct Formula<'a> {
     pub gelu: bool,
     /// Whether q, k and v share a matrix and an adapter, as gate and up do, and only the first two values of a head rotate.
     pub joined: bool,
+    /// Whether gate and up share a matrix and an adapter, and the feed-forward has names of its own.
+    pub halved: bool,
     /// Whether the first and the last layer have a convolution of three taps, and the names of LFM2.
     pub convolved: bool,
     pub embedding_scale: f64,
@@ -40,6 +42,8 @@ impl Formula<'_> {
             "down_proj" if self.convolved => "feed_forward.w2",
             "gates" => "conv.in_proj",
             "convolution" => "conv.out_proj",
+            "gate_up_proj" if self.halved => "both.input",
+            "down_proj" if self.halved => "both.output",
             "gate_proj" | "up_proj" | "gate_up_proj" | "down_proj" => &format!("mlp.{module}"),
             _ => &format!("self_attn.{module}"),
         };
@@ -98,6 +102,8 @@ impl Formula<'_> {
     /// Some of the outputs of a projection that may be a part of another one.
     fn part(&self, flat: &[f64], (layer, module): (usize, &str), x: &[f64]) -> Vec<f64> {
         let (whole, rows) = match module {
+            "gate_proj" if self.halved => ("gate_up_proj", 0..20),
+            "up_proj" if self.halved => ("gate_up_proj", 20..40),
             _ if !self.joined => (module, 0..usize::MAX),
             "q_proj" => ("qkv_proj", 0..16),
             "k_proj" => ("qkv_proj", 16..24),

@@ -8,8 +8,8 @@ mod formula;
 
 use finetune::backend::Cpu;
 use finetune::families::{
-    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, Fused, HeadNorms, LFM2, LLAMA, Norms,
-    ScoreScale,
+    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, FeedForward, Fused, HeadNorms, LFM2,
+    LLAMA, Norms, Rotated, ScoreScale,
 };
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
@@ -50,15 +50,27 @@ const AFTER: Family = Family {
     attention_norms: Norms { before: None, after: Some("post_attention_layernorm") },
     mlp_norms: Norms { before: None, after: Some("post_feedforward_layernorm") },
     head_norms: HeadNorms::Whole,
-    unrotated_layers: true,
+    rotated: Rotated::Listed,
     ..LLAMA
 };
 
-/// The factors of Granite.
+/// The factors of Granite; gate and up in one matrix and no rotation, as in Granite 4.
 const SCALED: Family = Family {
     name: "Scaled",
     classifier: Classifier::Missing,
     model_type: "scaled",
+    projections: [
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "both.input",
+        "both.input",
+        "both.output",
+    ],
+    feed_forward: FeedForward::Key("inner_size"),
+    fused: Fused::Named("both.input"),
+    rotated: Rotated::Key("position_kind"),
     score_scale: ScoreScale::Factor("score_factor"),
     embedding_scale: EmbeddingScale::Key("embedding_factor"),
     residual_scale: Some("residual_factor"),
@@ -87,7 +99,7 @@ const ROWS: [&[u32]; 3] = [&[1, 5, 3, 16, 2, 9, 9], &[4, 11], &[0, 7, 7, 12, 15]
 fn config_json(name: &str) -> Value {
     let mut config = json!({
         "architectures": [format!("{name}ForCausalLM")], "vocab_size": 17, "hidden_size": 12,
-        "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": if name == "Scaled" { 7 } else { 20 }, "inner_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 4, "rms_norm_eps": 1e-5, "rope_theta": 100.0, "rope_local_theta": 10.0,
         "query_scalar": 7.0, "sliding_window": 3, "no_rope_layers": [1, 0, 1], "score_factor": 0.4,
         "embedding_factor": 3.0, "residual_factor": 0.3, "logits_divisor": 1.7,
@@ -204,12 +216,14 @@ impl Case {
             thetas: match name {
                 "Around" => [10.0, 100.0, 10.0],
                 "After" => [100.0, f64::INFINITY, 100.0],
+                "Scaled" => [f64::INFINITY; 3],
                 _ => [100.0; 3],
             },
             // `layer_types` counts in all of them.
             windows: if name == "Convolved" { [usize::MAX; 3] } else { [3, usize::MAX, 3] },
             gelu: around,
             joined: name == "Joined",
+            halved: scaled,
             convolved: name == "Convolved",
             embedding_scale: match name {
                 "Around" => 12f64.sqrt(),

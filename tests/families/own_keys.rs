@@ -1,6 +1,6 @@
 //! The keys of `config.json` in which families differ, with values that change the result.
 
-use finetune::families::{Bias, EmbeddingScale, Family, ScoreScale, Windows};
+use finetune::families::{Bias, EmbeddingScale, Family, FeedForward, Rotated, ScoreScale, Windows};
 use finetune::model::config::Config;
 use serde_json::{Value, json};
 
@@ -16,6 +16,17 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
     }
     if let Bias::KeyOrTrue(key) = family.biases.qkv {
         config[key] = json!(true);
+    }
+    if let FeedForward::Key(key) = family.feed_forward {
+        config[key] = config["intermediate_size"].clone();
+    }
+    if let Rotated::Key(key) = family.rotated {
+        config[key] = json!("rope");
+    }
+    if family.hybrid {
+        let layers = config["num_hidden_layers"].as_u64().unwrap_or(0);
+        config["layer_types"] = (0..layers).map(|_| "attention").collect();
+        config["num_local_experts"] = json!(0);
     }
     if family.experts {
         config["num_experts"] = json!(5);

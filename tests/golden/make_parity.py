@@ -5,13 +5,13 @@ usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with tor
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
       qwen35 qwen35one qwen35vl qwen35cls layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
-      ends endscls endsweighted (default: all)
+      ends endscls endsweighted granite4 granite4nope (default: all; the last two with transformers 5.24.0)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
-                          Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
+                          Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, GraniteMoeHybridConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
                           MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5Config, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
@@ -22,6 +22,9 @@ SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_la
 CONVOLVED = {key: value for key, value in SIZES.items() if key != 'rms_norm_eps'}
 RULE = dict(linear_key_head_dim=16, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
             linear_conv_kernel_dim=4)
+DENSE = dict(layer_types=['attention'] * 2, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=72,
+             embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22, attention_multiplier=0.1,
+             mamba_n_heads=4)
 CONFIGS = {
     'llama': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, rope_theta=10000.0),
     'linear': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, attention_bias=True, mlp_bias=True,
@@ -44,6 +47,11 @@ CONFIGS = {
     'smollm3': lambda: SmolLM3Config(**SIZES, no_rope_layers=[1, 0], tie_word_embeddings=True),
     'granite': lambda: GraniteConfig(**SIZES, embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22,
                                      attention_multiplier=0.1, tie_word_embeddings=True),
+    'granite4': lambda: GraniteMoeHybridConfig(**SIZES, **DENSE, position_embedding_type='rope', rope_theta=1000000.0,
+                                               tie_word_embeddings=True),
+    # layers without rotation; biases of attention
+    'granite4nope': lambda: GraniteMoeHybridConfig(**SIZES, **DENSE, position_embedding_type='nope', attention_bias=True,
+                                                   tie_word_embeddings=False),
     'olmo2': lambda: Olmo2Config(**SIZES, tie_word_embeddings=False),
     'olmo3': lambda: Olmo3Config(**SIZES, sliding_window=6, layer_types=['sliding_attention', 'full_attention'],
                                  rope_parameters=dict(
@@ -128,7 +136,9 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'endsweighted': (2, 4, ['k_proj', 'embed_tokens', 'lm_head'], False),
     'qwen35': (4, 8, [*SEVEN, *DELTA_RULE], False), 'qwen35vl': (3, 6, [*SEVEN, *DELTA_RULE], False),
     'qwen35one': (3, 8, ['in_proj_a', 'in_proj_qkv', 'q_proj', 'out_proj'], True),
-    'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False)}
+    'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False),
+    'granite4': (4, 8, [*SEVEN[:4], 'input_linear', 'output_linear'], False),
+    'granite4nope': (3, 8, ['k_proj', 'input_linear', 'output_linear'], True)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},

@@ -5,6 +5,7 @@ use crate::mutate::{self, Dice};
 use crate::{Files, Format};
 use finetune::config::refusal::Refusal;
 use finetune::data::Tokenizer;
+use finetune::families::LLAMA;
 use finetune::format::gguf::order::Orders;
 use finetune::format::{self, gguf, peft, safetensors};
 use finetune::model::config::Config;
@@ -304,8 +305,8 @@ fn lora() -> Files {
 }
 
 fn read_lora(folder: &Path) -> Result<(), Refusal> {
-    let adapter =
-        gguf::adapter::load(&folder.join("a.gguf"), Orders { paired: Some((2, 1)), ..Orders::default() })?;
+    let orders = Orders { paired: Some((2, 1)), ..Orders::default() };
+    let adapter = gguf::adapter::load(&folder.join("a.gguf"), &LLAMA, orders)?;
     std::hint::black_box(adapter.parts.len());
     Ok(())
 }

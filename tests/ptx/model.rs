@@ -104,6 +104,8 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "gemma3",
         "gemma3cls",
         "granite",
+        "granite4",
+        "granite4nope",
         "glm4",
         "phi3",
         "qwen3moe",

@@ -10,7 +10,7 @@ use crate::families::tensors::of_expert;
 use crate::format::gguf::mix::Model;
 use crate::format::gguf::order::{self, Order, Orders};
 use crate::format::gguf::{
-    self, F32, Gguf, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_taps, stored_name,
+    self, F32, Gguf, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_taps, stored_names,
 };
 use crate::format::{FormatError, atomic};
 use crate::model::config::{Config, RopeScaling};
@@ -42,12 +42,20 @@ struct Plan {
 enum From {
     /// The base's file, unchanged.
     Stored,
-    /// The merged tensors with these names, one after the other, in this order and with the numbers of the file.
-    Merged(Vec<String>, Order),
+    /// The merged tensors with these names, one after the other, in this order and with the numbers of the file; of each
+    /// only a share of its rows.
+    Merged(Vec<String>, Order, Share),
     /// The base's file, except for the rows that the merged tensor of this name replaces.
     Rows(String),
     /// Computed values.
     Values(Vec<f32>),
+}
+
+/// Which of how many equal shares of a tensor's rows.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    at: usize,
+    of: usize,
 }
 
 /// Writes the file and compares it with the merged model in memory.
@@ -136,6 +144,7 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         layers: c.layers,
         heads: (c.heads.query, c.heads.kv, c.heads.size),
         rotary: c.rotary,
+        rotates: c.rotated.contains(&true),
         eps: c.eps,
         theta: c.rope.theta,
         scaling,
@@ -230,8 +239,18 @@ fn metadata(
     Ok(all)
 }
 
-/// The merged tensors of a tensor of the file, by expert where it has all experts of a layer.
-type Parts = BTreeMap<usize, String>;
+/// The merged tensors of a tensor of the file.
+struct Parts {
+    /// By expert where it has all experts of a layer.
+    names: BTreeMap<usize, String>,
+    share: Share,
+}
+
+impl Parts {
+    fn of(share: Share) -> Self {
+        Parts { names: BTreeMap::new(), share }
+    }
+}
 
 /// Map from the file's tensor names to the merged tensors' names.
 fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, Refusal> {
@@ -245,14 +264,19 @@ fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, Parts>, R
             continue;
         }
         if let Some((layer, expert, (stored, _))) = of_expert(&name) {
-            names.entry(format!("blk.{layer}.{stored}.weight")).or_default().insert(expert, name);
+            let all = names.entry(format!("blk.{layer}.{stored}.weight"));
+            all.or_insert_with(|| Parts::of(Share { at: 0, of: 1 })).names.insert(expert, name);
             continue;
         }
-        let Some(as_stored) = stored_name(&name, &of_layer) else {
+        let Some(as_stored) = stored_names(&name, &of_layer) else {
             let what = format!("{}: tensor {name} has no name in llama.cpp", base.path.display());
             return Err(Refusal::configuration(format!("{what}: use --to merged")));
         };
-        names.insert(as_stored, Parts::from([(0, name)]));
+        let of = as_stored.len();
+        for (at, as_stored) in as_stored.into_iter().enumerate() {
+            let parts = Parts { names: BTreeMap::from([(0, name.clone())]), share: Share { at, of } };
+            names.insert(as_stored, parts);
+        }
     }
     Ok(names)
 }
@@ -286,6 +310,7 @@ fn plans(
         plans.push(Plan { table, from: From::Stored });
     }
     for (as_stored, parts) in names {
+        let Parts { names: parts, share } = parts;
         let (count, experts) = (parts.len(), parts.values().any(|name| of_expert(name).is_some()));
         let Some(name) = parts.values().next().cloned() else { continue };
         let Some(about) = merged.base.about(&name).map_err(Refusal::failure)? else { continue };
@@ -312,9 +337,11 @@ fn plans(
         let from = match some_rows {
             _ if stays && !merged.touches(&name) => From::Stored,
             true if stays => From::Rows(name),
-            _ => From::Merged(parts.into_values().collect(), orders.of(&name)),
+            _ => From::Merged(parts.into_values().collect(), orders.of(&name), share),
         };
-        let own = about.shape.into_iter().filter(|n| *n != 1 || !is_taps(&as_stored));
+        let mut own = about.shape;
+        own.iter_mut().take(1).for_each(|rows| *rows /= share.of);
+        let own = own.into_iter().filter(|n| *n != 1 || !is_taps(&as_stored));
         let shape = experts.then_some(count).into_iter().chain(own).collect();
         plans.push(Plan { table: Planned { name: as_stored, shape, kind }, from });
     }
@@ -344,10 +371,12 @@ fn main_kind(plans: &[Plan]) -> Encoding {
     sizes.into_iter().max_by_key(|&(_, n)| n).map_or(F32, |(kind, _)| kind)
 }
 
-/// The types of merged tensors by Hugging Face name.
-fn kinds(plans: &[Plan]) -> BTreeMap<String, Encoding> {
+/// The types of merged tensors by Hugging Face name and number of the share.
+fn kinds(plans: &[Plan]) -> BTreeMap<(String, usize), Encoding> {
     let kind = |plan: &Plan| match &plan.from {
-        From::Merged(names, ..) => names.iter().map(|name| (name.clone(), plan.table.kind)).collect(),
+        From::Merged(names, _, share) => {
+            names.iter().map(|name| ((name.clone(), share.at), plan.table.kind)).collect()
+        }
         _ => Vec::new(),
     };
     plans.iter().flat_map(kind).collect()
@@ -381,13 +410,14 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
             Ok(all)
         }
         From::Values(values) => encode(table.kind, values),
-        From::Merged(names, order) => {
+        From::Merged(names, order, Share { at, of }) => {
             let mut all = Vec::new();
             for name in names {
                 let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
-                let mut values = tensor.dtype.widen(&tensor.bytes);
+                let size = tensor.bytes.len() / of;
+                let mut values = tensor.dtype.widen(&tensor.bytes[at * size..(at + 1) * size]);
                 order::to_file(merged.config.family, name, &mut values);
-                let values = order.stored(&checked(values, table.kind)?, tensor.shape[0]);
+                let values = order.stored(&checked(values, table.kind)?, tensor.shape[0] / of);
                 all.extend(encode(table.kind, &values)?);
             }
             Ok(all)

@@ -27,7 +27,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     let text = Config { wrapper: None, ..loaded.config.clone() };
     let layout = layout::of(&text, &loaded.spec, 0..text.layers);
     let about = About {
-        architecture: shape.family.gguf.architecture.into(),
+        family: shape.family,
         orders: shape.orders(),
         name: out.file_stem().map_or_else(|| "lora".into(), |s| s.to_string_lossy().into_owned()),
         base_id: base.files.base_id.clone(),
@@ -39,7 +39,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     let parts = parts(&layout, &flat);
     atomic::write_checked(out, |path| {
         adapter::save(path, &about, &parts, kind)?;
-        let again = adapter::load(path, about.orders)?;
+        let again = adapter::load(path, about.family, about.orders)?;
         let spec = with_alpha(&loaded.spec, again.alpha);
         let named: Vec<Named> = again.parts.iter().map(named).collect();
         let read = lora::from_adapter(&layout, &named)?;

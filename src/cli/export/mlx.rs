@@ -5,6 +5,7 @@
 
 use super::Exported;
 use crate::config::refusal::Refusal;
+use crate::families::Family;
 use crate::families::wrapped::PATH;
 use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic, peft};
@@ -36,7 +37,8 @@ pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusa
     let (loaded, flat) = (&source.loaded, &source.loaded.flat);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let scale = scale(&loaded.spec, &loaded.config);
-    let held = adapted(&layout, loaded.config.layers).and_then(|adapted| Ok((adapted, scale?)));
+    let held = adapted(&layout, loaded.config.family, loaded.config.layers)
+        .and_then(|adapted| Ok((adapted, scale?)));
     let (adapted, scale) = held.map_err(|what| {
         let way = "use --to peft, or --to merged, which mlx-lm loads as a model";
         Refusal::configuration(format!("{}: mlx-lm does not hold {what}: {way}", from.display()))
@@ -110,7 +112,7 @@ fn scale(spec: &LoraSpec, config: &Config) -> Result<f32, String> {
 }
 
 /// What mlx-lm has to adapt; the error is what it cannot hold.
-fn adapted(layout: &Layout, layers: usize) -> Result<Adapted, String> {
+fn adapted(layout: &Layout, family: &Family, layers: usize) -> Result<Adapted, String> {
     let (mut first, mut ranks, mut keys) = (layers, BTreeSet::new(), BTreeSet::new());
     if layout.ending(".trainable_tokens_delta").is_some() {
         return Err("trained rows of tokens".into());
@@ -127,6 +129,11 @@ fn adapted(layout: &Layout, layers: usize) -> Result<Adapted, String> {
         keys.insert(key);
         ranks.insert(entry.rows);
     }
+    // mlx-lm has the halves of such a matrix alone, and other names in the whole feed-forward.
+    let renamed = family.halved_in_gguf().and_then(|name| name.split_once('.'));
+    if let Some(key) = keys.iter().find(|key| renamed.is_some_and(|(own, _)| key.starts_with(own))) {
+        return Err(format!("an adapter on {key}"));
+    }
     match ranks.iter().copied().collect::<Vec<_>>()[..] {
         [rank] => Ok(Adapted { layers: layers - first, rank, keys }),
         _ => Err(format!("several ranks ({ranks:?})")),
@@ -136,6 +143,7 @@ fn adapted(layout: &Layout, layers: usize) -> Result<Adapted, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families::{GRANITE_MOE_HYBRID, LLAMA};
 
     fn layout(adapters: &[(&str, usize)]) -> Layout {
         let mut layout = Layout::default();
@@ -148,13 +156,16 @@ mod tests {
 
     #[test]
     fn last_layers_of_one_rank_are_adapted() {
-        let of = |adapters: &[_]| adapted(&layout(adapters), 6);
+        let of = |adapters: &[_]| adapted(&layout(adapters), &LLAMA, 6);
         let two = [("layers.4.mlp.up_proj", 4), ("layers.5.self_attn.q_proj", 4)];
         let keys = BTreeSet::from(["mlp.up_proj".into(), "self_attn.q_proj".into()]);
         assert_eq!(of(&two), Ok(Adapted { layers: 2, rank: 4, keys }));
         assert_eq!(of(&[two[0], ("layers.5.self_attn.q_proj", 8)]), Err("several ranks ({4, 8})".into()));
         let embedding = of(&[("embed_tokens", 4)]).unwrap_err();
         assert_eq!(embedding, "an adapter on base_model.model.model.embed_tokens");
+        let renamed = layout(&[two[1], ("layers.5.shared_mlp.output_linear", 4)]);
+        let renamed = adapted(&renamed, &GRANITE_MOE_HYBRID, 6);
+        assert_eq!(renamed, Err("an adapter on shared_mlp.output_linear".into()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! LoRA adapters as GGUF, in the format of llama.cpp's `convert_lora_to_gguf.py`: A and B under the tensor names of the
-//! base; rows of B, and columns of A, are in the order of the matrix in the file. The scale is always alpha / rank, and alpha 0 is
+//! base; rows of B, and columns of A, are in the order of the matrix in the file. A matrix that is several tensors in the file has
+//! an adapter for each: the same A, and a part of B. The scale is always alpha / rank, and alpha 0 is
 //! read as a scale of 1. Therefore a writer must include any other scale in alpha and must not write 0.
 
 use super::encode::{F16, decode, encode};
@@ -8,10 +9,12 @@ use super::reader::Gguf;
 use super::value::Value;
 use super::weights::hugging_face_name;
 use super::write::{Meta, Metadata, Planned, write};
-use super::write_config::stored_name;
-use crate::families::{LLAMA, Layers, of_gguf};
+use super::write_config::stored_names;
+use crate::families::Family;
 use crate::format::error::FormatError;
 use crate::numeric::block::Encoding;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 const PEFT: &str = "base_model.model.";
@@ -19,8 +22,8 @@ const PEFT: &str = "base_model.model.";
 /// Metadata of an adapter file.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// Architecture of the base: `llama`, `qwen2`, `qwen3`.
-    pub architecture: String,
+    /// Family of the base: gives the architecture and the names.
+    pub family: &'static Family,
     /// The orders of the base's tensors.
     pub orders: Orders,
     /// Name of the adapter.
@@ -60,28 +63,23 @@ pub fn kind_of(kind: Encoding, cols: usize) -> Encoding {
     if cols.is_multiple_of(kind.elements()) { kind } else { F16 }
 }
 
-/// The matrices of a layer as (GGUF, Hugging Face). Families of one architecture have the same ones.
-fn matrices(architecture: &str) -> Vec<(&'static str, &'static str)> {
-    let family = of_gguf(architecture, Layers::SeeAll).unwrap_or(&LLAMA);
-    family.all_matrices().map(|matrix| matrix.names).collect()
-}
-
-/// The GGUF name of a PEFT tensor: `blk.0.attn_q.weight.lora_a`.
-fn adapter_name(peft: &str, matrices: &[(&str, &str)]) -> Option<String> {
+/// The GGUF names of a PEFT tensor: `blk.0.attn_q.weight.lora_a`.
+fn adapter_names(peft: &str, of_layer: &[(&str, &str)]) -> Option<Vec<String>> {
     let inner = peft.strip_prefix(PEFT)?;
     let (stem, suffix) = match inner.strip_suffix(".lora_A.weight") {
         Some(stem) => (stem, "lora_a"),
         None => (inner.strip_suffix(".lora_B.weight")?, "lora_b"),
     };
-    Some(format!("{}.{suffix}", stored_name(&format!("{stem}.weight"), matrices)?))
+    let stored = stored_names(&format!("{stem}.weight"), of_layer)?;
+    Some(stored.into_iter().map(|name| format!("{name}.{suffix}")).collect())
 }
 
-fn peft_name(stored: &str, matrices: &[(&str, &str)]) -> Option<String> {
+fn peft_name(stored: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     let (base, letter) = match stored.strip_suffix(".lora_a") {
         Some(base) => (base, "A"),
         None => (stored.strip_suffix(".lora_b")?, "B"),
     };
-    let name = hugging_face_name(base, matrices)?;
+    let name = hugging_face_name(base, of_layer)?;
     Some(format!("{PEFT}{}.lora_{letter}.weight", name.strip_suffix(".weight")?))
 }
 
@@ -89,7 +87,7 @@ fn peft_name(stored: &str, matrices: &[(&str, &str)]) -> Option<String> {
 pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) -> Result<(), FormatError> {
     let mut all = Metadata::default();
     let text = |s: &str| Meta::Text(s.to_owned());
-    all.set("general.architecture", text(&about.architecture));
+    all.set("general.architecture", text(about.family.gguf.architecture));
     all.set("general.type", text("adapter"));
     all.set("adapter.type", text("lora"));
     all.set("general.name", text(&about.name));
@@ -100,25 +98,34 @@ pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) ->
     }
     all.set("adapter.lora.alpha", Meta::F32(about.alpha));
     all.set("general.quantization_version", Meta::U32(2));
-    let matrices = matrices(&about.architecture);
-    let mut planned = Vec::with_capacity(parts.len());
+    let of_layer = about.family.layer_tensors();
+    let (mut planned, mut values) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
     for part in parts {
-        let name = adapter_name(&part.name, &matrices).ok_or_else(|| {
+        let names = adapter_names(&part.name, &of_layer).ok_or_else(|| {
             FormatError::tensor(path, &part.name, "has no name in llama.cpp, so it cannot be exported")
         })?;
-        planned.push(Planned { name, shape: vec![part.rows, part.cols], kind: kind_of(kind, part.cols) });
+        let rows = if is_a(&part.name) { part.rows } else { part.rows / names.len() };
+        for (i, name) in names.into_iter().enumerate() {
+            let first = if is_a(&part.name) { 0 } else { i * rows };
+            planned.push(Planned { name, shape: vec![rows, part.cols], kind: kind_of(kind, part.cols) });
+            values.push((&part.name, &part.values[first * part.cols..(first + rows) * part.cols], rows));
+        }
     }
-    let mut next = parts.iter();
+    let mut next = values.into_iter();
     write(path, &all, &planned, |plan| {
-        let part = next.next().ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"))?;
-        let order = about.orders.of_adapter(&part.name);
-        let encoded = encode(plan.kind, &order.stored(&part.values, part.rows));
+        let next = next.next().ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"));
+        let (name, values, rows) = next?;
+        let encoded = encode(plan.kind, &about.orders.of_adapter(name).stored(values, rows));
         encoded.map_err(|what| FormatError::tensor(path, &plan.name, what))
     })
 }
 
-/// Reads an adapter; `orders` as in [`About`].
-pub fn load(path: &Path, orders: Orders) -> Result<Adapter, FormatError> {
+fn is_a(name: &str) -> bool {
+    name.ends_with(".lora_A.weight")
+}
+
+/// Reads an adapter; `family` and `orders` as in [`About`].
+pub fn load(path: &Path, family: &Family, orders: Orders) -> Result<Adapter, FormatError> {
     let file = Gguf::open(path)?;
     let text = |key: &str| file.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     if text("general.type") != "adapter" || text("adapter.type") != "lora" {
@@ -127,9 +134,9 @@ pub fn load(path: &Path, orders: Orders) -> Result<Adapter, FormatError> {
     }
     let alpha = file.get("adapter.lora.alpha").and_then(Value::as_f64);
     let alpha = alpha.ok_or_else(|| FormatError::malformed(path, "adapter.lora.alpha is missing"))? as f32;
-    let (mut parts, matrices) = (Vec::new(), matrices(&text("general.architecture")));
+    let (mut parts, of_layer) = (BTreeMap::new(), family.layer_tensors());
     for (stored, info) in file.tensors() {
-        let name = peft_name(stored, &matrices)
+        let name = peft_name(stored, &of_layer)
             .ok_or_else(|| FormatError::tensor(path, stored, "is not one of a LoRA of a plain decoder"))?;
         let [rows, cols] = info.shape[..] else {
             return Err(FormatError::tensor(path, stored, format!("has shape {:?}", info.shape)));
@@ -140,8 +147,19 @@ pub fn load(path: &Path, orders: Orders) -> Result<Adapter, FormatError> {
             return Err(FormatError::tensor(path, stored, what));
         }
         let values = order.restored(&values, rows);
-        parts.push(LoraMatrix { name, rows, cols, values });
+        let part = LoraMatrix { name: name.clone(), rows, cols, values };
+        match parts.entry(name) {
+            Entry::Vacant(place) => drop(place.insert(part)),
+            Entry::Occupied(whole) if is_a(whole.key()) && *whole.get() == part => {}
+            Entry::Occupied(mut whole) if !is_a(whole.key()) && whole.get().cols == cols => {
+                whole.get_mut().rows += rows;
+                whole.get_mut().values.extend(part.values);
+            }
+            Entry::Occupied(_) => {
+                let what = "differs from the same adapter's other part";
+                return Err(FormatError::tensor(path, stored, what));
+            }
+        }
     }
-    parts.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(Adapter { architecture: text("general.architecture"), alpha, parts })
+    Ok(Adapter { architecture: text("general.architecture"), alpha, parts: parts.into_values().collect() })
 }

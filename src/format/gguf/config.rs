@@ -4,7 +4,7 @@
 use super::order::{Orders, Shared};
 use super::reader::Gguf;
 use super::value::Value as Meta;
-use crate::families::{self, Bias, Family, Layers, ScoreScale, Windows};
+use crate::families::{self, Bias, Family, FeedForward, Rotated, ScoreScale, Windows};
 use crate::format::error::FormatError;
 use serde_json::{Value, json};
 use std::f64::consts::PI;
@@ -19,7 +19,7 @@ pub(super) struct Made {
     pub orders: Orders,
 }
 
-/// Key/value heads, in a model with convolutions of each layer.
+/// Key/value heads, in some files of each layer.
 const KV_HEADS: &str = "attention.head_count_kv";
 
 /// Reads metadata of one architecture, with the file's name in every error.
@@ -93,9 +93,11 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         Some(other) => return Err(s.refuse(format!("a GGUF of type '{other}', not a model"))),
     }
     file.refuse_part()?;
-    let layers = s.get("attention.sliding_window").map_or(Layers::SeeAll, |_| Layers::Slide);
-    let Some(family) = families::of_gguf(arch, layers) else {
-        return Err(s.refuse(format!("architecture '{arch}' is not supported")));
+    let Some(family) = families::of_gguf(arch, |key| s.get(key).is_some()) else {
+        let traits = [("ssm.inner_size", "state space layers"), ("expert_count", "a mixture of experts")];
+        let shown = traits.into_iter().find(|(key, _)| s.get(key).and_then(Meta::as_u64).unwrap_or(0) > 0);
+        let shown = shown.map_or(String::new(), |(_, what)| format!(" ({what})"));
+        return Err(s.refuse(format!("architecture '{arch}'{shown} is not supported")));
     };
     if let Some(missing) = family.not_in_gguf() {
         return Err(s.refuse(format!("{missing} (architecture '{arch}') is not read from GGUF")));
@@ -150,12 +152,15 @@ fn delta_rule(s: &Source, config: &mut Value) -> Result<Option<Shared>, FormatEr
     Ok((of.values > 1).then_some(of))
 }
 
-/// Key/value heads; of a model with convolutions those of the layers of attention.
+/// Key/value heads; where the file has those of each layer, those of the layers of attention.
 fn kv_heads(s: &Source, family: &Family) -> Result<Option<usize>, FormatError> {
     match s.get(KV_HEADS) {
         Some(Meta::Ints(each)) if family.convolutions => {
             let of_layer = each.iter().copied().filter(|heads| *heads != 0).max();
             of_layer.map(|heads| usize::try_from(heads).map_err(|_| s.bad(KV_HEADS))).transpose()
+        }
+        Some(Meta::Ints(each)) if !each.is_empty() && each.iter().all(|heads| *heads == each[0]) => {
+            usize::try_from(each[0]).ok().filter(|heads| *heads > 0).map(Some).ok_or_else(|| s.bad(KV_HEADS))
         }
         _ => s.maybe(KV_HEADS),
     }
@@ -227,6 +232,22 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
 fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     for (stored, key) in family.scales_in_gguf().into_iter().flatten() {
         config[key] = json!(clean(s.number(stored, 1.0)?));
+    }
+    if let FeedForward::Key(key) = family.feed_forward {
+        config[key] = config["intermediate_size"].clone();
+    }
+    if let Rotated::Key(key) = family.rotated {
+        let rotates = s.get(families::ROTATES).is_none_or(|value| value.as_bool() == Some(true));
+        config[key] = json!(rotates.then_some("rope"));
+    }
+    if family.hybrid {
+        // More layers are refused in any configuration.
+        let layers = config["num_hidden_layers"].as_u64().unwrap_or(0).min(1 << 13);
+        config["layer_types"] = (0..layers).map(|_| "attention").collect();
+        config["num_local_experts"] = json!(0);
+        config["num_experts_per_tok"] = json!(0);
+        // transformers checks the size of Mamba-2 heads also where no layer has any.
+        config["mamba_n_heads"] = json!(1);
     }
     if family.experts {
         config["num_experts"] = json!(s.size("expert_count")?);

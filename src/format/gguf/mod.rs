@@ -21,7 +21,7 @@ pub use quant::id as type_id;
 pub use reader::{Gguf, Info};
 pub use value::Value;
 pub use write::{Meta, Metadata, Planned, write};
-pub use write_config::{Rules, Scaling, Shape, file_type_of, stored_name};
+pub use write_config::{Rules, Scaling, Shape, file_type_of, stored_names};
 pub use write_tokenizer::add as add_tokenizer;
 
 use super::ModelFiles;

@@ -23,8 +23,16 @@ const MOST_EXPERTS: usize = 1 << 16;
 pub(super) struct Weights {
     file: Gguf,
     /// Where the tensors are. Experts that are one tensor in the file are parts of it.
-    names: BTreeMap<String, (Info, Order)>,
+    names: BTreeMap<String, Place>,
     family: &'static Family,
+}
+
+/// Where a tensor is in the file.
+#[derive(Debug)]
+struct Place {
+    /// One, or several whose rows follow each other: the file's names of gate and up sort in this order.
+    parts: Vec<Info>,
+    order: Order,
 }
 
 impl Weights {
@@ -42,7 +50,7 @@ impl Weights {
             if let Some((layer, module)) = experts(stored).filter(|_| family.experts) {
                 let of_expert = |(expert, part)| {
                     let path = format!("model.layers.{layer}.mlp.experts.{expert}");
-                    (format!("{path}.{module}.weight"), (part, Order::Same))
+                    (format!("{path}.{module}.weight"), Place { parts: vec![part], order: Order::Same })
                 };
                 let parts = parts(info).ok_or_else(|| {
                     let what = format!("has shape {:?}, not [experts, outputs, inputs]", info.shape);
@@ -60,7 +68,13 @@ impl Weights {
             if let Some(what) = order.refuses(&info.shape) {
                 return Err(FormatError::tensor(file.path(), stored, what));
             }
-            names.insert(name, (info, order));
+            let place = names.entry(name).or_insert_with(|| Place { parts: Vec::new(), order });
+            if let Some(first) = place.parts.first().filter(|first| first.shape[1..] != info.shape[1..]) {
+                let what =
+                    format!("has shape {:?}, the other part of its matrix {:?}", info.shape, first.shape);
+                return Err(FormatError::tensor(file.path(), stored, what));
+            }
+            place.parts.push(info);
         }
         Ok(Weights { file, names, family })
     }
@@ -152,9 +166,23 @@ fn parts(info: &Info) -> Option<Vec<Info>> {
     Some(begins.map(matrix).collect())
 }
 
-impl Tensors for Weights {
-    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some((info, order)) = self.names.get(name) else { return Ok(None) };
+impl Place {
+    fn shape(&self) -> Vec<usize> {
+        let mut shape = self.parts[0].shape.clone();
+        shape[0] = self.parts.iter().map(|info| info.shape[0]).sum();
+        shape
+    }
+
+    /// How it is given: in f32 where its parts are given in several ways.
+    fn encoding(&self) -> Encoding {
+        let first = encoding(&self.parts[0], self.order);
+        let same = self.parts.iter().all(|info| encoding(info, self.order) == first);
+        if same { first } else { Encoding::Plain(Dtype::F32) }
+    }
+}
+
+impl Weights {
+    fn part(&self, name: &str, info: &Info, order: Order) -> Tensor<'_> {
         let (shape, n) = (info.shape.clone(), info.shape[0]);
         if let Encoding::Plain(dtype) = info.kind
             && !order::changes(self.family, name)
@@ -164,34 +192,54 @@ impl Tensors for Weights {
                 Order::Same => Cow::Borrowed(bytes),
                 _ => Cow::Owned(order.put_back(bytes, (n, bytes.len() / n), columns(info))),
             };
-            return Ok(Some(Tensor { shape, dtype, bytes }));
+            return Tensor { shape, dtype, bytes };
         }
         let mut bytes = widen(self.file.bytes(info), info);
-        if *order != Order::Same || order::changes(self.family, name) {
+        if order != Order::Same || order::changes(self.family, name) {
             let mut values = order.restored(&Dtype::F32.widen(&bytes), n);
             order::from_file(self.family, name, &mut values);
             bytes = Dtype::F32.narrow(&values);
         }
-        Ok(Some(Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }))
+        Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }
+    }
+}
+
+impl Tensors for Weights {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let Some(place) = self.names.get(name) else { return Ok(None) };
+        let mut parts = place.parts.iter().map(|info| self.part(name, info, place.order));
+        if place.parts.len() == 1 {
+            return Ok(parts.next());
+        }
+        let parts: Vec<_> = parts.collect();
+        let same = parts.iter().all(|part| part.dtype == parts[0].dtype);
+        let dtype = if same { parts[0].dtype } else { Dtype::F32 };
+        let bytes = parts.into_iter().map(|part| match same {
+            true => part.bytes,
+            false => Cow::Owned(dtype.narrow(&part.dtype.widen(&part.bytes))),
+        });
+        let bytes = Cow::Owned(bytes.collect::<Vec<_>>().concat());
+        Ok(Some(Tensor { shape: place.shape(), dtype, bytes }))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        let Some((info, order)) = self.names.get(name) else { return Ok(None) };
-        let (Encoding::Blocks(block), &[rows, cols]) = (encoding(info, *order), &info.shape[..]) else {
+        let Some(place) = self.names.get(name) else { return Ok(None) };
+        let (Encoding::Blocks(block), &[rows, cols]) = (place.encoding(), &place.shape()[..]) else {
             return Ok(None);
         };
-        let bytes = match order {
-            Order::Same => self.file.shared(info),
-            _ => order.put_back(self.file.bytes(info), (rows, block.size_of(cols)), cols).into(),
+        let bytes = match (&place.parts[..], place.order) {
+            ([info], Order::Same) => self.file.shared(info),
+            (parts, order) => {
+                let size = block.size_of(cols);
+                let part = |info: &Info| order.put_back(self.file.bytes(info), (info.shape[0], size), cols);
+                parts.iter().map(part).collect::<Vec<_>>().concat().into()
+            }
         };
         Ok(Blocks::new((rows, cols), block, bytes))
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let about = |(info, order): &(Info, Order)| About {
-            shape: info.shape.clone(),
-            encoding: encoding(info, *order),
-        };
+        let about = |place: &Place| About { shape: place.shape(), encoding: place.encoding() };
         Ok(self.names.get(name).map(about))
     }
 
@@ -200,8 +248,8 @@ impl Tensors for Weights {
     }
 
     fn advise(&self, name: &str, when: Use) {
-        let info = self.names.get(name).map(|(info, _)| info);
-        info.into_iter().for_each(|info| map::advise(self.file.bytes(info), when));
+        let parts = self.names.get(name).map(|place| &place.parts);
+        parts.into_iter().flatten().for_each(|info| map::advise(self.file.bytes(info), when));
     }
 
     fn file_of(&self, _: &str) -> Option<&Path> {

@@ -6,7 +6,7 @@ use super::order::{Orders, Shared};
 use super::weights::whole;
 use super::write::{Meta, Metadata};
 use crate::families::tensors::TOP;
-use crate::families::{Family, Windows};
+use crate::families::{Family, ROTATES, Rotated, Windows};
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
@@ -38,6 +38,8 @@ pub struct Shape {
     pub heads: (usize, usize, usize),
     /// Number of values of a head that are rotated.
     pub rotary: usize,
+    /// Whether any layer is rotated.
+    pub rotates: bool,
     /// Epsilon of all norms, added under the square root.
     pub eps: f32,
     /// Base of the rotary frequencies.
@@ -137,6 +139,9 @@ impl Shape {
         if gguf.all_sizes || self.family.partial_rotary.is_some() {
             set("rope.dimension_count", number(self.rotary));
         }
+        if let Rotated::Key(_) = self.family.rotated {
+            set(ROTATES, Meta::Bool(self.rotates));
+        }
         if self.family.windows == Windows::Given {
             set("attention.sliding_window", number(self.window.unwrap_or(0)));
         } else if let Some(window) = self.window {
@@ -192,24 +197,25 @@ pub fn file_type_of(kind: Encoding) -> u32 {
     }
 }
 
-/// llama.cpp's name of a Hugging Face weight (`model.layers.0.mlp.up_proj.weight`). `of_layer` are the tensors of a layer
-/// as (GGUF, Hugging Face).
-pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
+/// llama.cpp's names of a Hugging Face weight (`model.layers.0.mlp.up_proj.weight`): several where the file has its rows in
+/// as many tensors. `of_layer` are the tensors of a layer as (GGUF, Hugging Face).
+pub fn stored_names(name: &str, of_layer: &[(&str, &str)]) -> Option<Vec<String>> {
     let below = name.strip_prefix("model.").unwrap_or(name);
     if let Some((layer, stored)) = whole(below.strip_prefix("layers."), of_layer, |(gguf, name)| (name, gguf))
     {
-        return Some(format!("blk.{layer}.{stored}"));
+        return Some(vec![format!("blk.{layer}.{stored}")]);
     }
     let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     // A base without a head (`LlamaModel`) has names without the prefix `model.`.
     let inner = stem.strip_prefix("model.").unwrap_or(stem);
     if let Some((stored, _)) = TOP.iter().find(|(_, n)| n.strip_prefix("model.").unwrap_or(n) == inner) {
-        return Some(format!("{stored}.{suffix}"));
+        return Some(vec![format!("{stored}.{suffix}")]);
     }
     let (layer, what) = inner.strip_prefix("layers.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
-    let (stored, _) = of_layer.iter().find(|(_, name)| *name == what)?;
-    Some(format!("blk.{layer}.{stored}.{suffix}"))
+    let own = of_layer.iter().filter(|(_, name)| *name == what);
+    let all: Vec<_> = own.map(|(stored, _)| format!("blk.{layer}.{stored}.{suffix}")).collect();
+    (!all.is_empty()).then_some(all)
 }
 
 #[cfg(test)]
@@ -230,18 +236,22 @@ mod tests {
             "model.layers.0.self_attn.k_norm.weight",
             "model.layers.3.mlp.down_proj.weight",
         ] {
-            let stored = stored_name(name, &of_layer).unwrap();
-            assert_eq!(hugging_face_name(&stored, &of_layer).as_deref(), Some(name));
+            let stored = stored_names(name, &of_layer).unwrap();
+            assert_eq!(stored.len(), 1, "{name}");
+            assert_eq!(hugging_face_name(&stored[0], &of_layer).as_deref(), Some(name));
         }
-        let stored = |name, of_layer: &[_]| stored_name(name, of_layer).unwrap_or_default();
+        let stored = |name, of_layer: &[_]| stored_names(name, of_layer).unwrap_or_default().join(" ");
         assert_eq!(stored("layers.0.mlp.up_proj.weight", &of_layer), "blk.0.ffn_up.weight");
         let name = "layers.0.post_attention_layernorm.weight";
         assert_eq!(stored(name, &of_layer), "blk.0.ffn_norm.weight");
+        let halved = families::GRANITE_MOE_HYBRID.layer_tensors();
+        let input = "model.layers.2.shared_mlp.input_linear.weight";
+        assert_eq!(stored(input, &halved), "blk.2.ffn_gate.weight blk.2.ffn_up.weight");
         let after = Norms { before: None, after: Some("post_attention_layernorm") };
         let other = families::Family { attention_norms: after, mlp_norms: after, ..LLAMA };
         assert_eq!(stored(name, &other.layer_tensors()), "blk.0.post_attention_norm.weight");
         for other in ["score.weight", "model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0"] {
-            assert_eq!(stored_name(other, &of_layer), None, "{other}");
+            assert_eq!(stored_names(other, &of_layer), None, "{other}");
         }
     }
 

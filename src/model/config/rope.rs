@@ -4,7 +4,7 @@
 
 use super::read::Fields;
 use super::{ConfigError, key, unsupported};
-use crate::families::Family;
+use crate::families::{Family, Rotated};
 use std::sync::Arc;
 
 /// The base of sliding layers where config.json gives none.
@@ -89,8 +89,10 @@ pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rop
 
 /// Reads which layers are rotated.
 pub(super) fn rotated(fields: &Fields, family: &Family, layers: usize) -> Result<Vec<bool>, ConfigError> {
-    if !family.unrotated_layers {
-        return Ok(vec![true; layers]);
+    match family.rotated {
+        Rotated::All => return Ok(vec![true; layers]),
+        Rotated::Key(name) => return Ok(vec![fields.text(name)? == Some("rope"); layers]),
+        Rotated::Listed => {}
     }
     let name = "no_rope_layers";
     let Some(list) = fields.list(name)? else {

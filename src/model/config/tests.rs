@@ -309,6 +309,51 @@ fn scales_of_granite_move_into_the_stream() {
     assert!(config.into_classifier(vec!["a".into()]).unwrap_err().to_string().contains("no class"));
 }
 
+/// The keys of a Granite 4 without Mamba-2 layers and experts, with changes.
+fn granite_4(changes: Value) -> Value {
+    let own = json!({"architectures": ["GraniteMoeHybridForCausalLM"], "num_hidden_layers": 2, "num_local_experts": 0,
+        "layer_types": ["attention", "attention"], "shared_intermediate_size": 2048, "position_embedding_type": "rope"});
+    with(own, changes)
+}
+
+#[test]
+fn granite_4_has_fused_halves_and_one_kind_of_layers() {
+    let rotated = read(granite_4(json!({}))).unwrap();
+    assert_eq!((rotated.feed_forward, &rotated.rotated), (2048, &vec![true; 2]));
+    assert_eq!(rotated.projection(1, "input_linear"), Some((4096, 576)));
+    assert_eq!(rotated.projection(1, "output_linear"), Some((576, 2048)));
+    assert_eq!((rotated.rows(0, 4), rotated.rows(0, 5)), (Rows::Range(0..2048), Rows::Range(2048..4096)));
+    // As transformers 5.24 writes them; every other value is none.
+    let later =
+        json!({"layer_types": ["full_attention", "full_attention"], "position_embedding_type": "nope"});
+    assert_eq!(read(granite_4(later)).unwrap().rotated, [false; 2]);
+    assert_eq!(read(granite_4(json!({"position_embedding_type": "-"}))).unwrap().rotated, [false; 2]);
+    for (changes, said) in [
+        (
+            json!({"layer_types": ["attention", "mamba"]}),
+            "a model with Mamba-2 layers (`layer_types`: mamba) is not",
+        ),
+        (
+            json!({"layer_types": ["linear_attention", "attention"]}),
+            "Mamba-2 layers (`layer_types`: linear_attention)",
+        ),
+        (json!({"layer_types": "-"}), "a model with Mamba-2 layers (no `layer_types`)"),
+        (json!({"layer_types": ["attention", "sliding_attention"]}), "layers of type `sliding_attention`"),
+        (json!({"num_local_experts": 62}), "mixture of experts (`num_local_experts`)"),
+        (json!({"num_local_experts": 1}), "a mixture of experts (`num_local_experts`: 1)"),
+        (
+            json!({"num_local_experts": "-"}),
+            "a mixture of experts (no `num_local_experts`, which stands for 8)",
+        ),
+        (json!({"layer_types": ["attention"]}), "has 1 entries for 2 layers"),
+        (json!({"shared_intermediate_size": "-"}), "`shared_intermediate_size` is missing"),
+        (json!({"output_router_logits": true}), "`output_router_logits` is not supported"),
+    ] {
+        let error = read(granite_4(changes.clone())).expect_err(&changes.to_string()).to_string();
+        assert!(error.contains(said) && error.lines().count() == 1, "{changes}: {error}");
+    }
+}
+
 #[test]
 fn layers_without_rotation_are_listed_or_counted() {
     let rotated =
@@ -538,7 +583,7 @@ fn heads_of_tokens_are_read_made_and_refused() {
     assert!(said(without).contains("token_classification_bias"));
     // transformers 5.24 has no such class for these families.
     let without: Vec<&str> = families::ALL.iter().filter(|f| !f.labels_tokens).map(|f| f.name).collect();
-    assert_eq!(without, ["Qwen3_5", "Gemma3", "Granite", "Olmo2", "Olmo3", "Lfm2"]);
+    assert_eq!(without, ["Qwen3_5", "Gemma3", "Granite", "GraniteMoeHybrid", "Olmo2", "Olmo3", "Lfm2"]);
     let olmo = read(json!({"architectures": ["Olmo2ForCausalLM"]})).unwrap();
     assert!(said(olmo.into_tagger(labels())).contains("token classification on Olmo2ForCausalLM"));
     assert!(class("Olmo2ForTokenClassification", json!({})).is_err());

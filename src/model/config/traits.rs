@@ -44,7 +44,8 @@ pub(super) fn shown(fields: &Fields) -> Option<String> {
     let of = |which| set.clone().filter(move |t| t.2 == which).map(|t| t.1.to_owned());
     let (known, mut missing): (Vec<_>, Vec<_>) = (of(Computed::Yes).collect(), of(Computed::No).collect());
     let kinds = fields.strings("layer_types").unwrap_or_default();
-    let own = ["full_attention", "sliding_attention", super::convolutions::KIND, super::delta::KIND];
+    let own =
+        ["attention", "full_attention", "sliding_attention", super::convolutions::KIND, super::delta::KIND];
     let other = kinds.iter().find(|kind| !own.contains(kind));
     missing.extend(other.map(|kind| format!("layers of type {kind}")));
     let act = fields.text("hidden_act").ok().flatten().or(fields.text("hidden_activation").ok().flatten());

@@ -6,6 +6,8 @@ use crate::families::{Family, Windows};
 
 /// Name of a sliding layer in `layer_types`.
 const SLIDES: &str = "sliding_attention";
+/// Name of a layer without a window, of models that may have Mamba-2 layers.
+pub(super) const ATTENTION: &str = "attention";
 /// The window of a class whose config.json gives none.
 const DEFAULT: usize = 4096;
 
@@ -16,7 +18,11 @@ pub(super) fn read(
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
     let kinds = fields.strings("layer_types")?;
-    let others = [(family.convolutions, convolutions::KIND), (family.delta_rule, delta::KIND)];
+    let others = [
+        (family.convolutions, convolutions::KIND),
+        (family.delta_rule, delta::KIND),
+        (family.hybrid, ATTENTION),
+    ];
     let known = |kind: &&str| {
         ["full_attention", SLIDES].contains(kind) || others.iter().any(|(has, own)| *has && own == kind)
     };
