@@ -147,7 +147,8 @@ fn attention(b: &mut Bench, t: usize, heads: Heads, count: usize) {
     let [mut out, mut dq] = [wide, wide].map(|c| b.memory(t * c));
     let lse = std::cell::RefCell::new(b.memory(t * heads.query));
     let kv = std::cell::RefCell::new((b.memory(t * narrow), b.memory(t * narrow)));
-    let tokens = b.device.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0 });
+    let tokens =
+        b.device.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0, short: u32::MAX });
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
     let seen = |i: usize| heads.window.map_or(i, |w| i.min(w));
     let pairs = (1..=t).map(seen).sum::<usize>() as f64 * wide as f64;
@@ -194,7 +195,7 @@ fn convolution(b: &mut Bench, (t, c, taps): (usize, usize, usize)) {
     let (dout, mut out) = (b.memory(t * c), b.memory(t * c));
     let more = std::cell::RefCell::new((b.memory(t * c), b.memory(t * c)));
     let ids = vec![0; t];
-    let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
+    let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0, short: u32::MAX });
     let gates = Gates { before: view(&before, t, c), after: view(&after, t, c), x: view(&x, t, c) };
     b.row(&format!("convolution {t} x {c}, {taps} taps"), (0.0, 1), &mut out, |device, out| {
         device.convolution(view_mut(out, t, c), gates, view(&w, taps, c), &tokens);
@@ -219,7 +220,7 @@ fn delta_rule(b: &mut Bench, (t, heads): (usize, DeltaHeads)) {
     let (rates, taps, mut out) = (b.memory(2 * values), b.memory(4 * m), b.memory(t * m));
     let more = std::cell::RefCell::new([n, n, values, values, m].map(|cols| b.memory(t * cols)));
     let ids = vec![0; t];
-    let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
+    let tokens = b.device.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0, short: u32::MAX });
     let [q, k, v, beta, decay, dout, of_out, errors] = all.each_ref().map(|(x, cols)| view(x, t, *cols));
     let inputs = Delta { q, k, v, beta, decay, rates: view(&rates, 2, values), heads };
     b.row(&format!("convolution_silu {t} x {m}, 4 taps"), (0.0, 1), &mut out, |device, out| {

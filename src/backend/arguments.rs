@@ -87,6 +87,21 @@ pub struct TokenRows<'a> {
     pub bounds: &'a [u32],
     /// Position of the first token of every row: 0 but for decoding with cached keys.
     pub past: u32,
+    /// Tokens, past ones included, up to which rows are rotated by the first rows of a table. Longer ones are rotated by
+    /// those from this row of the table on. `u32::MAX` where rows of any length have the same angles.
+    pub short: u32,
+}
+
+impl TokenRows<'_> {
+    /// The row of a table of angles for each token; without longer rows its position.
+    pub fn positions(&self) -> impl Iterator<Item = u32> {
+        let (past, short) = (self.past, self.short);
+        self.bounds.windows(2).flat_map(move |w| {
+            let tokens = w[1] - w[0];
+            let first = if past + tokens > short { short } else { 0 };
+            (0..tokens).map(move |i| first + past + i)
+        })
+    }
 }
 
 /// What keys a dropout mask. The bit of (token, channel) is

@@ -186,7 +186,7 @@ mod tests {
     fn ops_refuse_shapes_that_do_not_agree() {
         let mut cpu = Cpu::new(1);
         let (w, mut y, x) = (cpu.weight(ZEROS).unwrap(), cpu.memory(64), cpu.memory(64));
-        let tokens = cpu.tokens(TokenRows { ids: &[0; 5], bounds: &[0, 5], past: 0 });
+        let tokens = cpu.tokens(TokenRows { ids: &[0; 5], bounds: &[0, 5], past: 0, short: u32::MAX });
         let mut panic = |op: &dyn Fn(&mut Cpu, &mut crate::backend::cpu::Memory)| {
             caught(|| op(&mut cpu, &mut y)).expect_err("shapes do not agree")
         };
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(cpu.lend(&x), None, "a read is timed");
         cpu.read(view(&x, 5, 4), &mut [0.0; 20]).unwrap();
         let (mut cached, heads) = (cpu.memory(4), Heads::new(2, 1, 2));
-        let tokens = cpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 1, 4], past: 0 });
+        let tokens = cpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 1, 4], past: 0, short: u32::MAX });
         let qkv = Qkv { q: view(&x, 4, 4), k: view(&x, 4, 2), v: view(&x, 4, 2) };
         let mut lse = cpu.memory(8);
         cpu.attention(view_mut(&mut y, 4, 4), view_mut(&mut lse, 4, 2), qkv, heads, &tokens);
@@ -247,7 +247,7 @@ mod tests {
     fn windows_count_the_pairs_that_are_seen() {
         let (mut cpu, notes) = Cpu::new(1).timed();
         let heads = Heads { window: Some(2), ..Heads::new(1, 1, 2) };
-        let tokens = cpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 1, 4], past: 0 });
+        let tokens = cpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 1, 4], past: 0, short: u32::MAX });
         let [x, mut y, mut lse] = [8, 8, 4].map(|len| cpu.memory(len));
         let qkv = Qkv { q: view(&x, 4, 2), k: view(&x, 4, 2), v: view(&x, 4, 2) };
         cpu.attention(view_mut(&mut y, 4, 2), view_mut(&mut lse, 4, 1), qkv, heads, &tokens);

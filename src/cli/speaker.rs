@@ -218,7 +218,7 @@ impl Speaker {
 
     /// `sampling`, limited to the model's context; refused where the `tokens` of a prompt fill the context.
     pub fn within(&self, sampling: &Sampling, tokens: usize) -> Result<Sampling, Refusal> {
-        let most = self.base.config.max_positions;
+        let most = self.base.config.longest_text(tokens);
         match most.saturating_sub(tokens) {
             0 => Err(Refusal::failure(format!(
                 "the prompt has {tokens} tokens, the model sees {most}: shorten it"

@@ -108,6 +108,10 @@ impl Stage for Renamed {
         self.model.longest_row()
     }
 
+    fn longest_text(&self, prompt: usize) -> usize {
+        self.model.longest_text(prompt)
+    }
+
     fn backward(
         &mut self,
         ticket: Ticket,

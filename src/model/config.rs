@@ -51,8 +51,7 @@ pub struct Config {
     pub layers: usize,
     /// H, G and D.
     pub heads: Heads,
-    /// Longest sequence that is computed: the one that the model is made for, with LongRoPE the one before scaling. Longer
-    /// rows are refused.
+    /// Longest sequence that is computed: the one that the model is made for. Longer rows are refused.
     pub max_positions: usize,
     /// Added under the root of every norm.
     pub eps: f32,
@@ -190,7 +189,7 @@ impl Config {
             delta_rules: family.delta_rule.then(|| delta::read(&fields, layers)).transpose()?,
             layers,
             heads,
-            max_positions: positions(&fields)?.min(rope.scaling.longest()),
+            max_positions: positions(&fields)?,
             eps: eps(&fields, family)?,
             rope,
             local_rope,

@@ -22,7 +22,7 @@ pub fn generate(
         return Err(fault(model, "an empty prompt has nothing to continue"));
     }
     // Positions beyond the model's limit are not used.
-    let most = sampling.max_new_tokens.min(model.longest_row().saturating_sub(prompt.len()));
+    let most = sampling.max_new_tokens.min(model.longest_text(prompt.len()).saturating_sub(prompt.len()));
     let mut new: Vec<u32> = Vec::new();
     let mut result = Ok(());
     while new.len() < most {

@@ -439,6 +439,11 @@ impl Stage for Line {
         self.longest_row
     }
 
+    fn longest_text(&self, prompt: usize) -> usize {
+        let all = self.all(move |stage| stage.longest_text(prompt)).unwrap_or_default();
+        all.into_iter().min().unwrap_or(0)
+    }
+
     fn traffic(&self) -> Traffic {
         let all = self.all(|stage| stage.traffic()).unwrap_or_default();
         all.iter().fold(Traffic::default(), |mut sum, one| {

@@ -14,6 +14,8 @@ pub struct Rotations<M> {
     positions: usize,
     size: usize,
     rotary: usize,
+    /// See [`TokenRows::short`](crate::backend::TokenRows::short).
+    short: u32,
 }
 
 /// A table for heads of `size` values, of which `rotary` are rotated; the others have cosines 1 and sines 0.
@@ -61,11 +63,19 @@ impl<M> Rotations<M> {
     pub fn new<B: Backend<Memory = M>>(backend: &mut B, config: &Config) -> Self {
         let kinds = kinds(config);
         let tables = kinds.iter().map(|_| backend.memory(0)).collect();
-        Rotations { kinds, tables, positions: 0, size: config.heads.size, rotary: config.rotary }
+        let short = config.rope.short_rows().and_then(|rows| u32::try_from(rows).ok()).unwrap_or(u32::MAX);
+        Rotations { kinds, tables, positions: 0, size: config.heads.size, rotary: config.rotary, short }
     }
 
-    /// Extends the tables to `positions`. Lengths double, so that extensions are rare.
-    pub fn reach<B: Backend<Memory = M>>(&mut self, backend: &mut B, positions: usize) {
+    /// Tokens up to which rows are rotated by the first rows of the tables.
+    pub fn short(&self) -> u32 {
+        self.short
+    }
+
+    /// Extends the tables to rows of `tokens`. Lengths double, so that extensions are rare.
+    pub fn reach<B: Backend<Memory = M>>(&mut self, backend: &mut B, tokens: usize) {
+        let short = self.short as usize;
+        let positions = if tokens > short { short + tokens } else { tokens };
         if self.positions >= positions {
             return;
         }

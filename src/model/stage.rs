@@ -260,6 +260,12 @@ pub trait Stage {
     /// Largest number of tokens of a row or text.
     fn longest_row(&self) -> usize;
 
+    /// Largest number of tokens of a text that [`Stage::extend`] begins with a prompt of so many.
+    fn longest_text(&self, prompt: usize) -> usize {
+        let _ = prompt;
+        self.longest_row()
+    }
+
     /// Bytes moved to and from the device since it was opened.
     fn traffic(&self) -> Traffic {
         Traffic::default()

@@ -5,7 +5,8 @@ usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with tor
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
       qwen35 qwen35one qwen35vl qwen35cls layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
-      ends endscls endsweighted granite4 granite4nope (default: all; the last two with transformers 5.24.0)
+      ends endscls endsweighted granite4 granite4nope phi3longer (default: all; the last three with
+      transformers 5.24.0)
 """
 import json, math, os, random, sys
 import torch
@@ -69,6 +70,11 @@ CONFIGS = {
                                    rope_parameters=dict(rope_type='longrope', rope_theta=10000.0,
                                                         short_factor=[1.0, 1.25, 2.5, 3.75],
                                                         long_factor=[1.5, 4.0, 20.0, 50.0])),
+    # rows on both sides of the original length
+    'phi3longer': lambda: Phi3Config(**SIZES, partial_rotary_factor=0.75, tie_word_embeddings=False,
+                                     original_max_position_embeddings=14, rope_parameters=dict(
+        rope_type='longrope', rope_theta=10000.0, partial_rotary_factor=0.75, short_factor=[1.0, 1.25, 2.5],
+        long_factor=[1.5, 4.0, 20.0])),
     'qwen3moe': lambda: Qwen3MoeConfig(**SIZES, head_dim=12, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20,
                                        norm_topk_prob=True, tie_word_embeddings=False, rope_theta=1000000.0),
     # a layer with one feed-forward; weights that are not divided by their sum; one expert of three
@@ -138,7 +144,8 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'qwen35one': (3, 8, ['in_proj_a', 'in_proj_qkv', 'q_proj', 'out_proj'], True),
     'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False),
     'granite4': (4, 8, [*SEVEN[:4], 'input_linear', 'output_linear'], False),
-    'granite4nope': (3, 8, ['k_proj', 'input_linear', 'output_linear'], True)}
+    'granite4nope': (3, 8, ['k_proj', 'input_linear', 'output_linear'], True),
+    'phi3longer': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj'], False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},

@@ -130,7 +130,7 @@ fn cross<A: Copy, C: Copy>(a: Vec<A>, b: &[C]) -> Vec<(A, C)> {
 /// Tokens of rows with those bounds.
 pub fn tokens<B: Backend>(b: &mut B, bounds: &[u32]) -> B::Tokens {
     let ids: Vec<u32> = (0..*bounds.last().unwrap()).map(|i| i * 7 % 11).collect();
-    b.tokens(TokenRows { ids: &ids, bounds, past: 0 })
+    b.tokens(TokenRows { ids: &ids, bounds, past: 0, short: u32::MAX })
 }
 
 /// An output that is overwritten or added to.
@@ -310,7 +310,8 @@ impl<B: Device> Case<B> {
     pub fn prepare(&self, b: &mut B) -> Prepared<B> {
         let weights = self.frozen.iter().map(|w| w.on(b)).collect();
         let tokens = self.tokens.as_ref();
-        let tokens = tokens.map(|t| b.tokens(TokenRows { ids: &t.ids, bounds: &t.bounds, past: t.past }));
+        let tokens = tokens
+            .map(|t| b.tokens(TokenRows { ids: &t.ids, bounds: &t.bounds, past: t.past, short: u32::MAX }));
         (weights, tokens, self.ids.as_ref().map(|ids| b.ids(ids)))
     }
 }

@@ -28,7 +28,7 @@ fn everything<B: Fused>(cpu: &mut B, w: &B::Weight, t: usize, (n, k): (usize, us
     cpu.linear(view_mut(&mut y, t, n), Write::Add, view(&x, t, k), w);
     cpu.linear_grad(view_mut(&mut dx, t, k), Write::Add, view(&dy, t, n), w);
     let ids: Vec<u32> = (0..t as u32).map(|i| i * 31 % n as u32).collect();
-    let tokens = cpu.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
+    let tokens = cpu.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0, short: u32::MAX });
     cpu.embed(view_mut(&mut embedded, t, k), w, &tokens, 1.0);
     let ab = (view(&a, RANK, k), view(&b, n, RANK));
     let part = LoraPart { h: view_mut(&mut h, t, RANK), x: view(&x, t, k), ab, scale: 0.5 };

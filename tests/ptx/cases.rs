@@ -50,7 +50,7 @@ fn overflow_gives_a_non_finite_value() {
 fn what_only_the_data_shows_is_a_fault_that_stays() {
     let mut device = crate::device::device(0);
     let table = weight(&mut device, &Mat::random(7, 5, 1), Dtype::F32);
-    let tokens = device.tokens(TokenRows { ids: &[6, 7], bounds: &[0, 2], past: 0 });
+    let tokens = device.tokens(TokenRows { ids: &[6, 7], bounds: &[0, 2], past: 0, short: u32::MAX });
     let mut out = device.memory(10);
     device.embed(view_mut(&mut out, 2, 5), &table, &tokens, 1.0);
     let before = device.traffic().dispatches;

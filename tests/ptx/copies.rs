@@ -125,7 +125,12 @@ const WRITERS: &[(&str, Writer)] = &[
     ("copy", |d, out, g| d.copy(out, of(&g.x))),
     ("add", |d, out, g| d.add(out, of(&g.x))),
     ("embed", |d, out, g| {
-        let tokens = d.tokens(TokenRows { ids: &[7, 6, 5, 4, 3, 2, 1, 0], bounds: &[0, N as u32], past: 0 });
+        let tokens = d.tokens(TokenRows {
+            ids: &[7, 6, 5, 4, 3, 2, 1, 0],
+            bounds: &[0, N as u32],
+            past: 0,
+            short: u32::MAX,
+        });
         d.embed(out, &g.frozen, &tokens, 1.0);
     }),
     ("rmsnorm out", |d, out, g| {

@@ -108,6 +108,7 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "granite4nope",
         "glm4",
         "phi3",
+        "phi3longer",
         "qwen3moe",
         "qwen3moeone",
         "lfm2",

@@ -56,7 +56,7 @@ fn every_type_widens_to_its_bits() {
             let got = run(block.name(), &mut device, (&[], &out), |d, _, o| {
                 let weight = d.weight_of_blocks(&table).unwrap();
                 let ids: Vec<u32> = (0..17).map(|i| i * 5 % 7).collect();
-                let rows = TokenRows { ids: &ids, bounds: &[0, 17], past: 0 };
+                let rows = TokenRows { ids: &ids, bounds: &[0, 17], past: 0, short: u32::MAX };
                 let tokens = d.tokens(rows);
                 d.embed(o[0].view_mut(), &weight, &tokens, 1.0);
             });
@@ -174,7 +174,7 @@ fn embedded(device: &mut Cuda<Interpreted>, blocks: &Blocks) -> Result<Vec<f32>,
     let out = [Out::Poison(3, blocks.cols)];
     let rows = run("embed", device, (&[], &out), |d, _, o| {
         let weight = d.weight_of_blocks(blocks).unwrap();
-        let tokens = d.tokens(TokenRows { ids: &[0, 1, 2], bounds: &[0, 3], past: 0 });
+        let tokens = d.tokens(TokenRows { ids: &[0, 1, 2], bounds: &[0, 3], past: 0, short: u32::MAX });
         d.embed(o[0].view_mut(), &weight, &tokens, 1.0);
     });
     rows.map(|mut rows| rows.remove(0))

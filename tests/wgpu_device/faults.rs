@@ -12,7 +12,7 @@ fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
     let w = gpu.weight(Frozen { rows: 3, cols: 100, dtype: Dtype::Bf16, bytes: &[0; 600] })?;
     let mut y = gpu.memory(30);
     gpu.linear(view_mut(&mut y, 10, 3), Write::Set, view(&x, 10, 100), &w);
-    let tokens = gpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 4], past: 0 });
+    let tokens = gpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 4], past: 0, short: u32::MAX });
     gpu.embed(view_mut(&mut x, 4, 100), &w, &tokens, 1.0);
     let mut out = vec![1.0; 30];
     gpu.read(view(&y, 10, 3), &mut out)?;
@@ -116,7 +116,7 @@ fn matrix_beyond_one_binding_is_a_fault_with_advice() {
         let heads = finetune::backend::Heads::new(1, 1, 64);
         let [q, k, v] = [0; 3].map(|_| gpu.memory(100 * 64));
         let (mut out, mut lse) = (gpu.memory(100 * 64), gpu.memory(100));
-        let tokens = gpu.tokens(TokenRows { ids: &[0; 100], bounds: &[0, 100], past: 0 });
+        let tokens = gpu.tokens(TokenRows { ids: &[0; 100], bounds: &[0, 100], past: 0, short: u32::MAX });
         let qkv = finetune::backend::Qkv { q: view(&q, 100, 64), k: view(&k, 100, 64), v: view(&v, 100, 64) };
         gpu.attention(view_mut(&mut out, 100, 64), view_mut(&mut lse, 100, 1), qkv, heads, &tokens);
         let fault = gpu.read(view(&lse, 100, 1), &mut [0.0; 100]).unwrap_err().to_string();

@@ -76,7 +76,7 @@ fn attention(gpu: &mut Wgpu, window: Option<usize>, bounds: &[u32], bad: Range<u
         values[bad.start * cols..bad.end * cols].fill(f32::NAN);
         loaded(gpu, &values)
     });
-    let tokens = gpu.tokens(TokenRows { ids: &[0; 300], bounds, past: 0 });
+    let tokens = gpu.tokens(TokenRows { ids: &[0; 300], bounds, past: 0, short: u32::MAX });
     let [mut out, mut lse, mut dq, mut dk, mut dv] =
         [wide, HEADS.query, wide, narrow, narrow].map(|cols| gpu.memory(t * cols));
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
@@ -186,7 +186,8 @@ fn integers_beyond_one_binding_are_a_fault() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
         let (t, size) = (1000, 2);
         let (mut x, table) = (gpu.memory(t * size), loaded(&mut gpu, &vec![0.0; t * size]));
-        let tokens = gpu.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0 });
+        let tokens =
+            gpu.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0, short: u32::MAX });
         gpu.rope(view_mut(&mut x, t, size), view(&table, t, size), &tokens);
         let fault = gpu.read(view(&x, 1, 1), &mut [0.0]).unwrap_err().to_string();
         assert!(fault.contains("smaller microbatches fit"), "{fault}");

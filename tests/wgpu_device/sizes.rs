@@ -43,7 +43,7 @@ pub fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
     let norm = Norm { gain: view(&gain, 1, C), inv_rms: view(&inv, T, 1) };
     gpu.rmsnorm_grad(view_mut(&mut sum, T, C), Write::Add, view(&normed, T, C), view(&x, T, C), norm);
     let ids: Vec<u32> = (0..T as u32).map(|i| i * 7 % N as u32).collect();
-    let tokens = gpu.tokens(TokenRows { ids: &ids, bounds: &[0, T as u32], past: 0 });
+    let tokens = gpu.tokens(TokenRows { ids: &ids, bounds: &[0, T as u32], past: 0, short: u32::MAX });
     let mut embedded = gpu.memory(T * C);
     gpu.embed(view_mut(&mut embedded, T, C), &w, &tokens, 1.0);
     let [mut losses, mut dx, mut back, mut square] = [T, T * C, T * C, C * N].map(|len| gpu.memory(len));

@@ -248,7 +248,7 @@ impl<D: Driver> Cuda<D> {
     fn attention_case(&mut self, bounds: &[u32], heads: Heads) -> Case {
         let Heads { query, kv, size, .. } = heads;
         let rows = *bounds.last().unwrap_or(&0) as usize;
-        let tokens = self.tokens(TokenRows { ids: &vec![0; rows], bounds, past: 0 });
+        let tokens = self.tokens(TokenRows { ids: &vec![0; rows], bounds, past: 0, short: u32::MAX });
         let lengths = [query, kv, kv, query].map(|heads| rows * heads * size);
         let inputs = [1, 2, 3, 4].map(|key| {
             // Larger scores, so that the softmax is not flat.

@@ -115,7 +115,7 @@ impl<D: Driver> Backend for Cuda<D> {
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
         let lengths = || rows.bounds.windows(2).map(|w| w[1] - w[0]);
         let mut all = rows.ids.to_vec();
-        all.extend(lengths().flat_map(|n| (0..n).map(|i| rows.past + i)));
+        all.extend(rows.positions());
         all.extend(lengths().enumerate().flat_map(|(r, n)| std::iter::repeat_n(r as u32, n as usize)));
         all.extend(lengths().flat_map(|n| 0..n));
         let walked = |w: &Width| *w == Width::Baseline || self.tier == Tier::Sm80;
@@ -135,10 +135,7 @@ impl<D: Driver> Backend for Cuda<D> {
             rows: rows.bounds.len() - 1,
             lists,
             bounds,
-            largest: (
-                largest(rows.ids.iter().copied().max()),
-                largest(lengths().max()).saturating_sub(1) + rows.past,
-            ),
+            largest: (largest(rows.ids.iter().copied().max()), largest(rows.positions().max())),
         }
     }
 

@@ -278,7 +278,8 @@ impl Wgpu {
         let (t, heads) = (45, Heads { window: Some(30), ..Heads::new(2, 1, size) });
         let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
         let ids = vec![0; t];
-        let tokens = self.tokens(TokenRows { ids: &ids, bounds: &[0, 7, t as u32], past: 0 });
+        let tokens =
+            self.tokens(TokenRows { ids: &ids, bounds: &[0, 7, t as u32], past: 0, short: u32::MAX });
         let inputs = [(wide, 1), (narrow, 2), (narrow, 3), (wide, 4)];
         let [q, k, v, dout] = inputs.map(|(cols, seed)| self.loaded(&numbers(t * cols, seed)));
         let sizes = [wide, heads.query, wide, narrow, narrow];

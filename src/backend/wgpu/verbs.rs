@@ -114,10 +114,10 @@ impl Backend for Wgpu {
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
         let mut all = rows.ids.to_vec();
-        let windows = || rows.bounds.windows(2).flat_map(|w| (w[0]..w[1]).map(|i| (i, w[0], w[1])));
-        all.extend(windows().map(|(i, from, _)| rows.past + i - from));
-        all.extend(windows().map(|(_, from, _)| from));
-        all.extend(windows().map(|(.., end)| end));
+        let windows = || rows.bounds.windows(2).flat_map(|w| (w[0]..w[1]).map(|_| (w[0], w[1])));
+        all.extend(rows.positions());
+        all.extend(windows().map(|(from, _)| from));
+        all.extend(windows().map(|(_, end)| end));
         all.extend(rows.bounds);
         Tokens { integers: self.lease(&all), bounds: rows.bounds.to_vec(), number: Tokens::next_number() }
     }

@@ -92,7 +92,8 @@ fn service(
     (key, orders): (Option<String>, Sender<Order>),
     bounds: &Bounds,
 ) -> Result<Arc<Service>, Refusal> {
-    let longest = speaker.base.config.max_positions;
+    // Answers to short prompts, of which most are, end there.
+    let longest = speaker.base.config.longest_text(1);
     let context = bounds.context.unwrap_or(CONTEXT.min(longest));
     if context > longest {
         return Err(Refusal::configuration(format!(

@@ -3,7 +3,7 @@
 //! by `libm`, so that every machine has the same table.
 
 use super::read::Fields;
-use super::{ConfigError, key, unsupported};
+use super::{Config, ConfigError, key, unsupported};
 use crate::families::{Family, Rotated};
 use std::sync::Arc;
 
@@ -60,11 +60,13 @@ pub enum RopeScaling {
         /// Queries at position p are multiplied by 1 + growth * ln(1 + floor(p / original)).
         growth: f64,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency is divided by its factor, which here is the one of
-    /// rows up to the original length.
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency is divided by its factor; rows beyond the original
+    /// length have other factors, from their first token on.
     Long {
-        /// Of each frequency.
-        factors: Arc<[f32]>,
+        /// Of each frequency, in rows up to the original length.
+        short: Arc<[f32]>,
+        /// Of each frequency, in longer rows.
+        long: Arc<[f32]>,
         /// Sequence length before scaling.
         original: usize,
         /// Factor of cosines and sines.
@@ -229,11 +231,13 @@ fn long(section: &Fields, kind: &str, top: &Fields) -> Result<RopeScaling, Confi
     if !["longrope", "su", "yarn"].contains(&kind) {
         return Err(unsupported(format!("rope type `{kind}`"), "this family has default and longrope"));
     }
-    let name = "short_factor";
-    let list = section.list(name)?.ok_or_else(|| key(name, format!("is missing (rope_type {kind})")))?;
-    let factors = list.iter().map(|v| v.as_f64().filter(|x| *x > 0.0 && x.is_finite()).map(|x| x as f32));
-    let factors = factors.collect::<Option<Arc<[f32]>>>();
-    let factors = factors.ok_or_else(|| key(name, "is not a list of positive numbers"))?;
+    let factors = |name: &str| {
+        let list = section.list(name)?.ok_or_else(|| key(name, format!("is missing (rope_type {kind})")))?;
+        let each = list.iter().map(|v| v.as_f64().filter(|x| *x > 0.0 && x.is_finite()).map(|x| x as f32));
+        let all = each.collect::<Option<Arc<[f32]>>>();
+        all.ok_or_else(|| key(name, "is not a list of positive numbers"))
+    };
+    let (short, long) = (factors("short_factor")?, factors("long_factor")?);
     let original = top.size("original_max_position_embeddings", 2..=1 << 31)?;
     let longest = top.size("max_position_embeddings", 1..=1 << 31)?;
     let factor = section.number("factor")?.unwrap_or(longest as f64 / original as f64);
@@ -243,7 +247,7 @@ fn long(section: &Fields, kind: &str, top: &Fields) -> Result<RopeScaling, Confi
         None if factor <= 1.0 => 1.0,
         None => (1.0 + libm::log(factor) / libm::log(original as f64)).sqrt(),
     };
-    Ok(RopeScaling::Long { factors, original, amplitude })
+    Ok(RopeScaling::Long { short, long, original, amplitude })
 }
 
 /// The sequence length before scaling.
@@ -277,22 +281,47 @@ fn yarn(
     Ok(RopeScaling::Yarn { factor, fast, slow, original, amplitude, truncate, growth })
 }
 
+impl Config {
+    /// Most tokens of a text that is continued from a prompt. One that begins as a short row stays one: the keys of its
+    /// tokens have the angles of short rows.
+    pub fn longest_text(&self, prompt: usize) -> usize {
+        let short = self.rope.short_rows().filter(|short| prompt <= *short);
+        short.map_or(self.max_positions, |short| short.min(self.max_positions))
+    }
+}
+
 impl Rope {
-    /// Returns the D/2 angular frequencies of heads of size D.
+    /// Returns the D/2 angular frequencies of heads of size D, with LongRoPE those of rows up to the original length.
     pub fn frequencies(&self, size: usize) -> Vec<f32> {
+        match &self.scaling {
+            RopeScaling::Long { short, .. } => self.divided(size, short),
+            _ => self.divided(size, &[]),
+        }
+    }
+
+    /// Frequencies with these divisors, 1 where there is none.
+    fn divided(&self, size: usize, divisors: &[f32]) -> Vec<f32> {
         let base = |i: usize| {
             let exponent = (2 * i) as f32 / size as f32;
-            1.0f32 / (self.scaling.divisor(i) * libm::pow(self.theta, f64::from(exponent)) as f32)
+            let divisor = divisors.get(i).copied().unwrap_or(1.0);
+            1.0f32 / (divisor * libm::pow(self.theta, f64::from(exponent)) as f32)
         };
         let ramp = self.ramp(size);
         (0..size / 2).map(|i| self.scaling.apply(base(i), ramp(i))).collect()
     }
 
-    /// Returns [positions, D]: the cosines of the D/2 angles of each position, then their sines.
+    /// Returns [positions, D]: the cosines of the D/2 angles of each position, then their sines. The positions of rows
+    /// beyond the original length begin at [`Rope::short_rows`].
     pub fn table(&self, positions: usize, size: usize) -> Vec<f32> {
-        let frequencies = self.frequencies(size);
+        let short = self.frequencies(size);
+        let long = match &self.scaling {
+            RopeScaling::Long { long, .. } => self.divided(size, long),
+            _ => Vec::new(),
+        };
+        let first = self.short_rows().unwrap_or(positions);
         let mut table = Vec::with_capacity(positions * size);
-        for position in 0..positions {
+        for row in 0..positions {
+            let (position, frequencies) = if row < first { (row, &short) } else { (row - first, &long) };
             let angle = |f: &f32| f64::from(position as f32 * f);
             table.extend(frequencies.iter().map(|f| libm::cos(angle(f)) as f32));
             table.extend(frequencies.iter().map(|f| libm::sin(angle(f)) as f32));
@@ -301,6 +330,11 @@ impl Rope {
             table.iter_mut().for_each(|x| *x *= amplitude as f32);
         }
         table
+    }
+
+    /// Tokens up to which a row has the first angles of the table; `None` where rows of any length have them.
+    pub fn short_rows(&self) -> Option<usize> {
+        if let RopeScaling::Long { original, .. } = self.scaling { Some(original) } else { None }
     }
 
     /// Whether queries grow with their position.
@@ -340,27 +374,14 @@ impl Rope {
 }
 
 impl RopeScaling {
-    /// Divisor of frequency i in a series that is not interpolated.
-    fn divisor(&self, i: usize) -> f32 {
-        match self {
-            RopeScaling::Long { factors, .. } => factors.get(i).copied().unwrap_or(1.0),
-            _ => 1.0,
-        }
-    }
-
-    /// The longest row that the scaling is computed for.
-    pub(super) fn longest(&self) -> usize {
-        if let RopeScaling::Long { original, .. } = self { *original } else { usize::MAX }
-    }
-
     /// Refuses another number of factors than that of the frequencies.
     pub(super) fn check(&self, frequencies: usize) -> Result<(), ConfigError> {
-        match self {
-            RopeScaling::Long { factors, .. } if factors.len() != frequencies => {
-                let problem = format!("has {} numbers for {frequencies} frequencies", factors.len());
-                Err(key("short_factor", problem))
+        let RopeScaling::Long { short, long, .. } = self else { return Ok(()) };
+        match [("short_factor", short), ("long_factor", long)].iter().find(|of| of.1.len() != frequencies) {
+            Some((name, all)) => {
+                Err(key(name, format!("has {} numbers for {frequencies} frequencies", all.len())))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

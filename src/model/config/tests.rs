@@ -213,20 +213,24 @@ fn the_rotation_table_holds_cosines_and_sines() {
         truncate: true,
         growth: 0.0,
     };
-    let factors = (0..9).map(|i| 1.0 + i as f32 / 4.0).collect();
-    let long = RopeScaling::Long { factors, original: 128, amplitude: 1.5 };
+    let factors = |step: f32| (0..9).map(|i| 1.0 + i as f32 * step).collect();
+    let long = RopeScaling::Long { short: factors(0.25), long: factors(3.0), original: 128, amplitude: 1.5 };
     for scaling in
         [RopeScaling::Default, RopeScaling::Off, RopeScaling::Linear { factor: 4.0 }, llama3, yarn, long]
     {
         let (d, positions) = (18, 700);
         let table = Rope { theta: 5e5, scaling: scaling.clone() }.table(positions, d);
         assert_eq!(table.len(), positions * d);
-        for (i, position) in (0..d / 2).flat_map(|i| [(i, 0), (i, 1), (i, 37), (i, positions - 1)]) {
+        for (i, row) in (0..d / 2).flat_map(|i| [(i, 0), (i, 1), (i, 37), (i, positions - 1)]) {
+            // Rows of a table of LongRoPE count the positions of longer rows from 0 again.
+            let again = matches!(scaling, RopeScaling::Long { .. }) && row >= 128;
+            let position = if again { row - 128 } else { row };
             let base = 5e5f64.powf(-2.0 * i as f64 / d as f64);
             let wave = std::f64::consts::TAU / base;
             let frequency = match &scaling {
                 RopeScaling::Default => base,
-                RopeScaling::Long { factors, .. } => base / f64::from(factors[i]),
+                RopeScaling::Long { long, .. } if row >= 128 => base / f64::from(long[i]),
+                RopeScaling::Long { short, .. } => base / f64::from(short[i]),
                 RopeScaling::Off => 0.0,
                 RopeScaling::Yarn { factor, .. } => {
                     let divided = ((i as f64 - f64::from(low)) / f64::from(high - low)).clamp(0.0, 1.0);
@@ -240,7 +244,7 @@ fn the_rotation_table_holds_cosines_and_sines() {
                     base * ((1.0 - s) / 8.0 + s)
                 }
             };
-            let (angle, row) = (position as f64 * frequency, &table[position * d..][..d]);
+            let (angle, row) = (position as f64 * frequency, &table[row * d..][..d]);
             let bound = 2e-7 + angle * 6e-7;
             let amplitude = match scaling {
                 RopeScaling::Yarn { amplitude, .. } | RopeScaling::Long { amplitude, .. } => amplitude,
@@ -307,51 +311,6 @@ fn scales_of_granite_move_into_the_stream() {
     assert_eq!((config.stream_scale(), config.stream_eps()), (48.0, 16.0 * 1e-5));
     assert_eq!((config.score_scale, config.logits_scale), (0.015625, 8.0));
     assert!(config.into_classifier(vec!["a".into()]).unwrap_err().to_string().contains("no class"));
-}
-
-/// The keys of a Granite 4 without Mamba-2 layers and experts, with changes.
-fn granite_4(changes: Value) -> Value {
-    let own = json!({"architectures": ["GraniteMoeHybridForCausalLM"], "num_hidden_layers": 2, "num_local_experts": 0,
-        "layer_types": ["attention", "attention"], "shared_intermediate_size": 2048, "position_embedding_type": "rope"});
-    with(own, changes)
-}
-
-#[test]
-fn granite_4_has_fused_halves_and_one_kind_of_layers() {
-    let rotated = read(granite_4(json!({}))).unwrap();
-    assert_eq!((rotated.feed_forward, &rotated.rotated), (2048, &vec![true; 2]));
-    assert_eq!(rotated.projection(1, "input_linear"), Some((4096, 576)));
-    assert_eq!(rotated.projection(1, "output_linear"), Some((576, 2048)));
-    assert_eq!((rotated.rows(0, 4), rotated.rows(0, 5)), (Rows::Range(0..2048), Rows::Range(2048..4096)));
-    // As transformers 5.24 writes them; every other value is none.
-    let later =
-        json!({"layer_types": ["full_attention", "full_attention"], "position_embedding_type": "nope"});
-    assert_eq!(read(granite_4(later)).unwrap().rotated, [false; 2]);
-    assert_eq!(read(granite_4(json!({"position_embedding_type": "-"}))).unwrap().rotated, [false; 2]);
-    for (changes, said) in [
-        (
-            json!({"layer_types": ["attention", "mamba"]}),
-            "a model with Mamba-2 layers (`layer_types`: mamba) is not",
-        ),
-        (
-            json!({"layer_types": ["linear_attention", "attention"]}),
-            "Mamba-2 layers (`layer_types`: linear_attention)",
-        ),
-        (json!({"layer_types": "-"}), "a model with Mamba-2 layers (no `layer_types`)"),
-        (json!({"layer_types": ["attention", "sliding_attention"]}), "layers of type `sliding_attention`"),
-        (json!({"num_local_experts": 62}), "mixture of experts (`num_local_experts`)"),
-        (json!({"num_local_experts": 1}), "a mixture of experts (`num_local_experts`: 1)"),
-        (
-            json!({"num_local_experts": "-"}),
-            "a mixture of experts (no `num_local_experts`, which stands for 8)",
-        ),
-        (json!({"layer_types": ["attention"]}), "has 1 entries for 2 layers"),
-        (json!({"shared_intermediate_size": "-"}), "`shared_intermediate_size` is missing"),
-        (json!({"output_router_logits": true}), "`output_router_logits` is not supported"),
-    ] {
-        let error = read(granite_4(changes.clone())).expect_err(&changes.to_string()).to_string();
-        assert!(error.contains(said) && error.lines().count() == 1, "{changes}: {error}");
-    }
 }
 
 #[test]
@@ -532,7 +491,7 @@ fn delta_rules_take_the_place_of_attention() {
 
 /// Phi-4-mini's keys in both dialects.
 #[test]
-fn longrope_uses_short_factors_up_to_the_original_length() {
+fn longrope_has_other_factors_beyond_the_original_length() {
     let base = json!({"architectures": ["Phi3ForCausalLM"], "num_attention_heads": 144, "num_key_value_heads": 144,
                       "original_max_position_embeddings": 4096, "max_position_embeddings": 131_072});
     let older =
@@ -542,17 +501,26 @@ fn longrope_uses_short_factors_up_to_the_original_length() {
                        "rope_theta": 1e5, "short_factor": [1.0, 2.0], "long_factor": [9.0, 9.0]}});
     let config = read(older.clone()).unwrap();
     assert_eq!(read(with(base, newer)).unwrap(), config);
-    assert_eq!(config.max_positions, 4096);
+    assert_eq!((config.max_positions, config.rope.short_rows()), (131_072, Some(4096)));
+    assert_eq!([1, 4096, 4097].map(|prompt| config.longest_text(prompt)), [4096, 4096, 131_072]);
     let amplitude = (1.0 + 32f64.ln() / 4096f64.ln()).sqrt() as f32;
     let second = 1.0 / (2.0 * 1e5f32.sqrt());
     assert_eq!(config.rope.frequencies(4), [1.0, second]);
     let table = config.rope.table(2, 4);
     assert_eq!(table[..4], [amplitude, amplitude, 0.0, 0.0]);
     assert!((table[4] - amplitude * 1f32.cos()).abs() < 1e-6);
+    let table = config.rope.table(4098, 4);
+    assert_eq!(table[4 * 4096..][..4], [amplitude, amplitude, 0.0, 0.0]);
+    assert!((table[4 * 4097] - amplitude * (1f32 / 9.0).cos()).abs() < 1e-6);
     for (changes, said) in [
         (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}), "short_factor"),
         (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0]}}), "short_factor"),
         (json!({"rope_scaling": {"type": "longrope"}}), "short_factor"),
+        (
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [9.0]}}),
+            "long_factor",
+        ),
+        (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0]}}), "long_factor"),
         (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "linear"),
         (json!({"original_max_position_embeddings": "-"}), "original_max_position_embeddings"),
     ] {

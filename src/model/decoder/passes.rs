@@ -66,7 +66,9 @@ impl<B: Fused> Decoder<B> {
         let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
         self.rotations.reach(&mut self.backend, longest as usize);
         let t = batch.ids.len();
-        let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
+        let short = self.rotations.short();
+        let tokens =
+            self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0, short });
         let x = self.enter(&tokens, &batch.ids, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
         let ids = if self.change.is_some() { batch.ids.clone() } else { Vec::new() };
@@ -339,6 +341,10 @@ impl<B: Fused> Stage for Decoder<B> {
 
     fn longest_row(&self) -> usize {
         self.config.max_positions
+    }
+
+    fn longest_text(&self, prompt: usize) -> usize {
+        self.config.longest_text(prompt)
     }
 
     fn class(&self) -> String {

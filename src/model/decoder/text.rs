@@ -20,6 +20,8 @@ pub(super) struct Text<M> {
     caches: Vec<Cache<M>>,
     /// Number of tokens.
     len: usize,
+    /// Most tokens.
+    limit: usize,
     /// Tokens for which the caches have room.
     capacity: usize,
 }
@@ -42,7 +44,7 @@ impl<B: Fused> Decoder<B> {
         if self.span.first {
             asked.iter().try_for_each(|(_, ids)| self.check_ids(ids))?;
         }
-        let none = || Text { caches: Vec::new(), len: 0, capacity: 0 };
+        let none = || Text { caches: Vec::new(), len: 0, limit: 0, capacity: 0 };
         let taken = asked.iter().map(|(session, _)| self.sessions.remove(session).unwrap_or_else(none));
         let mut texts: Vec<Text<B::Memory>> = taken.collect();
         let ids: Vec<&[u32]> = asked.iter().map(|(_, ids)| *ids).collect();
@@ -61,10 +63,14 @@ impl<B: Fused> Decoder<B> {
         ids: &[&[u32]],
         input: Option<&[f32]>,
     ) -> Result<Output, Fault> {
-        let (c, limit) = (self.config.hidden, self.config.max_positions);
+        let c = self.config.hidden;
         let mut bounds = vec![0];
         for (text, ids) in texts.iter_mut().zip(ids) {
             let t = ids.len();
+            if text.len == 0 {
+                text.limit = self.config.longest_text(t);
+            }
+            let limit = text.limit;
             if t == 0 || text.len + t > limit {
                 return Err(self.fault(format!("{t} tokens after {} of at most {limit}", text.len)));
             }
@@ -73,10 +79,11 @@ impl<B: Fused> Decoder<B> {
         }
         let all = ids.concat();
         let t = all.len();
-        let tokens = self.backend.tokens(TokenRows { ids: &all, bounds: &bounds, past: 0 });
+        let short = self.rotations.short();
+        let tokens = self.backend.tokens(TokenRows { ids: &all, bounds: &bounds, past: 0, short });
         let own = texts.iter().zip(ids).map(|(text, ids)| {
             let bounds = [0, ids.len() as u32];
-            self.backend.tokens(TokenRows { ids, bounds: &bounds, past: text.len as u32 })
+            self.backend.tokens(TokenRows { ids, bounds: &bounds, past: text.len as u32, short })
         });
         let own: Vec<B::Tokens> = own.collect();
         let mut x = self.enter(&tokens, &all, input)?;
@@ -121,7 +128,7 @@ impl<B: Fused> Decoder<B> {
         if needed <= text.capacity {
             return;
         }
-        let limit = self.config.max_positions;
+        let limit = text.limit;
         let first = text.capacity == 0;
         text.capacity = (needed + ROOM.max(text.capacity / 4)).min(limit);
         self.rotations.reach(&mut self.backend, text.capacity);

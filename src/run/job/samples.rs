@@ -28,12 +28,12 @@ impl Job {
         if p.config.labels.is_some() {
             return Ok(None);
         }
-        let room = p.config.max_positions;
         let typed = |prompt: &String| {
             let ids = prompt_ids(&p.tokenizer, prompt, |tokenizer| match p.chat {
                 true => chat_ids(tokenizer, None, prompt),
                 false => Ok(tokenizer.encode(prompt, Special::Add)?),
             })?;
+            let room = p.config.longest_text(ids.len());
             if ids.len() >= room {
                 return Err(Refusal::configuration(format!(
                     "--sample-prompt: {} tokens leave no room for an answer in the model's {room} positions: shorten it",

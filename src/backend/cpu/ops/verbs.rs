@@ -115,9 +115,7 @@ impl Backend for Cpu {
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
-        let of_row = |w: &[u32]| (0..w[1] - w[0]).map(|i| rows.past + i).collect::<Vec<_>>();
-        let positions = rows.bounds.windows(2).flat_map(of_row).collect();
-        Tokens { ids: rows.ids.to_vec(), bounds: rows.bounds.to_vec(), positions }
+        Tokens { ids: rows.ids.to_vec(), bounds: rows.bounds.to_vec(), positions: rows.positions().collect() }
     }
 
     fn ids(&mut self, values: &[u32]) -> Ids {

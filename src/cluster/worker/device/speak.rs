@@ -24,7 +24,7 @@ impl DeviceWorker {
         };
         let (began, config) = (Instant::now(), &self.shared.blueprint.config);
         let next = open.new.last().map_or(&ids[..], std::slice::from_ref);
-        let most = sampling.max_new_tokens.min(config.max_positions.saturating_sub(ids.len()));
+        let most = sampling.max_new_tokens.min(config.longest_text(ids.len()).saturating_sub(ids.len()));
         let due = next.len() * config.hidden;
         let is_early = open.passes != open.new.len();
         if is_early || hidden.as_ref().is_some_and(|hidden| hidden.len() != due) || open.new.len() > most {
