@@ -260,7 +260,7 @@ pub trait Stage {
     /// Largest number of tokens of a row or text.
     fn longest_row(&self) -> usize;
 
-    /// Largest number of tokens of a text that [`Stage::extend`] begins with a prompt of so many.
+    /// Largest number of tokens of a text that [`Stage::extend`] begins with `prompt` tokens.
     fn longest_text(&self, prompt: usize) -> usize {
         let _ = prompt;
         self.longest_row()

@@ -139,9 +139,7 @@ impl Shape {
         if gguf.all_sizes || self.family.partial_rotary.is_some() {
             set("rope.dimension_count", number(self.rotary));
         }
-        if let Rotated::Key(_) = self.family.rotated {
-            set(ROTATES, Meta::Bool(self.rotates));
-        }
+        self.rotation().into_iter().for_each(|(key, value)| set(key, value));
         if self.family.windows == Windows::Given {
             set("attention.sliding_window", number(self.window.unwrap_or(0)));
         } else if let Some(window) = self.window {
@@ -153,6 +151,11 @@ impl Shape {
         all.set("general.file_type", Meta::U32(file_type));
         all.set("general.quantization_version", Meta::U32(2));
         all
+    }
+
+    /// Whether layers are rotated, of a family that has a key for it.
+    fn rotation(&self) -> Option<(&'static str, Meta)> {
+        matches!(self.family.rotated, Rotated::Key(_)).then_some((ROTATES, Meta::Bool(self.rotates)))
     }
 
     /// The values of `rope_freqs.weight`: the factors by which Llama 3's scaling divides each frequency.
@@ -248,7 +251,8 @@ mod tests {
         let input = "model.layers.2.shared_mlp.input_linear.weight";
         assert_eq!(stored(input, &halved), "blk.2.ffn_gate.weight blk.2.ffn_up.weight");
         let after = Norms { before: None, after: Some("post_attention_layernorm") };
-        let other = families::Family { attention_norms: after, mlp_norms: after, ..LLAMA };
+        let other =
+            families::Family { attention_norms: after, mlp_norms: Norms { after: None, ..after }, ..LLAMA };
         assert_eq!(stored(name, &other.layer_tensors()), "blk.0.post_attention_norm.weight");
         for other in ["score.weight", "model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0"] {
             assert_eq!(stored_names(other, &of_layer), None, "{other}");

@@ -197,12 +197,12 @@ fn unsupported_features_are_refused_by_name() {
     assert!(config.into_classifier(Vec::new()).is_err());
 }
 
-/// Compares with the formulas in f64; the reference rounds each angle to f32, half a unit in the last place.
+/// Compares with the formulas in f64; the reference rounds each angle to f32, half a unit in the last place. A table of LongRoPE
+/// has the positions of longer rows behind those of short ones.
 #[test]
 fn the_rotation_table_holds_cosines_and_sines() {
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original: 128 };
-    let (low, high) = (1, 4);
     let yarn = RopeScaling::Yarn {
         factor: 4.0,
         // Between the first and the fourth of 9 frequencies: turns within the original 128 positions.
@@ -222,18 +222,17 @@ fn the_rotation_table_holds_cosines_and_sines() {
         let table = Rope { theta: 5e5, scaling: scaling.clone() }.table(positions, d);
         assert_eq!(table.len(), positions * d);
         for (i, row) in (0..d / 2).flat_map(|i| [(i, 0), (i, 1), (i, 37), (i, positions - 1)]) {
-            // Rows of a table of LongRoPE count the positions of longer rows from 0 again.
-            let again = matches!(scaling, RopeScaling::Long { .. }) && row >= 128;
-            let position = if again { row - 128 } else { row };
+            let is_long = matches!(scaling, RopeScaling::Long { .. }) && row >= 128;
+            let position = if is_long { row - 128 } else { row };
             let base = 5e5f64.powf(-2.0 * i as f64 / d as f64);
             let wave = std::f64::consts::TAU / base;
             let frequency = match &scaling {
                 RopeScaling::Default => base,
-                RopeScaling::Long { long, .. } if row >= 128 => base / f64::from(long[i]),
+                RopeScaling::Long { long, .. } if is_long => base / f64::from(long[i]),
                 RopeScaling::Long { short, .. } => base / f64::from(short[i]),
                 RopeScaling::Off => 0.0,
                 RopeScaling::Yarn { factor, .. } => {
-                    let divided = ((i as f64 - f64::from(low)) / f64::from(high - low)).clamp(0.0, 1.0);
+                    let divided = ((i as f64 - 1.0) / 3.0).clamp(0.0, 1.0);
                     base / factor * divided + base * (1.0 - divided)
                 }
                 RopeScaling::Linear { factor } => base / factor,
@@ -513,7 +512,10 @@ fn longrope_has_other_factors_beyond_the_original_length() {
     assert_eq!(table[4 * 4096..][..4], [amplitude, amplitude, 0.0, 0.0]);
     assert!((table[4 * 4097] - amplitude * (1f32 / 9.0).cos()).abs() < 1e-6);
     for (changes, said) in [
-        (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}), "short_factor"),
+        (
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [9, 9]}}),
+            "short_factor",
+        ),
         (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0]}}), "short_factor"),
         (json!({"rope_scaling": {"type": "longrope"}}), "short_factor"),
         (

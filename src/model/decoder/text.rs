@@ -66,16 +66,8 @@ impl<B: Fused> Decoder<B> {
         let c = self.config.hidden;
         let mut bounds = vec![0];
         for (text, ids) in texts.iter_mut().zip(ids) {
-            let t = ids.len();
-            if text.len == 0 {
-                text.limit = self.config.longest_text(t);
-            }
-            let limit = text.limit;
-            if t == 0 || text.len + t > limit {
-                return Err(self.fault(format!("{t} tokens after {} of at most {limit}", text.len)));
-            }
-            self.make_room(text, t);
-            bounds.push(bounds[bounds.len() - 1] + t as u32);
+            self.admit(text, ids.len())?;
+            bounds.push(bounds[bounds.len() - 1] + ids.len() as u32);
         }
         let all = ids.concat();
         let t = all.len();
@@ -120,6 +112,19 @@ impl<B: Fused> Decoder<B> {
         };
         self.backend.recycle(x);
         output
+    }
+
+    /// Makes room for `t` more tokens, or refuses them.
+    fn admit(&mut self, text: &mut Text<B::Memory>, t: usize) -> Result<(), Fault> {
+        if text.len == 0 {
+            text.limit = self.config.longest_text(t);
+        }
+        let limit = text.limit;
+        if t == 0 || text.len + t > limit {
+            return Err(self.fault(format!("{t} tokens after {} of at most {limit}", text.len)));
+        }
+        self.make_room(text, t);
+        Ok(())
     }
 
     /// Makes the caches large enough for `more` tokens.
