@@ -147,8 +147,8 @@ fn train(p: &mut Profiled, batch: &Microbatch, repeats: usize) -> Result<Pass, R
 
 /// Decodes one token after the other. The first one includes the prompt and is not counted.
 fn decode(p: &mut Profiled, config: &Config) -> Result<Pass, Refusal> {
-    let tokens = DECODED.min(config.max_positions.saturating_sub(PROMPT + 1)).max(1);
-    let prompt = &microbatch(config, 1, PROMPT.min(config.max_positions - 1)).ids;
+    let prompt = &microbatch(config, 1, PROMPT.min(config.longest_text(1).saturating_sub(2)).max(1)).ids;
+    let tokens = DECODED.min(config.longest_text(prompt.len()).saturating_sub(prompt.len() + 1)).max(1);
     let (max_new_tokens, stop) = (tokens + 1, Vec::new());
     let sampling = Sampling { max_new_tokens, temperature: 0.0, top_p: 1.0, seed: 0, stop };
     let notes = p.notes.clone();

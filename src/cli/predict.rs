@@ -51,8 +51,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         let why = "is not a classifier: train one with --task classify or token-classification, or use `finetune generate`";
         return Err(Refusal::configuration(format!("{what}: {why}")));
     };
-    let longest = config.max_positions;
-    let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
+    let max_seq_len =
+        whole(s, "max-seq-len", 1)?.unwrap_or_else(|| config.longest_text(1)).min(config.max_positions);
     let (task, _) = groups::task(s)?;
     let task = task_of(&config, task);
     let chosen = devices::choose(&groups::devices(s)?)?;

@@ -221,7 +221,7 @@ impl Speaker {
         let most = self.base.config.longest_text(tokens);
         match most.saturating_sub(tokens) {
             0 => Err(Refusal::failure(format!(
-                "the prompt has {tokens} tokens, the model sees {most}: shorten it"
+                "the prompt has {tokens} tokens, and a text that begins with it ends at {most}: shorten it"
             ))),
             room => Ok(Sampling { max_new_tokens: sampling.max_new_tokens.min(room), ..sampling.clone() }),
         }

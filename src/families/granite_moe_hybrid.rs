@@ -1,5 +1,5 @@
 //! Granite 4 (dense): a Granite 3 whose gate and up are one matrix of a feed-forward with names of its own, and whose layers
-//! may be without rotation. The class also has models with Mamba-2 layers and with experts, which are refused.
+//! may be without rotation. Models of this class with Mamba-2 layers or experts are refused.
 
 use super::{Bias, Biases, Family, FeedForward, Fused, GRANITE, Rotated};
 

@@ -92,7 +92,7 @@ fn service(
     (key, orders): (Option<String>, Sender<Order>),
     bounds: &Bounds,
 ) -> Result<Arc<Service>, Refusal> {
-    // Answers to short prompts, of which most are, end there.
+    // Texts from short prompts, the usual ones, end there.
     let longest = speaker.base.config.longest_text(1);
     let context = bounds.context.unwrap_or(CONTEXT.min(longest));
     if context > longest {

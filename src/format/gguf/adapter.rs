@@ -111,10 +111,11 @@ pub fn save(path: &Path, about: &About, parts: &[LoraMatrix], kind: Encoding) ->
             values.push((&part.name, &part.values[first * part.cols..(first + rows) * part.cols], rows));
         }
     }
-    let mut next = values.into_iter();
+    let mut rest = values.into_iter();
     write(path, &all, &planned, |plan| {
-        let next = next.next().ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"));
-        let (name, values, rows) = next?;
+        let next = rest.next();
+        let (name, values, rows) =
+            next.ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"))?;
         let encoded = encode(plan.kind, &about.orders.of_adapter(name).stored(values, rows));
         encoded.map_err(|what| FormatError::tensor(path, &plan.name, what))
     })

@@ -237,7 +237,8 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         config[key] = config["intermediate_size"].clone();
     }
     if let Rotated::Key(key) = family.rotated {
-        let rotates = s.get(families::ROTATES).is_none_or(|value| value.as_bool() == Some(true));
+        let rotates = s.get(families::ROTATES).and_then(Meta::as_bool);
+        let rotates = rotates.ok_or_else(|| s.bad(families::ROTATES))?;
         config[key] = json!(rotates.then_some("rope"));
     }
     if family.hybrid {
