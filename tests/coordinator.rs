@@ -79,6 +79,7 @@ fn manifest() -> Manifest {
         fraction_bits: fixed::FRACTION_BITS,
         sum_bits: 0,
         moments: false,
+        delay: 0,
         steps: 9,
         silence_millis: 0,
         seats: None,

@@ -127,6 +127,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
             reference: None,
             schedule,
             islands: None,
+            delay: 0,
             eval_steps: 2,
             choice: Default::default(),
             saving,

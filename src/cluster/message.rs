@@ -366,6 +366,8 @@ pub struct Manifest {
     pub sum_bits: u32,
     /// Whether the moments travel with the parameters, for islands: three vectors of that layout, `train::island`.
     pub moments: bool,
+    /// Number of steps by which gradients are delayed: the worker keeps the parameters of as many steps before the newest.
+    pub delay: u64,
     /// Number of steps of the whole run.
     pub steps: u64,
     /// Either side treats the other as lost after this many milliseconds without a byte.

@@ -151,6 +151,8 @@ pub struct OptimOptions {
     pub update_bits: u32,
     /// Islands, with the steps between exchanges of their results.
     pub islands: Option<Islands>,
+    /// Number of steps by which gradients are delayed, 0 or 1.
+    pub delay: u64,
 }
 
 /// All groups of a training run.
@@ -188,6 +190,7 @@ impl Options {
             output: output(s, task, &sets)?,
         };
         islands_fit(s, &options)?;
+        delay_fits(s, &options)?;
         Ok(options)
     }
 }
@@ -414,6 +417,7 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         sum_bits: bits(s, "sum-bits")?,
         update_bits: bits(s, "update-bits")?,
         islands: islands(s)?,
+        delay: filled(s, "delay", whole(s, "delay", 0)?)? as u64,
     })
 }
 
@@ -431,6 +435,26 @@ fn islands_fit(s: &Settings, options: &Options) -> Result<(), Refusal> {
         Some(_) => return Ok(()),
     };
     Err(s.refuse("islands", why))
+}
+
+/// Steps of whole models are delayed, by one. What is checked counts at the end of its step only.
+fn delay_fits(s: &Settings, options: &Options) -> Result<(), Refusal> {
+    let Options { optim, cluster, .. } = options;
+    let why = match optim.delay {
+        0 => return Ok(()),
+        1 if optim.islands.is_some() => {
+            "islands exchange their results every --inner-steps steps: leave one of both out"
+        }
+        1 if cluster.stages.is_some() => {
+            "workers that hold the model together (--stages) compute one step at a time"
+        }
+        1 if cluster.verify > 0.0 => {
+            "microbatches are checked (--verify) within their step: leave one of both out"
+        }
+        1 => return Ok(()),
+        _ => "expected 0 or 1",
+    };
+    Err(s.refuse("delay", why))
 }
 
 /// Bits to which something is rounded; 0: it is not.
@@ -469,6 +493,8 @@ mod tests {
 
     #[test]
     fn option_values_are_validated() {
+        check("delay", "1", 0, "");
+        check("delay", "2", 78, "expected 0 or 1");
         check("rank", "0", 78, "at least 1");
         check("rank", "abc", 2, "not a whole number");
         check("rank", "-1", 78, "at least 1");

@@ -277,7 +277,8 @@ fn machine(options: &Options, here: usize) -> Result<Config, Refusal> {
         }
         false => None,
     };
-    Ok(Config { expect, counts, min, join_timeout: cluster.join_timeout, verify, ..Config::default() })
+    let (join_timeout, delay) = (cluster.join_timeout, options.optim.delay);
+    Ok(Config { expect, counts, min, join_timeout, verify, delay, ..Config::default() })
 }
 
 /// What `--verify` does in this run.
@@ -320,6 +321,7 @@ fn manifest(
         fraction_bits: FRACTION_BITS,
         sum_bits: options.optim.sum_bits,
         moments: options.optim.islands.is_some(),
+        delay: options.optim.delay,
         steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
         seats: None,

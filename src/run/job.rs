@@ -36,7 +36,7 @@ use crate::model::wire::Wire;
 use crate::report::{Live, Look};
 use crate::support::plural::count;
 use crate::support::stderr::say;
-use crate::train::checkpoint::{Identity, OUTER_MOMENTUM, Saving, State};
+use crate::train::checkpoint::{DELAY, Identity, OUTER_MOMENTUM, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::island::{Islands, Outer};
 use crate::train::schedule::Schedule;
@@ -160,6 +160,7 @@ impl Job {
             .with_some("mixture", mixture(p, options))
             .with_some("dtype", typed_dtype(&options.devices))
             .with_some("sum_bits", Some(o.sum_bits).filter(|bits| *bits > 0))
+            .with_some(DELAY, Some(o.delay).filter(|delay| *delay > 0))
             .with_some("learn", options.data.learn.unusual())
             .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))
@@ -340,6 +341,7 @@ impl Job {
             reference: parameters.map(|parameters| train::Reference { parameters, keep: &keep }),
             schedule: self.schedule,
             islands: options.optim.islands,
+            delay: options.optim.delay,
             eval_steps: self.every(options.output.eval_steps),
             choice: options.output.choice,
             saving,
@@ -404,6 +406,11 @@ impl Job {
             ),
         ];
         notes.extend(options.optim.islands.map(|islands| format!("islands  {islands}")));
+        if options.optim.delay > 0 {
+            notes.push(
+                "delay    each step is computed with the parameters before those of the last step".into(),
+            );
+        }
         notes.extend(self.reference.as_ref().map(|reference| reference.note(options)));
         notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());

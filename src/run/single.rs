@@ -56,7 +56,8 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     // Devices are measured again in every run, because earlier measurements may come from a busy machine.
     let rounding = Rounding::new(options.optim.sum_bits, job.prepared.spec.seed, &job.writer.layout);
-    let mut local = Local::apart(model, &signals::STOP).measured_with(trials).rounding(rounding);
+    let mut local = Local::apart(model, &signals::STOP).measured_with(trials);
+    local = local.rounding(rounding).delayed(options.optim.delay);
     let (classes, device) = (local.classes(), local.classes().concat());
     let takes =
         Takes { worker: String::new(), device, bytes: takes.in_use, basis: takes.basis.word().into() };

@@ -42,8 +42,14 @@ pub trait Compute {
     /// Sets the parameters after `step` steps for all later calls; moments for islands may follow them.
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;
 
+    /// Announces the microbatches of the step after the next call of [`Compute::gradients`]: they may be computed during
+    /// that call with the parameters that were set last. Only where steps are delayed, and if no other call comes between
+    /// both steps' gradients but that which sets parameters.
+    fn ahead(&mut self, _work: Vec<Microbatch>) {}
+
     /// Replaces the contents of `sums` by gradient and loss of `work`, the microbatches of `step`: each microbatch is
-    /// added exactly once.
+    /// added exactly once. Where steps are delayed, the parameters are those set before the last, if they are of the step
+    /// before those.
     fn gradients(
         &mut self,
         step: u64,

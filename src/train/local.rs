@@ -33,6 +33,8 @@ pub struct Local<'a> {
     rounding: Option<Rounding>,
     /// Parameters and moments that islands begin with.
     start: Vec<f32>,
+    /// Where steps are delayed: the parameters that were set last and before, with their steps.
+    delayed: Option<[(u64, Vec<f32>); 2]>,
 }
 
 /// The thread of the model.
@@ -91,13 +93,39 @@ impl<'a> Local<'a> {
 
     fn at(place: Place<'a>, stop: &'a Stop, (layout, class, together): (Layout, String, usize)) -> Self {
         let (measured, trials) = (Trials::default(), (Vec::new(), 0));
-        Local { place, stop, layout, class, together, measured, trials, rounding: None, start: Vec::new() }
+        Local {
+            place,
+            stop,
+            layout,
+            class,
+            together,
+            measured,
+            trials,
+            rounding: None,
+            start: Vec::new(),
+            delayed: None,
+        }
     }
 
     /// Rounds every gradient before it is added.
     pub fn rounding(mut self, rounding: Option<Rounding>) -> Self {
         self.rounding = rounding;
         self
+    }
+
+    /// Computes the gradients of a step with the parameters of this number of steps before, 0 or 1.
+    pub fn delayed(mut self, delay: u64) -> Self {
+        self.delayed = (delay > 0).then(Default::default);
+        self
+    }
+
+    /// Sets the parameters of the gradients of a step, where they are not those that were set last.
+    fn step_back(&mut self) -> Result<(), Fault> {
+        let Some([(newest, _), (before, values)]) = &self.delayed else { return Ok(()) };
+        match before + 1 == *newest {
+            true => self.place.here(|model| model.set_parameters(values)).and_then(|set| set),
+            false => Ok(()),
+        }
     }
 
     /// Measures the model with `trials`, small ones first, once its parameters are set. The gradients are dropped.
@@ -253,6 +281,10 @@ impl Compute for Local<'_> {
             self.start.clear();
             self.start.extend_from_slice(flat);
         }
+        if let Some(delayed) = &mut self.delayed {
+            delayed.swap(0, 1);
+            delayed[0] = (step, own.to_vec());
+        }
         let set = self.place.here(|model| model.set_parameters(own)).and_then(|set| set);
         let set = set.and_then(|()| self.measure());
         self.unless_stopped(set.map_err(|fault| TrainError::Device { step, fault }))
@@ -265,6 +297,8 @@ impl Compute for Local<'_> {
         sums: &mut Sums,
         _: Say,
     ) -> Result<Option<Effort>, TrainError> {
+        let back = self.step_back().map_err(|fault| TrainError::Device { step, fault });
+        let Some(()) = self.unless_stopped(back)? else { return Ok(None) };
         let (cap, mut traffic) = (fixed::cap(work.len()), Traffic::default());
         sums.reset(self.layout.len());
         let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));

@@ -31,6 +31,9 @@ pub struct Run<'a> {
     pub schedule: Schedule,
     /// How steps are divided among islands; `None`: every step is one of all microbatches.
     pub islands: Option<Islands>,
+    /// Number of steps by which gradients are delayed, 0 or 1; `compute` must know it too. With 1 the gradient of step s is
+    /// that of the parameters after step s - 2, and of the initial ones in the first two steps.
+    pub delay: u64,
     /// Steps between evaluations, in addition to those at the start and at the end; 0 for only these two.
     pub eval_steps: u64,
     /// Decisions by evaluations: which adapter is kept, and whether the run ends early.
@@ -96,6 +99,9 @@ pub struct Finished {
 pub fn run(mut run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
     if let Some(islands) = run.islands.filter(|_| run.state.velocity.is_empty()) {
         run.state.velocity = islands.outer.velocity(run.state.parameters.len());
+    }
+    if run.delay > 0 && run.state.before.is_empty() {
+        run.state.before = run.state.parameters.clone();
     }
     std::thread::scope(|scope| {
         let (saving, layout) = (&run.saving, run.compute.layout());
@@ -181,6 +187,7 @@ impl Trainer<'_, '_> {
         self.say(Event::Run(self.start()));
         let first = self.run.state.step + 1;
         let Some(()) = self.refer()? else { return self.ended() };
+        let Some(()) = self.hand_over_before()? else { return self.ended() };
         let Some(()) = self.hand_over()? else { return self.ended() };
         self.measured(|_| true);
         self.run.state.best = self.run.choice.recall(self.run.state.best);
@@ -255,15 +262,29 @@ impl Trainer<'_, '_> {
     fn one_step(&mut self, step: u64) -> Result<Option<(event::Step, Handed)>, TrainError> {
         let began = Instant::now();
         let microbatches = self.run.work.step(step);
+        self.announce_ahead(step);
         let Trainer { run, events, sums, .. } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
         let Some(effort) = taken else { return Ok(None) };
         let Means { loss, grad_norm } = Means::of(sums);
         let lr = run.schedule.rate(step);
+        let before = (run.delay > 0).then(|| run.state.parameters.clone());
         self.update(step, grad_norm, lr)?;
+        if let Some(before) = before {
+            self.run.state.before = before;
+        }
         let handed_over = self.hand_over();
         let tokens = microbatches.iter().map(|batch| batch.ids.len() as u64).sum();
         Ok(Some((self.done((loss, grad_norm, lr), tokens, began, effort), handed_over)))
+    }
+
+    /// Lets the step after this one begin before this one is complete, unless something else is computed between them.
+    fn announce_ahead(&mut self, step: u64) {
+        let Run { compute, work, stop, delay, .. } = &mut self.run;
+        let goes_on = *delay > 0 && stop.urgency() == Urgency::Run;
+        if goes_on && !self.looks_after(step) {
+            compute.ahead(work.step(step + 1));
+        }
     }
 
     /// The next steps on all islands, up to the exchange of their results; as [`Self::one_step`].
@@ -282,6 +303,16 @@ impl Trainer<'_, '_> {
         let means = (self.sums.mean_loss(), change, self.run.schedule.rate(last));
         let tokens = work.iter().map(Island::tokens).sum();
         Ok(Some((self.done(means, tokens, began, effort), handed_over)))
+    }
+
+    /// Where steps are delayed, sets the parameters that the next step is computed with, unless they are those of the
+    /// state.
+    fn hand_over_before(&mut self) -> Handed {
+        let Run { compute, state, delay, .. } = &mut self.run;
+        match state.step.checked_sub(*delay) {
+            Some(before) if *delay > 0 => compute.set_parameters(before, &state.before),
+            _ => Ok(Some(())),
+        }
     }
 
     /// Sets the parameters of the state, and the moments that islands begin with.
@@ -380,7 +411,7 @@ impl Trainer<'_, '_> {
     /// leaves this to the resumed run, unless the last step was taken.
     fn look(&mut self) -> Result<(), TrainError> {
         let step = self.run.state.step;
-        let due = step == 0 || step == self.run.work.total_steps() || self.passed(self.run.eval_steps);
+        let due = self.looks_after(step);
         let wanted = match self.run.stop.urgency() {
             Urgency::Run => true,
             Urgency::AfterStep => step == self.run.work.total_steps(),
@@ -404,9 +435,14 @@ impl Trainer<'_, '_> {
         if best.kept { self.checkpoint() } else { Ok(()) }
     }
 
-    /// Whether the newest steps hold a multiple of `every`; 0 has none.
-    fn passed(&self, every: u64) -> bool {
-        let (step, taken) = (self.run.state.step, self.run.islands.map_or(1, |islands| islands.inner));
+    /// Whether prompts and evaluation are due after a step.
+    fn looks_after(&self, step: u64) -> bool {
+        step == 0 || step == self.run.work.total_steps() || self.passed(step, self.run.eval_steps)
+    }
+
+    /// Whether the steps up to this one, since the last event, hold a multiple of `every`; 0 has none.
+    fn passed(&self, step: u64, every: u64) -> bool {
+        let taken = self.run.islands.map_or(1, |islands| islands.inner);
         every > 0 && step / every > step.saturating_sub(taken) / every
     }
 
@@ -430,7 +466,11 @@ impl Trainer<'_, '_> {
     /// Writes a checkpoint if one is due or was requested.
     fn keep(&mut self) -> Result<(), TrainError> {
         let asked = self.run.stop.take_checkpoint();
-        if asked || self.passed(self.run.saving.every) { self.checkpoint() } else { Ok(()) }
+        if asked || self.passed(self.run.state.step, self.run.saving.every) {
+            self.checkpoint()
+        } else {
+            Ok(())
+        }
     }
 
     /// Gives the state to the journal, if it is time and no checkpoint contains it.

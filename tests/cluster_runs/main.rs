@@ -8,6 +8,7 @@ mod chaos;
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
 mod coarse;
+mod delay;
 #[path = "../every_message/mod.rs"]
 mod every_message;
 mod fleet;

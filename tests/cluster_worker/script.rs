@@ -120,6 +120,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: FRACTION_BITS,
         sum_bits: 0,
         moments: false,
+        delay: 0,
         steps: 9,
         silence_millis: 0,
         seats: None,

@@ -186,6 +186,7 @@ pub fn manifest() -> Manifest {
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
         sum_bits: 8,
         moments: false,
+        delay: 1,
         steps: 4,
         silence_millis: 5000,
         seats: None,

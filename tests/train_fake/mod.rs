@@ -11,7 +11,7 @@ use finetune::model::stage::{
 };
 use finetune::numeric::rng::Stream;
 use finetune::train::best::Choice;
-use finetune::train::checkpoint::{self, Identity, OUTER_MOMENTUM, Saving, State};
+use finetune::train::checkpoint::{self, DELAY, Identity, OUTER_MOMENTUM, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::island::Islands;
 use finetune::train::optim::Options;
@@ -203,6 +203,7 @@ pub struct Setup<'a> {
     pub peak: f64,
     pub choice: Choice,
     pub islands: Option<Islands>,
+    pub delay: u64,
 }
 
 pub struct Outcome {
@@ -213,12 +214,12 @@ pub struct Outcome {
 impl<'a> Setup<'a> {
     pub fn new(steps: u64, stop: &'a Stop, output: &Path) -> Self {
         let work = Rows::new(steps);
-        let (output, choice) = (output.to_owned(), Choice::default());
-        Setup { work, stop, output, every: 0, limit: None, resume: false, peak: 0.05, choice, islands: None }
+        let (output, choice, islands, delay) = (output.to_owned(), Choice::default(), None, 0);
+        Setup { work, stop, output, every: 0, limit: None, resume: false, peak: 0.05, choice, islands, delay }
     }
 
     pub fn run(&self, model: &mut dyn Model) -> Outcome {
-        self.run_by(&mut train::Local::new(model, self.stop))
+        self.run_by(&mut train::Local::new(model, self.stop).delayed(self.delay))
     }
 
     /// Runs with any `Compute`.
@@ -239,6 +240,7 @@ impl<'a> Setup<'a> {
         let momentum = self.islands.map(|islands| islands.outer.momentum).filter(|momentum| *momentum > 0.0);
         let identity = Identity::new(&schedule, &options, &layout).with("rows", "abc");
         let identity = identity.with_some(OUTER_MOMENTUM, momentum);
+        let identity = identity.with_some(DELAY, Some(self.delay).filter(|delay| *delay > 0));
         let (mut state, mut last) = (State::new(Fake::new().start(), options), None);
         if self.resume {
             let checkpoint = checkpoint::find(&self.output)?;
@@ -270,6 +272,7 @@ impl<'a> Setup<'a> {
             reference: None,
             schedule,
             islands: self.islands,
+            delay: self.delay,
             eval_steps,
             choice,
             saving,

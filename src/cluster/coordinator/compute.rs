@@ -24,11 +24,15 @@ impl Coordinator<'_> {
         say: Say<'t>,
     ) -> Task<'t> {
         let after = self.parameters.as_ref().map_or(0, |p| p.step);
+        // The rule of `Machine::begin`.
+        let before = self.before.as_ref().map(|p| p.step).filter(|b| kind == Kind::Train && b + 1 == after);
         Task {
             kind,
             count,
             microbatches: 1,
             after,
+            with: before.unwrap_or(after),
+            ahead: Vec::new(),
             work,
             result,
             say,
@@ -39,10 +43,10 @@ impl Coordinator<'_> {
     }
 
     /// A training round of items of these tokens, with at most this number of microbatches; their results are added up in
-    /// `sums`.
+    /// `sums`. The items of the next step follow them, if it begins meanwhile.
     fn summed(
         &mut self,
-        (tokens, microbatches): (Vec<u64>, u64),
+        (tokens, ahead, microbatches): (Vec<u64>, Vec<u64>, u64),
         item: &dyn Fn(usize) -> Work,
         sums: &mut Sums,
         say: Say,
@@ -51,7 +55,7 @@ impl Coordinator<'_> {
         self.traffic = Traffic::default();
         let mut nothing = |_, _| Ok(());
         let task = self.task((Kind::Train, tokens.len()), item, &mut nothing, say);
-        let mut task = Task { microbatches, ..task };
+        let mut task = Task { microbatches, ahead, ..task };
         let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
         self.reducer.total(sums);
         let shared = Some(self.accounts.finish(tally, self.machine.devices()));
@@ -97,7 +101,7 @@ impl Compute for Coordinator<'_> {
         });
         let broadcast = broadcast.whole();
         let event = Event::Parameters { after: step, hash: broadcast.hash };
-        self.parameters = Some(broadcast);
+        self.before = self.parameters.replace(broadcast).filter(|_| self.delay > 0);
         let mut nothing = |_, _| Ok(());
         // This event only sends parameters, so no output of the round is expected.
         let mut quiet = |_| ();
@@ -114,8 +118,17 @@ impl Compute for Coordinator<'_> {
         sums: &mut Sums,
         say: Say,
     ) -> Result<Option<Effort>, TrainError> {
-        let tokens = work.iter().map(|batch| batch.ids.len() as u64).collect();
-        self.summed((tokens, 1), &|index| Work::Train(work[index].clone()), sums, say)
+        let ahead = std::mem::take(&mut self.ahead);
+        let tokens = |work: &[Microbatch]| work.iter().map(|batch| batch.ids.len() as u64).collect();
+        let item = |index: usize| {
+            let batch = work.get(index).unwrap_or_else(|| &ahead[index - work.len()]);
+            Work::Train(batch.clone())
+        };
+        self.summed((tokens(work), tokens(&ahead), 1), &item, sums, say)
+    }
+
+    fn ahead(&mut self, work: Vec<Microbatch>) {
+        self.ahead = work;
     }
 
     fn islands(
@@ -127,7 +140,7 @@ impl Compute for Coordinator<'_> {
     ) -> Result<Option<Effort>, TrainError> {
         let tokens = work.iter().map(Island::tokens).collect();
         let most = work.iter().map(|island| island.batches().count() as u64).max().unwrap_or(1);
-        self.summed((tokens, most), &|index| Work::Island(work[index].clone()), sums, say)
+        self.summed((tokens, Vec::new(), most), &|index| Work::Island(work[index].clone()), sums, say)
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {

@@ -332,7 +332,10 @@ impl Reception {
 
     /// Serves the member until its desk closes the outbox or the connection is lost.
     async fn serve(self: &Arc<Self>, link: &mut MemberLink, desk: &Desk<'_>) -> Parting {
-        let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.values()), link.end.clone());
+        let (outbox, postman) = outbox(
+            LEAST.max((12 + 4 * self.gate.manifest.delay) * self.gate.manifest.values()),
+            link.end.clone(),
+        );
         desk.joined(self, outbox);
         let mut listening = std::pin::pin!(self.listen(desk, &mut link.from, (&link.to, &link.end)));
         let parting = tokio::select! {

@@ -211,6 +211,8 @@ pub(super) struct Accounts {
     sent: Option<Instant>,
     /// Transfer time of the parameters; `None` until measured, because waiting for workers to join is no transfer.
     transfer: Option<Duration>,
+    /// Whether devices still computed with older parameters when these arrived.
+    behind: bool,
     before: BTreeMap<Place, DeviceReport>,
     /// When the step began.
     began: Option<Instant>,
@@ -222,6 +224,7 @@ impl Accounts {
     /// New parameters are about to be sent: later bytes belong to the next step.
     pub fn parameters(&mut self) {
         (self.bytes_out, self.transfer, self.sent) = (0, None, None);
+        self.behind = false;
     }
 
     /// Parameters were queued for a member.
@@ -237,10 +240,10 @@ impl Accounts {
         self.bytes_in += bytes.len() as u64;
     }
 
-    /// A device asks for work: the parameters have arrived.
-    pub fn asked(&mut self) {
+    /// A device asks for work: the parameters have arrived. `behind`: whether devices still compute with older ones.
+    pub fn asked(&mut self, behind: impl FnOnce() -> bool) {
         if let Some(sent) = self.sent.take() {
-            self.transfer = Some(sent.elapsed());
+            (self.transfer, self.behind) = (Some(sent.elapsed()), behind());
         }
     }
 
@@ -291,7 +294,11 @@ impl Accounts {
             LinePart { worker, seats }
         });
         let lines = lines.collect();
-        let sync = tally.hidden + tally.exposed + self.transfer.unwrap_or_default();
+        let transfer = self.transfer.unwrap_or_default();
+        let sync = tally.hidden + tally.exposed + transfer;
+        // Devices waited for the parameters, or they did not.
+        let [waited, behind] =
+            if self.behind { [Duration::ZERO, transfer] } else { [transfer, Duration::ZERO] };
         Shared {
             classes: tally.classes,
             devices,
@@ -300,8 +307,8 @@ impl Accounts {
             cancels: tally.cancels,
             wasted_tokens: tally.wasted_tokens,
             sync_seconds: sync.as_secs_f64(),
-            hidden_seconds: tally.hidden.as_secs_f64(),
-            parameter_seconds: self.transfer.unwrap_or_default().as_secs_f64(),
+            hidden_seconds: (tally.hidden + behind).as_secs_f64(),
+            parameter_seconds: waited.as_secs_f64(),
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
         }

@@ -145,6 +145,7 @@ pub(super) mod tests {
             fraction_bits: 40,
             sum_bits: 0,
             moments: false,
+            delay: 0,
             steps: 9,
             silence_millis: 0,
             seats: None,

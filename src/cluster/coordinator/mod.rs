@@ -35,7 +35,7 @@ use super::machine::{Machine, MemberId};
 use super::message::{Bye, Hash, ToCoordinator, ToWorker};
 use super::reduce::{Holds, Reducer, Report};
 use crate::model::layout::Layout;
-use crate::model::stage::Traffic;
+use crate::model::stage::{Microbatch, Traffic};
 use crate::train::event::LineFormed;
 use crate::train::stop::Stop;
 use events::Accounts;
@@ -158,6 +158,12 @@ pub struct Coordinator<'a> {
     rejected: Option<Counter>,
     /// The current parameters.
     parameters: Option<Broadcast>,
+    /// Where steps are delayed: the parameters before, with which a step that was begun ahead is computed.
+    before: Option<Broadcast>,
+    /// Microbatches of the next step, if it begins while the step is computed.
+    ahead: Vec<Microbatch>,
+    /// Number of steps by which gradients are delayed.
+    delay: u64,
     /// The next parameters, partly computed.
     coming: Option<Coming>,
     /// Members that received the current parameters, and so wait for the next ones.
@@ -209,6 +215,9 @@ impl<'a> Coordinator<'a> {
             counts: Counts::default(),
             rejected: None,
             parameters: None,
+            before: None,
+            ahead: Vec::new(),
+            delay: setup.machine.delay,
             coming: None,
             served: BTreeSet::new(),
             pending: BTreeMap::new(),

@@ -4,6 +4,7 @@
 use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round, Tally};
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
+use super::parameters::Broadcast;
 use super::{Company, Coordinator, Incoming, Rejected, events, scores};
 use crate::model::stage::Fault;
 use crate::train::event::{Change, LineFormed, What};
@@ -27,6 +28,10 @@ pub(super) struct Task<'t> {
     pub microbatches: u64,
     /// Number of optimizer steps before it.
     pub after: u64,
+    /// Number of optimizer steps that its items' parameters result from.
+    pub with: u64,
+    /// Tokens of the items of the next step, which follow the others and have the newest parameters.
+    pub ahead: Vec<u64>,
     /// Creates the work of an item.
     pub work: &'t dyn Fn(usize) -> Work,
     /// Receives the result of an item.
@@ -61,6 +66,9 @@ impl Coordinator<'_> {
             Event::Begin(Round { microbatches: task.microbatches, ..Round::of(task.kind, tokens) }),
             task,
         );
+        if !task.ahead.is_empty() {
+            self.tick(Event::Ahead(task.ahead.clone()), task);
+        }
         loop {
             if let Some(error) = task.failed.take() {
                 return Err(error);
@@ -202,7 +210,8 @@ impl Coordinator<'_> {
             }
             message => {
                 if matches!(message, ToCoordinator::Ask { .. }) {
-                    self.accounts.asked();
+                    let machine = &self.machine;
+                    self.accounts.asked(|| machine.works_with_older());
                 }
                 self.said(member, scores::readable(message), task);
             }
@@ -229,17 +238,22 @@ impl Coordinator<'_> {
         for action in actions {
             match action {
                 Action::SendParameters { member } => {
-                    if let (Some(parameters), Some(outbox)) =
-                        (&mut self.parameters, self.members.get(&member))
+                    let Some(outbox) = self.members.get(&member) else { continue };
+                    let lacks = |_: &&mut Broadcast| !self.served.contains(&member);
+                    for parameters in
+                        self.before.as_mut().filter(lacks).into_iter().chain(&mut self.parameters)
                     {
                         self.accounts.sent(parameters.send(member, outbox));
-                        self.served.insert(member);
                     }
+                    self.served.insert(member);
                 }
                 Action::Lease { device, lease, item, purpose } => {
                     task.leases.insert(lease, item);
                     let work = work(task, item, purpose);
-                    let (after, of) = (task.after, task.count as u32);
+                    let (after, of) = match item < task.count {
+                        true => (task.with, task.count as u32),
+                        false => (task.after, task.ahead.len() as u32),
+                    };
                     let lease = Lease { lease, device: device.index, after, of, work };
                     self.say(device.member, ToWorker::Lease(Box::new(lease)));
                 }

@@ -24,7 +24,7 @@ pub enum Action {
         device: DeviceId,
         /// Number of the lease.
         lease: LeaseId,
-        /// Index of the item in the round.
+        /// Index of the item in the round; the items of the next step follow those of the round.
         item: usize,
         /// Why the item is leased.
         purpose: Purpose,

@@ -145,7 +145,7 @@ impl Machine {
     /// removed.
     fn sound(&mut self, member: MemberId, held: &Held, result: &Result) -> bool {
         let Some(round) = &self.round else { return false };
-        if result.parameters != round.hash {
+        if result.parameters != round.hash_of(held.item) {
             self.expel(member, "it computed with other parameters");
             return false;
         }
@@ -227,8 +227,9 @@ impl Machine {
         }
         round.last = self.now;
         let others = round.ledger.grant(result.lease);
+        let ahead = round.ledger.is_ahead(held.item);
         if let Some(m) = self.fleet.member_mut(held.device.member) {
-            m.granted += 1;
+            *(if ahead { &mut m.granted_ahead } else { &mut m.granted }) += 1;
         }
         if let (Kind::Train, Some(d)) = (result.kind, self.fleet.device_mut(held.device)) {
             d.microbatches += 1;
@@ -316,11 +317,11 @@ impl Machine {
             self.ignored();
             return self.say(member, ToWorker::SumTaken { sum: *sum });
         }
-        if *step != round.step() && self.verifies() && !round.done {
+        if *step != round.step && self.verifies() && !round.done {
             // Sums that count at the end of the round would be taken back with this one.
             return self.expel(member, "its sum is of another step");
         }
-        if *step != round.step() || round.done {
+        if *step != round.step || round.done {
             // The step is over; the worker drops this sum when the next parameters arrive.
             self.ignored();
             return self.out.push(Action::TakeBack { member });
@@ -329,7 +330,9 @@ impl Machine {
             return self.expel(member, "its sum was computed with other parameters");
         }
         let granted = |lease: &LeaseId| match round.ledger.find(*lease) {
-            Found::Here(held) => held.device.member == member && held.status == Status::Granted,
+            Found::Here(held) => {
+                held.device.member == member && held.status == Status::Granted && round.owns(*lease)
+            }
             Found::Old | Found::Never => false,
         };
         let distinct: BTreeSet<&LeaseId> = leases.iter().collect();
@@ -421,6 +424,9 @@ impl Machine {
                 self.stand_down(held.device);
             }
             Trouble::Value { tensor, value } => {
+                if self.postpones(lease, &held, (tensor, *value)) {
+                    return;
+                }
                 self.drop_lease(lease, &held);
                 match held.purpose {
                     Purpose::Verify => self.computed_again(lease, &held, None),

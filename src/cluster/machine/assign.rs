@@ -94,7 +94,8 @@ impl Machine {
         now.next().is_none()
     }
 
-    /// Deals the open items, and gives idle devices items to repeat. Returns the members to which an item fell, in order.
+    /// Deals the open items, and gives idle devices items to repeat. Returns the members to which an
+    /// item of the round fell, in order.
     pub(super) fn assign(&mut self) -> Vec<MemberId> {
         let mut slots = self.slots();
         if slots.iter().any(|s| s.hopeless <= 0.0) {
@@ -108,8 +109,11 @@ impl Machine {
         }
         let Some(round) = &self.round else { return Vec::new() };
         let items = round.ledger.open().map(|item| (item, round.ledger.items()[item].tokens));
+        let own = round.ledger.open().take_while(|&item| !round.ledger.is_ahead(item)).count();
         let dealt = deal(items.take(DEALT.max(4 * slots.len())), &slots);
-        let mut expecting: Vec<MemberId> = dealt.iter().map(|(_, slot)| slots[*slot].id.member).collect();
+        // A sum does not wait for items of the next step.
+        let of_round = dealt.iter().take(own);
+        let mut expecting: Vec<MemberId> = of_round.map(|(_, slot)| slots[*slot].id.member).collect();
         expecting.sort_unstable();
         expecting.dedup();
         for (item, slot) in dealt {

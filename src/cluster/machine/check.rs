@@ -38,9 +38,11 @@ impl Machine {
                 let listed = ledger.items()[held.item].live.contains(&lease);
                 assert_eq!(listed, held.purpose == Purpose::Round);
             }
-            let granted =
-                ledger.standing(id.member).into_iter().filter(|&l| status(l) == Status::Granted).count();
-            assert!(member.granted == granted || round.done, "{id:?}: {} {granted}", member.granted);
+            let mut granted = ledger.standing(id.member);
+            granted.retain(|&l| status(l) == Status::Granted);
+            let (own, ahead): (Vec<u64>, Vec<u64>) = granted.into_iter().partition(|&l| round.owns(l));
+            assert!(member.granted == own.len() || round.done, "{id:?}: {} {own:?}", member.granted);
+            assert_eq!(member.granted_ahead, ahead.len(), "{id:?}");
         }
     }
 
@@ -53,7 +55,7 @@ impl Machine {
         assert_eq!(asked.first().map(|(at, _)| *at), self.fleet.first_flushed());
         for (&id, member) in self.fleet.members() {
             let owes = member.granted > 0 && member.flushed().is_none();
-            let rests = owes && (member.idle() || self.verifies());
+            let rests = owes && (self.verifies() || self.round.as_ref().is_some_and(|r| r.rests(member)));
             assert!(!rests || self.fleet.resting.contains(&id), "{id:?} rests");
         }
         for (id, _, device) in self.fleet.devices() {

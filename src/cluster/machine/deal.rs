@@ -100,7 +100,7 @@ impl<'s> Thought<'s> {
     }
 }
 
-/// The items, numbers and tokens, largest first, in the order in which they are dealt: the slot to which each falls, and the
+/// The items, numbers and tokens, in the order in which they are dealt: the slot to which each falls, and the
 /// item if that slot has room for it. It ends when no slot has room: a device without room has work already.
 pub(super) fn deal(items: impl Iterator<Item = (usize, u64)>, slots: &[Slot]) -> Vec<(Option<usize>, usize)> {
     let mut dealt = Vec::new();
@@ -111,7 +111,7 @@ pub(super) fn deal(items: impl Iterator<Item = (usize, u64)>, slots: &[Slot]) ->
     let mut thought = Thought::of(slots);
     while thought.rooms > 0 && items.peek().is_some() {
         let next: Vec<(usize, u64)> = items.by_ref().take(ITEMS).collect();
-        thought.bound(next.last().map_or(0.0, |(_, tokens)| *tokens as f64));
+        thought.bound(next.iter().map(|(_, tokens)| *tokens).min().unwrap_or(0) as f64);
         for (item, tokens) in next {
             let tokens = tokens as f64;
             let Some((slot, finish)) = thought.first(tokens).filter(|_| thought.rooms > 0) else {

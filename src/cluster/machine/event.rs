@@ -64,6 +64,8 @@ pub struct Config {
     /// Which training microbatches are computed again; `None`: none. Where no device can compute one again, the machine
     /// waits as long as for a second finding.
     pub verify: Option<Verify>,
+    /// Number of steps by which gradients are delayed, 0 or 1. Not with `verify`.
+    pub delay: u64,
 }
 
 impl Default for Config {
@@ -78,6 +80,7 @@ impl Default for Config {
             patience: Duration::from_secs(60),
             recheck: Duration::from_secs(60),
             verify: None,
+            delay: 0,
         }
     }
 }
@@ -124,9 +127,14 @@ pub enum Event<'a> {
         /// blake3 of the parameters.
         hash: Hash,
     },
-    /// A round starts under the newest parameters. Only after [`super::Action::RoundDone`] or [`Event::Abandon`] of
+    /// A round starts under the newest parameters; a training round under those before, if steps are delayed and there
+    /// are any. Only after [`super::Action::RoundDone`] or [`Event::Abandon`] of
     /// the previous round.
     Begin(Round),
+    /// The microbatches of the step after the round, by their tokens: they are computed with the newest parameters, and
+    /// their indices follow those of the round. The next `Begin` is of them. Only in a training round where steps are
+    /// delayed, once.
+    Ahead(Vec<u64>),
     /// The round is abandoned because of a signal: none of its results counts. The driver clears its total.
     Abandon,
     /// A connection has been welcomed. Precedes every message of that connection.

@@ -124,6 +124,8 @@ pub(super) struct Member {
     pub link: Option<Link>,
     /// Number of leases that were granted and are in no counted sum.
     pub granted: usize,
+    /// The same of the next step's leases.
+    pub granted_ahead: usize,
     flushed: Option<Duration>,
     /// Number of repeated requests since then.
     pub reasked: u32,
@@ -145,6 +147,7 @@ impl Member {
             last_sum: 0,
             link: None,
             granted: 0,
+            granted_ahead: 0,
             flushed: None,
             reasked: 0,
             furthest: None,
@@ -161,11 +164,6 @@ impl Member {
     /// When its sum was last requested, or a new piece of that sum arrived.
     pub fn flushed(&self) -> Option<Duration> {
         self.flushed
-    }
-
-    /// Whether all queues of its devices are empty.
-    pub fn idle(&self) -> bool {
-        self.devices.iter().flatten().all(|d| d.queue.is_empty())
     }
 
     /// Estimated arrival time of its parameters; `None` if it has them.
@@ -298,7 +296,16 @@ impl Fleet {
     pub fn forget_sums(&mut self) {
         self.flushed.clear();
         self.resting.clear();
-        self.members.values_mut().for_each(|m| (m.granted, m.flushed) = (0, None));
+        self.members.values_mut().for_each(|m| (m.granted, m.granted_ahead, m.flushed) = (0, 0, None));
+    }
+
+    /// What is owed for the next step is owed now.
+    pub fn owes_ahead(&mut self) {
+        self.flushed.clear();
+        for (&id, m) in &mut self.members {
+            (m.granted, m.granted_ahead, m.flushed) = (m.granted_ahead, 0, None);
+            self.resting.insert(id);
+        }
     }
 
     /// When the earliest of the requested sums was requested.

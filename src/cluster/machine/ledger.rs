@@ -8,12 +8,15 @@
 //!
 //! A cancelled lease may still be granted: its worker had finished before the cancel arrived. Leases are kept until
 //! the round is over, so that a repeated message gets the same answer as before.
+//!
+//! Items of the next step may follow those of the round (`--delay`). They are leased and granted like these, after them,
+//! and counted once they are the items of the round.
 
 use super::super::message::LeaseId;
 use super::action::Purpose;
 use super::event::{DeviceId, MemberId};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,28 +96,60 @@ pub(super) enum Found {
 /// The items and leases of one round.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    /// Number of the round's first lease.
-    first: LeaseId,
-    leases: Vec<Held>,
+    /// The number of the next lease.
+    next: LeaseId,
+    leases: BTreeMap<LeaseId, Held>,
     items: Vec<Item>,
-    /// Open items, largest first, so that the last items, for which devices wait, are small.
-    open: BTreeSet<(Reverse<u64>, usize)>,
+    /// Number of the items of the round; those of the next step follow them.
+    own: usize,
+    /// Open items by [`Self::rank`].
+    open: BTreeSet<(bool, Reverse<u64>, usize)>,
     counted: usize,
     /// Tokens of the largest item.
     most: u64,
 }
 
 impl Ledger {
-    pub fn new(first: LeaseId, tokens: &[u64]) -> Self {
-        let item = |&tokens: &u64| Item { tokens, state: State::Open, live: Vec::new() };
-        Ledger {
-            first,
-            leases: Vec::new(),
-            items: tokens.iter().map(item).collect(),
-            open: tokens.iter().enumerate().map(|(i, &t)| (Reverse(t), i)).collect(),
-            counted: 0,
-            most: tokens.iter().copied().max().unwrap_or(1),
+    pub fn new(next: LeaseId, tokens: &[u64]) -> Self {
+        let (leases, open) = (BTreeMap::new(), BTreeSet::new());
+        let mut ledger =
+            Ledger { next, leases, items: Vec::new(), own: tokens.len(), open, counted: 0, most: 1 };
+        ledger.append(tokens);
+        ledger
+    }
+
+    /// Adds open items: those of the next step, after those of the round.
+    pub fn append(&mut self, tokens: &[u64]) {
+        for &tokens in tokens {
+            self.items.push(Item { tokens, state: State::Open, live: Vec::new() });
+            self.open.insert(self.rank(self.items.len() - 1));
         }
+        self.most = self.items.iter().map(|item| item.tokens).max().unwrap_or(1);
+    }
+
+    /// The round is complete, and the items of the next step are those of the round now. Leases of its own items are
+    /// old.
+    pub fn advance(&mut self) {
+        assert!(self.complete(), "no step begins before the one before it is complete");
+        let gone = self.own;
+        self.items.drain(..gone);
+        self.leases.retain(|_, held| held.item >= gone);
+        self.leases.values_mut().for_each(|held| held.item -= gone);
+        (self.own, self.counted) = (self.items.len(), 0);
+        let open = |&i: &usize| self.items[i].state == State::Open;
+        self.open = (0..self.own).filter(open).map(|i| self.rank(i)).collect();
+        self.most = self.items.iter().map(|item| item.tokens).max().unwrap_or(1);
+    }
+
+    /// The order of open items: those of the next step last, and the largest first, so that the last items, for which
+    /// devices wait, are small.
+    fn rank(&self, item: usize) -> (bool, Reverse<u64>, usize) {
+        (self.is_ahead(item), Reverse(self.items[item].tokens), item)
+    }
+
+    /// Whether the item belongs to the next step.
+    pub fn is_ahead(&self, item: usize) -> bool {
+        item >= self.own
     }
 
     /// Tokens of the largest item; 1 if there is no item.
@@ -124,11 +159,11 @@ impl Ledger {
 
     /// The number of the next lease.
     pub fn next(&self) -> LeaseId {
-        self.first + self.leases.len() as u64
+        self.next
     }
 
     pub fn complete(&self) -> bool {
-        self.counted == self.items.len()
+        self.counted == self.own
     }
 
     pub fn items(&self) -> &[Item] {
@@ -136,26 +171,29 @@ impl Ledger {
     }
 
     pub fn open(&self) -> impl Iterator<Item = usize> {
-        self.open.iter().map(|&(_, item)| item)
+        self.open.iter().map(|&(.., item)| item)
     }
 
     pub fn find(&self, lease: LeaseId) -> Found {
-        match lease.checked_sub(self.first) {
-            None => Found::Old,
-            Some(index) => match self.leases.get(index as usize) {
-                Some(held) => Found::Here(held.clone()),
-                None => Found::Never,
-            },
+        match self.leases.get(&lease) {
+            Some(held) => Found::Here(held.clone()),
+            None if lease < self.next => Found::Old,
+            None => Found::Never,
         }
     }
 
     /// A lease of this round; any other number panics.
     pub fn lease(&self, lease: LeaseId) -> &Held {
-        &self.leases[(lease - self.first) as usize]
+        &self.leases[&lease]
     }
 
-    fn lease_mut(&mut self, lease: LeaseId) -> &mut Held {
-        &mut self.leases[(lease - self.first) as usize]
+    /// Changes the state of a lease, and returns its item.
+    fn set(&mut self, lease: LeaseId, status: Status) -> usize {
+        let held = self.leases.get_mut(&lease).map(|held| {
+            held.status = status;
+            held.item
+        });
+        held.unwrap_or_else(|| panic!("lease {lease} is of another round"))
     }
 
     /// Leases an item. Only [`Purpose::Round`] changes the state of the item.
@@ -166,9 +204,10 @@ impl Ledger {
             assert!(matches!(item.state, State::Open | State::Leased), "only what is not granted is leased");
             item.state = State::Leased;
             item.live.push(lease);
-            self.open.remove(&(Reverse(item.tokens), held.item));
+            self.open.remove(&self.rank(held.item));
         }
-        self.leases.push(held);
+        self.leases.insert(lease, held);
+        self.next += 1;
         lease
     }
 
@@ -184,13 +223,15 @@ impl Ledger {
             matches!(self.items[index].state, State::Open | State::Leased),
             "an item is not granted while another grant of it stands"
         );
-        self.lease_mut(lease).status = Status::Granted;
+        self.set(lease, Status::Granted);
+        self.open.remove(&self.rank(index));
         let item = &mut self.items[index];
-        self.open.remove(&(Reverse(item.tokens), index));
         item.state = State::Granted(lease);
         let others: Vec<LeaseId> =
             std::mem::take(&mut item.live).into_iter().filter(|&l| l != lease).collect();
-        others.iter().for_each(|&l| self.lease_mut(l).status = Status::Cancelled);
+        for &other in &others {
+            self.set(other, Status::Cancelled);
+        }
         others
     }
 
@@ -198,15 +239,16 @@ impl Ledger {
     pub fn deliver(&mut self, lease: LeaseId) {
         let item = self.lease(lease).item;
         assert_eq!(self.items[item].state, State::Granted(lease), "only what was granted is delivered");
-        self.lease_mut(lease).status = Status::Delivered;
+        self.set(lease, Status::Delivered);
     }
 
     /// The sum or result of a granted lease has arrived.
     pub fn count(&mut self, lease: LeaseId) {
         let item = self.lease(lease).item;
         assert_eq!(self.items[item].state, State::Granted(lease), "only what was granted is counted");
+        assert!(!self.is_ahead(item), "steps are counted in their order");
         self.items[item].state = State::Counted;
-        self.lease_mut(lease).status = Status::Counted;
+        self.set(lease, Status::Counted);
         self.counted += 1;
     }
 
@@ -217,15 +259,13 @@ impl Ledger {
 
     /// Ends a lease without a result. Returns whether its item is open because of that.
     pub fn end(&mut self, lease: LeaseId, status: Status) -> bool {
-        let held = self.lease_mut(lease);
-        let (index, purpose) = (held.item, held.purpose);
-        held.status = status;
+        let (index, purpose) = (self.set(lease, status), self.lease(lease).purpose);
         let item = &mut self.items[index];
         item.live.retain(|&l| l != lease);
         let held_it = item.state == State::Granted(lease);
         if purpose == Purpose::Round && (held_it || item.state == State::Leased) && item.live.is_empty() {
             item.state = State::Open;
-            return self.open.insert((Reverse(item.tokens), index));
+            return self.open.insert(self.rank(index));
         }
         false
     }
@@ -236,9 +276,7 @@ impl Ledger {
         let stands = |h: &Held| {
             matches!(h.status, Status::Live | Status::Cancelled | Status::Granted | Status::Delivered)
         };
-        let of = |(i, h): (usize, &Held)| {
-            (h.device.member == member && stands(h)).then_some(self.first + i as u64)
-        };
-        self.leases.iter().enumerate().filter_map(of).collect()
+        let of = |(&lease, h): (&LeaseId, &Held)| (h.device.member == member && stands(h)).then_some(lease);
+        self.leases.iter().filter_map(of).collect()
     }
 }

@@ -56,6 +56,8 @@ pub struct Machine {
     fleet: Fleet,
     /// Number of steps that the parameters result from, and their hash.
     parameters: Option<(u64, Hash)>,
+    /// Where steps are delayed: those before.
+    before: Option<(u64, Hash)>,
     /// The current round, or the last one if none runs, so that its late messages can still be answered.
     round: Option<Current>,
     next_lease: LeaseId,
@@ -80,6 +82,7 @@ impl Machine {
             config,
             fleet: Fleet::default(),
             parameters: None,
+            before: None,
             round: None,
             next_lease: 1,
             gathering: Gathering::default(),
@@ -103,6 +106,7 @@ impl Machine {
             Event::Time => {}
             Event::Parameters { after, hash } => self.take_parameters(after, hash),
             Event::Begin(round) => self.begin(round),
+            Event::Ahead(tokens) => self.begin_ahead(&tokens),
             Event::Abandon => self.abandon(),
             Event::Joined { member, name, here } => {
                 let mut joined = Member::new(name);
@@ -149,6 +153,13 @@ impl Machine {
         self.fleet.member(member).is_some_and(|m| sum > m.last_sum && m.granted > 0)
     }
 
+    /// Whether a device computes with parameters before the newest.
+    pub fn works_with_older(&self) -> bool {
+        let older = |r: &&Current| !r.newest && !r.done;
+        let Some(round) = self.round.as_ref().filter(older) else { return false };
+        self.fleet.devices().any(|(_, _, d)| d.queue.front().is_some_and(|&lease| round.owns(lease)))
+    }
+
     /// The work of every device so far. Present devices come first.
     pub fn devices(&self) -> Vec<DeviceReport> {
         self.fleet.reports()
@@ -169,6 +180,7 @@ impl Machine {
 
     fn take_parameters(&mut self, after: u64, hash: Hash) {
         assert!(self.round.as_ref().is_none_or(|r| r.done), "parameters change between rounds only");
+        self.before = self.parameters.filter(|_| self.config.delay > 0);
         self.parameters = Some((after, hash));
         let ready = self.fleet.members().iter().filter(|(_, m)| m.devices.is_some());
         let ready: Vec<MemberId> = ready.map(|(&id, _)| id).collect();

@@ -4,7 +4,8 @@ use super::super::message::{Bye, Hash, LeaseId, ToWorker};
 use super::Machine;
 use super::action::{Action, Note, Tally};
 use super::event::{Kind, MemberId, Round};
-use super::ledger::Ledger;
+use super::fleet::Member;
+use super::ledger::{Found, Held, Ledger};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -12,12 +13,16 @@ pub(super) struct Current {
     pub kind: Kind,
     /// Most microbatches of an item.
     pub microbatches: u64,
-    /// Number of steps that the parameters result from.
-    pub after: u64,
+    /// The step that a training round computes.
+    pub step: u64,
     pub hash: Hash,
+    /// Whether the parameters are those that were sent last: a device may have to wait for them.
+    pub newest: bool,
     pub ledger: Ledger,
+    /// Where steps are delayed: the next one, whose items follow those of the round.
+    pub next: Option<Next>,
     pub began: Duration,
-    /// When the newest result was finished.
+    /// When the newest result was finished, also one of the next step.
     pub last: Duration,
     /// When the first sum was requested.
     pub asked: Option<Duration>,
@@ -25,18 +30,97 @@ pub(super) struct Current {
     pub tally: Tally,
 }
 
+/// A step that is computed before the one before it is complete.
+#[derive(Debug)]
+pub(super) struct Next {
+    pub hash: Hash,
+    /// The first of its leases with a bad value. The report waits for its step: a run that ends earlier, or with
+    /// another fault, is the same whoever computes.
+    pub bad: Option<(LeaseId, String, f64)>,
+}
+
 impl Current {
-    /// The step that a training round computes.
-    pub fn step(&self) -> u64 {
-        self.after + 1
+    /// The parameters that the item is computed with.
+    pub fn hash_of(&self, item: usize) -> Hash {
+        self.next.as_ref().filter(|_| self.ledger.is_ahead(item)).map_or(self.hash, |next| next.hash)
+    }
+
+    /// Whether the lease is one of the round and not of the next step.
+    pub fn owns(&self, lease: LeaseId) -> bool {
+        matches!(self.ledger.find(lease), Found::Here(held) if !self.ledger.is_ahead(held.item))
+    }
+
+    /// Whether no device of the member has work of this round, that of the next step aside.
+    pub fn rests(&self, member: &Member) -> bool {
+        let mut queued = member.devices.iter().flatten().flat_map(|d| &d.queue);
+        match self.next {
+            None => queued.next().is_none(),
+            Some(_) => !queued.any(|&lease| self.owns(lease)),
+        }
     }
 }
 
 impl Machine {
     pub(super) fn begin(&mut self, round: Round) {
         assert!(self.round.as_ref().is_none_or(|r| r.done), "one round at a time");
-        let (after, hash) = self.parameters.unwrap_or_default();
-        self.forget_leases();
+        if self.round.as_ref().is_none_or(|r| r.next.is_none()) {
+            self.forget_leases();
+        }
+        self.looks_at_speeds(&round);
+        if self.round.is_some() {
+            return self.goes_on(&round);
+        }
+        let (after, newest) = self.parameters.unwrap_or_default();
+        // A step is delayed by one: its gradient is that of the parameters before the newest, where there are any.
+        let before = self.before.filter(|(before, _)| round.kind == Kind::Train && before + 1 == after);
+        self.round = Some(Current {
+            kind: round.kind,
+            microbatches: round.microbatches,
+            step: after + 1,
+            hash: before.map_or(newest, |(_, hash)| hash),
+            newest: before.is_none(),
+            ledger: Ledger::new(self.next_lease, &round.tokens),
+            next: None,
+            began: self.now,
+            last: self.now,
+            asked: None,
+            done: false,
+            tally: Tally::default(),
+        });
+    }
+
+    /// The next step begins with the newest parameters, while the round is computed.
+    pub(super) fn begin_ahead(&mut self, tokens: &[u64]) {
+        let Some(round) =
+            self.round.as_mut().filter(|r| !r.done && r.kind == Kind::Train && r.next.is_none())
+        else {
+            return;
+        };
+        round.next = Some(Next { hash: self.parameters.unwrap_or_default().1, bad: None });
+        round.ledger.append(tokens);
+    }
+
+    /// The round is complete, and its next step is the round.
+    fn goes_on(&mut self, round: &Round) {
+        let Some(current) = &mut self.round else { return };
+        let Some(next) = current.next.take() else { return };
+        current.ledger.advance();
+        let same = round.kind == Kind::Train && current.ledger.items().len() == round.tokens.len();
+        assert!(same, "a step that was begun ahead is the next round");
+        (current.hash, current.newest, current.step) = (next.hash, false, current.step + 1);
+        (current.began, current.last, current.asked) = (self.now, self.now, None);
+        (current.done, current.tally) = (false, Tally::default());
+        self.fleet.owes_ahead();
+        if let Some((lease, tensor, value)) = next.bad
+            && let Found::Here(held) = current.ledger.find(lease)
+        {
+            self.drop_lease(lease, &held);
+            self.bad_value(lease, &held, (&tensor, value));
+        }
+    }
+
+    /// Gives the hint that there are few microbatches, and doubts speeds that were not used for long.
+    fn looks_at_speeds(&mut self, round: &Round) {
         let (have, most) = (self.fleet.up(), self.gathering.most);
         if round.kind == Kind::Train && round.tokens.len() >= most && have > 1 {
             self.gathering.most = round.tokens.len();
@@ -51,18 +135,6 @@ impl Machine {
                 device.speed.doubt();
             }
         }
-        self.round = Some(Current {
-            kind: round.kind,
-            microbatches: round.microbatches,
-            after,
-            hash,
-            ledger: Ledger::new(self.next_lease, &round.tokens),
-            began: self.now,
-            last: self.now,
-            asked: None,
-            done: false,
-            tally: Tally::default(),
-        });
     }
 
     pub(super) fn abandon(&mut self) {
@@ -104,7 +176,7 @@ impl Machine {
         // A sum of one microbatch comes unasked, and is requested only if it does not come.
         let unasked = self.verifies();
         let Some(round) = &mut self.round else { return false };
-        let step = round.step();
+        let step = round.step;
         let mut mute = Vec::new();
         let mut due = std::mem::take(&mut self.fleet.resting);
         if let Some(until) = self.now.checked_sub(self.config.reask) {
@@ -113,7 +185,7 @@ impl Machine {
         for id in due {
             let Some(member) = self.fleet.member(id) else { continue };
             let again = member.flushed().map(|at| self.now.saturating_sub(at) >= self.config.reask);
-            let rests = member.granted > 0 && (unasked || member.idle());
+            let rests = member.granted > 0 && (unasked || round.rests(member));
             if member.granted > 0
                 && again.unwrap_or(unasked || rests && expecting.binary_search(&id).is_err())
             {
@@ -145,6 +217,10 @@ impl Machine {
             return;
         }
         round.done = true;
+        // Devices that compute the next step wait for no sum.
+        if round.next.is_some() && self.fleet.devices().any(|(_, _, d)| !d.queue.is_empty()) {
+            round.last = self.now;
+        }
         round.tally.computing = round.last.saturating_sub(round.began);
         round.tally.exposed = self.now.saturating_sub(round.last);
         round.tally.hidden = round.asked.map_or(Duration::ZERO, |asked| round.last.saturating_sub(asked));

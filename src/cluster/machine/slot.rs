@@ -45,6 +45,8 @@ pub(super) struct Queued {
     pub lease: u64,
     /// Its expected duration, in microseconds.
     cost: f64,
+    /// Whether it is computed with the newest parameters.
+    newest: bool,
     /// Its expected finish, in microseconds from now.
     pub finish: f64,
 }
@@ -97,7 +99,8 @@ impl Slot {
             if queue.is_empty() {
                 began = micros_of(device.began.max(held.sent));
             }
-            queue.push(Queued { lease, cost, finish: 0.0 });
+            let newest = round.newest || round.ledger.is_ahead(held.item);
+            queue.push(Queued { lease, cost, newest, finish: 0.0 });
         }
         let most = match device.room {
             Some(room) if device.up => 1 + usize::from(room) * usize::from(known),
@@ -133,9 +136,13 @@ impl Slot {
     pub fn at(&mut self, now: Duration) {
         self.limit = if now >= self.times.hangs { 0 } else { self.times.most };
         let now = micros_of(now);
-        self.free = (self.times.arrives - now).max(0.0);
-        for (place, Queued { cost, finish, .. }) in self.queue.iter_mut().enumerate() {
+        let arrives = (self.times.arrives - now).max(0.0);
+        self.free = 0.0;
+        for (place, Queued { cost, newest, finish, .. }) in self.queue.iter_mut().enumerate() {
             let mut cost = *cost;
+            if *newest {
+                self.free = self.free.max(arrives);
+            }
             if place == 0 {
                 let left = cost + (self.times.began - now);
                 self.hopeless = left + 9.0 * cost + self.times.patience;
@@ -145,6 +152,7 @@ impl Slot {
             self.free += cost;
             *finish = self.free;
         }
+        self.free = self.free.max(arrives);
         if self.queue.is_empty() {
             self.free += self.overhead;
         }

@@ -440,3 +440,101 @@ fn late_device_gets_work_again_after_it_stops() {
     let held = bed.machine.live_leases();
     assert!(held.iter().any(|(m, _)| *m == MemberId(1)), "{held:?} {out:?}");
 }
+
+/// A round of one microbatch under older parameters, and the next step with two under the newest, on one device.
+fn delayed() -> Bed {
+    let mut bed =
+        Bed { machine: Machine::new(Config { delay: 1, ..Config::default() }), now: Duration::ZERO };
+    bed.event(Event::Parameters { after: 3, hash: OLDER });
+    bed.event(Event::Parameters { after: 4, hash: HASH });
+    bed.join(0, &["a"]);
+    bed.event(Event::Begin(Round::of(Kind::Train, vec![100])));
+    bed.event(Event::Ahead(vec![100, 100]));
+    bed.now += Duration::from_millis(1);
+    bed
+}
+
+const OLDER: Hash = [6; 32];
+
+fn older(message: From) -> From {
+    match message {
+        From::Announce { lease, micros, memory, .. } => {
+            From::Announce { lease, parameters: OLDER, micros, memory }
+        }
+        From::Sum { sum, step, leases, loss, weight, targets, rewards, traffic, .. } => {
+            From::Sum { sum, step, leases, loss, weight, targets, rewards, parameters: OLDER, traffic }
+        }
+        other => other,
+    }
+}
+
+fn announced(lease: LeaseId) -> From {
+    From::Announce { lease, parameters: HASH, micros: 1000, memory: 0 }
+}
+
+#[test]
+fn next_step_is_computed_while_a_sum_is_on_its_way() {
+    let mut bed = delayed();
+    let out = bed.said(0, older(announced(1)));
+    assert_eq!(said(&out, 0), [To::Grant { lease: 1 }, To::Flush { step: 5 }]);
+    assert_eq!(leased(&out, 0), [2, 3], "the device computes the next step meanwhile");
+    assert_eq!(said(&bed.said(0, announced(2)), 0), [To::Grant { lease: 2 }]);
+    let out = bed.said(0, older(sum_of(1, 5, &[1])));
+    assert!(done(&out) && said(&out, 0) == [To::SumTaken { sum: 1 }]);
+    bed.event(Event::Parameters { after: 5, hash: [8; 32] });
+    let out = bed.event(Event::Begin(Round::of(Kind::Train, vec![100, 100])));
+    assert_eq!((leased(&out, 0), said(&out, 0)), (vec![], vec![]), "lease 3 is still in work");
+    let out = bed.said(0, announced(3));
+    assert_eq!(said(&out, 0), [To::Grant { lease: 3 }, To::Flush { step: 6 }]);
+    assert_eq!(said(&bed.said(0, older(announced(1))), 0), [To::Deny { lease: 1 }], "its step is over");
+    assert!(done(&bed.said(0, sum_of(2, 6, &[2, 3]))));
+}
+
+#[test]
+fn a_sum_of_two_steps_expels_its_sender() {
+    for message in [sum_of(1, 5, &[1, 2]), sum_of(1, 6, &[2]), sum_of(1, 5, &[2])] {
+        let mut bed = delayed();
+        bed.said(0, older(announced(1)));
+        bed.said(0, announced(2));
+        let (of_next, out) = (message == sum_of(1, 6, &[2]), bed.said(0, older(message)));
+        // That of another step is dropped: after a round it may be late.
+        assert_eq!((expelled(&out, 0), done(&out)), (!of_next, false), "{out:?}");
+    }
+    let mut bed = delayed();
+    assert!(expelled(&bed.said(0, announced(1)), 0), "it is computed with the older parameters");
+    let mut bed = delayed();
+    bed.said(0, older(announced(1)));
+    assert!(expelled(&bed.said(0, older(announced(2))), 0), "it is computed with the newest parameters");
+}
+
+#[test]
+fn a_bad_value_of_the_next_step_waits_for_that_step() {
+    let mut bed = delayed();
+    bed.join(1, &["a"]);
+    bed.said(0, older(announced(1)));
+    let fault = Trouble::Value { tensor: "q".into(), value: f64::NAN };
+    let out = bed.said(0, From::Fault { lease: 2, fault });
+    assert!(said(&out, 0).is_empty() && bed.machine.recheck.is_none(), "{out:?}");
+    assert!(done(&bed.said(0, older(sum_of(1, 5, &[1])))));
+    bed.event(Event::Parameters { after: 5, hash: [8; 32] });
+    let out = bed.event(Event::Begin(Round::of(Kind::Train, vec![100, 100])));
+    let again = |a: &Action| matches!(a, Action::Lease { item: 0, purpose: Purpose::Recheck, .. });
+    assert!(bed.machine.recheck.is_some() && out.iter().any(again), "{out:?}");
+}
+
+#[test]
+fn work_of_both_steps_is_leased_again_if_its_member_is_lost() {
+    let mut bed = delayed();
+    bed.said(0, older(announced(1)));
+    bed.said(0, announced(2));
+    bed.join(1, &["a"]);
+    let out = bed.event(Event::Lost { member: MemberId(0), reason: String::new() });
+    let own = |bed: &Bed, lease| bed.machine.round.as_ref().is_some_and(|round| round.owns(lease));
+    let [first] = leased(&out, 1)[..] else { panic!("{out:?}") };
+    assert!(own(&bed, first), "the older step comes first");
+    bed.now += Duration::from_millis(1);
+    let out = bed.said(1, older(announced(first)));
+    assert_eq!(said(&out, 1), [To::Grant { lease: first }, To::Flush { step: 5 }]);
+    let next = leased(&out, 1);
+    assert!(next.len() == 2 && next.iter().all(|&lease| !own(&bed, lease)), "{out:?}");
+}

@@ -29,6 +29,18 @@ impl Machine {
         self.recheck.as_ref().map(|_| next(self.elsewhere()))
     }
 
+    /// Whether a bad value is one of the next step: then it is reported when that step is the round. Its item is not
+    /// leased again until then.
+    pub(super) fn postpones(&mut self, lease: LeaseId, held: &Held, (tensor, value): (&str, f64)) -> bool {
+        let Some(round) = self.round.as_mut().filter(|r| r.ledger.is_ahead(held.item)) else { return false };
+        if let Some(next) = &mut round.next {
+            next.bad.get_or_insert((lease, tensor.to_string(), value));
+        }
+        let now = self.now;
+        self.fleet.device_mut(held.device).map(|d| d.leaves(lease, now));
+        true
+    }
+
     /// A device found a bad value in a lease. The ledger has ended that lease already.
     pub(super) fn bad_value(&mut self, lease: LeaseId, held: &Held, (tensor, value): (&str, f64)) {
         let bad = Bad { place: self.fleet.place(held.device), tensor: tensor.to_string(), value };

@@ -251,7 +251,7 @@ impl Machine {
     fn decide(&mut self, item: usize, check: &Check, verdict: Option<Hash>) {
         let Some(round) = &mut self.round else { return };
         round.tally.checked += 1;
-        let step = round.step();
+        let step = round.step;
         let (right, wrong): (Vec<&Opinion>, Vec<&Opinion>) =
             check.opinions.iter().partition(|o| o.digest == verdict);
         for opinion in &right {
@@ -347,7 +347,7 @@ impl Machine {
     /// Counts everything at the end of a round in which all items were delivered and no check is open.
     pub(super) fn count_delivered(&mut self) {
         let Some(round) = &self.round else { return };
-        let (step, items) = (round.step(), round.ledger.items().len());
+        let (step, items) = (round.step, round.ledger.items().len());
         if self.checking.delivered.len() < items || !self.checking.checks.is_empty() {
             return;
         }

@@ -8,7 +8,7 @@ use super::super::message::{Lease, Packed, ToCoordinator, ToWorker, Work};
 use super::Micros;
 use super::truth::{self, Plan, Values, WIDTH};
 use crate::model::stage::{LossSums, Microbatch, Sampling};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// The state that survives a killed coordinator.
@@ -17,6 +17,8 @@ pub struct Disk {
     pub epoch: u64,
     pub step: u64,
     pub parameters: Values,
+    /// Those before the last step.
+    pub before: Values,
 }
 
 /// The actions that the world carries out.
@@ -78,6 +80,12 @@ pub struct Driver {
     pub disk: Disk,
     step: u64,
     parameters: Values,
+    /// Those before the last step.
+    before: Values,
+    /// Members that have both.
+    served: BTreeSet<MemberId>,
+    /// The microbatches of the next step, once it has begun.
+    ahead: Vec<Microbatch>,
     /// Rounds of this step that are still to come.
     tasks: VecDeque<Task>,
     task: Task,
@@ -113,6 +121,9 @@ impl Driver {
             plan: plan.clone(),
             step: disk.step,
             parameters: disk.parameters,
+            before: disk.before,
+            served: BTreeSet::new(),
+            ahead: vec![],
             disk,
             tasks: VecDeque::new(),
             task: Task::Prompt(vec![]),
@@ -129,6 +140,10 @@ impl Driver {
             notes: vec![],
             acts: vec![],
         };
+        if driver.is_delayed() {
+            let hash = truth::hash(&driver.before);
+            driver.event(Event::Parameters { after: driver.step - 1, hash }, now);
+        }
         driver.step_begins(now);
         driver
     }
@@ -191,8 +206,12 @@ impl Driver {
         match action {
             Action::SendParameters { member } => self.send_parameters(member),
             Action::Lease { device, lease, item, purpose } => {
-                let (after, of) = (self.step, self.task.round().tokens.len() as u32);
-                let work = self.task.work(item, purpose);
+                let (task, count) = (&self.task, self.task.round().tokens.len());
+                let older = u64::from(self.is_delayed() && task.round().kind == Kind::Train);
+                let (after, of, work) = match item.checked_sub(count) {
+                    None => (self.step - older, count as u32, task.work(item, purpose)),
+                    Some(at) => (self.step, self.ahead.len() as u32, Work::Train(self.ahead[at].clone())),
+                };
                 let lease = Lease { lease, device: device.index, after, of, work };
                 self.acts.push(Act::Send(device.member, ToWorker::Lease(Box::new(lease))));
             }
@@ -233,17 +252,25 @@ impl Driver {
         }
     }
 
+    /// Whether a step is computed with other parameters than the newest.
+    fn is_delayed(&self) -> bool {
+        self.plan.delay > 0 && self.step > 0
+    }
+
     fn send_parameters(&mut self, member: MemberId) {
-        let bytes = truth::bytes(&self.parameters).into();
-        let (step, hash) = (self.step, truth::hash(&self.parameters));
-        self.acts.push(Act::Send(member, ToWorker::ParametersPiece { step, offset: 0, bytes }));
-        self.acts.push(Act::Send(member, ToWorker::Parameters { step, hash }));
+        let older = self.served.insert(member) && self.is_delayed();
+        let older = older.then(|| (self.step - 1, self.before));
+        for (step, values) in older.into_iter().chain([(self.step, self.parameters)]) {
+            let (bytes, hash) = (truth::bytes(&values).into(), truth::hash(&values));
+            self.acts.push(Act::Send(member, ToWorker::ParametersPiece { step, offset: 0, bytes }));
+            self.acts.push(Act::Send(member, ToWorker::Parameters { step, hash }));
+        }
     }
 
     /// Queues the rounds under the current parameters: an evaluation and prompts at some steps, then the training
     /// step.
     fn step_begins(&mut self, now: Micros) {
-        if self.step.is_multiple_of(3) && self.plan.evals > 0 {
+        if self.evaluates_after(self.step) {
             self.tasks.push_back(Task::Eval(self.plan.eval(self.step)));
             let prompts = (0..self.plan.prompts).map(|i| self.plan.prompt(i)).collect();
             self.tasks.push_back(Task::Prompt(prompts));
@@ -256,14 +283,33 @@ impl Driver {
         self.next_round(now);
     }
 
+    fn evaluates_after(&self, step: u64) -> bool {
+        step.is_multiple_of(3) && self.plan.evals > 0
+    }
+
+    /// Begins the step after the one that has begun, unless an evaluation comes between them.
+    fn step_begins_ahead(&mut self, now: Micros) {
+        let step = self.step + 1;
+        if self.plan.delay > 0 && step < self.plan.steps && !self.evaluates_after(step) {
+            self.ahead = self.plan.train(step + 1);
+            let tokens = self.ahead.iter().map(|b| b.ids.len() as u64).collect();
+            self.event(Event::Ahead(tokens), now);
+        }
+    }
+
     fn next_round(&mut self, now: Micros) {
+        self.ahead.clear();
         (self.total, self.loss, self.targets) = ([0; WIDTH], 0, 0);
         self.results.clear();
         match self.tasks.pop_front() {
             Some(task) => {
                 let round = task.round();
+                let (step, trains) = (self.step, round.kind == Kind::Train);
                 self.task = task;
                 self.event(Event::Begin(round), now);
+                if trains && self.step == step {
+                    self.step_begins_ahead(now);
+                }
             }
             None => self.outcome = Outcome::Done(self.parameters),
         }
@@ -272,31 +318,34 @@ impl Driver {
     /// The oracle: the result of the round equals that of a single worker.
     fn round_is_done(&mut self, tally: Tally, now: Micros) {
         assert!(self.arriving.values().all(Vec::is_empty), "nothing is half taken at the end of a round");
-        let parameters = &self.parameters;
+        let parameters = self.parameters;
         let (kind, counted) = (self.task.round().kind, tally.classes.values().sum::<u64>());
         assert_eq!(counted, self.task.round().tokens.len() as u64, "every item once, in the tally too");
         match &self.task {
             Task::Train(batches) => {
-                let (sum, loss) = self.plan.whole(parameters, self.step + 1);
+                let with = if self.is_delayed() { &self.before } else { &parameters };
+                let (sum, loss) = self.plan.whole(with, self.step + 1);
                 assert_eq!(self.targets, batches.len() as u64, "every microbatch once");
                 let equal = (self.total, self.loss) == (sum, loss);
                 assert!(equal || self.tolerates, "the step's sums are one worker's");
             }
             Task::Eval(batches) => {
-                let all = batches.iter().map(|b| Result::Score(truth::score(parameters, b)));
+                let all = batches.iter().map(|b| Result::Score(truth::score(&parameters, b)));
                 assert!(all.eq(std::mem::take(&mut self.results).into_values()), "scores are one worker's");
             }
             Task::Prompt(prompts) => {
-                let all = prompts.iter().map(|p| Result::Answer(truth::answer(parameters, p)));
+                let all = prompts.iter().map(|p| Result::Answer(truth::answer(&parameters, p)));
                 assert!(all.eq(std::mem::take(&mut self.results).into_values()), "answers are one worker's");
             }
         }
         self.tallies.push((kind, tally));
         if kind == Kind::Train {
-            self.parameters = truth::stepped(parameters, &self.total);
+            self.before = parameters;
+            self.parameters = truth::stepped(&parameters, &self.total);
             self.step += 1;
             if self.step.is_multiple_of(2) {
-                self.disk = Disk { epoch: self.disk.epoch, step: self.step, parameters: self.parameters };
+                let Driver { step, parameters, before, .. } = *self;
+                self.disk = Disk { epoch: self.disk.epoch, step, parameters, before };
                 self.acts.push(Act::Busy);
             }
             return self.step_begins(now);

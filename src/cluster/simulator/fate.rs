@@ -60,6 +60,8 @@ pub struct Fate {
     pub verify: f64,
     /// A worker whose results are wrong.
     pub liar: Option<(usize, Forgery)>,
+    /// Number of steps by which gradients are delayed.
+    pub delay: u64,
 }
 
 impl Fate {
@@ -101,6 +103,7 @@ impl Fate {
             cheats: Cheats::No,
             verify: 0.0,
             liar: None,
+            delay: 0,
         };
         let calm = d.chance(0.15);
         let blows = if calm { 0 } else { d.between(1, 8) };
@@ -151,7 +154,8 @@ impl Fate {
     }
 
     pub fn plan(&self) -> Plan {
-        Plan { seed: self.seed, steps: self.steps, items: self.items, evals: 5, prompts: 2, bad: self.bad }
+        let Fate { seed, steps, items, bad, delay, .. } = *self;
+        Plan { seed, steps, items, evals: 5, prompts: 2, bad, delay }
     }
 
     /// Time that all devices together need for the training alone.

@@ -25,6 +25,7 @@ fn fate(speeds: &[f64], delay: Micros, items: usize) -> Fate {
         cheats: Cheats::No,
         verify: 0.0,
         liar: None,
+        delay: 0,
     }
 }
 
@@ -148,6 +149,17 @@ fn idle_device_is_measured_again() {
             _ => assert!((2..=4).contains(&did), "{did} microbatches that everybody waited for"),
         }
     }
+}
+
+/// Sums and parameters travel while the next step is computed, but for every third step, which an evaluation follows.
+#[test]
+fn delayed_steps_hide_the_network() {
+    let slow = fate(&[100.0, 100.0], 20 * MILLI, 16);
+    let wall =
+        |fate: &Fate| live(fate).train.iter().map(|t| (t.computing + t.exposed).as_secs_f64()).sum::<f64>();
+    let (sync, delayed) = (wall(&slow), wall(&Fate { delay: 1, ..slow.clone() }));
+    println!("{sync:.3} s of training, {delayed:.3} s with delayed steps");
+    assert!(delayed < 0.75 * sync, "{delayed:.3} of {sync:.3} s");
 }
 
 fn pace(times: f64) -> Blow {

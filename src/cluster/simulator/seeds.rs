@@ -2,16 +2,10 @@
 
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
-use super::truth::{self, Plan, Values};
 use super::worker::{Cheats, Forgery, Ill};
 use super::world::{Report, Voice, World};
 use crate::cluster::machine::{Again, Verify};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// The parameters that a single worker computes for the plan.
-pub fn alone(plan: &Plan) -> Values {
-    (1..=plan.steps).fold(truth::initial(), |p, step| truth::stepped(&p, &plan.whole(&p, step).0))
-}
 
 fn judge(fate: &Fate, report: &Report) -> Result<(), String> {
     if !report.wronged.is_empty() {
@@ -20,7 +14,7 @@ fn judge(fate: &Fate, report: &Report) -> Result<(), String> {
     let ill = fate.blows.iter().any(|(_, b)| matches!(b, Blow::Ill { ill: Ill::Bad, .. }));
     match &report.outcome {
         Outcome::Done(_) if fate.bad.is_some() => Err("a bad value went unnoticed".into()),
-        Outcome::Done(parameters) if *parameters != alone(&fate.plan()) && !fate.tolerates() => {
+        Outcome::Done(parameters) if *parameters != fate.plan().alone() && !fate.tolerates() => {
             Err("other parameters than one worker's".into())
         }
         Outcome::Done(_) => Ok(()),
@@ -99,6 +93,17 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
     check(0..number("FINETUNE_SEEDS").unwrap_or(2000), silent(Fate::of));
 }
 
+/// The next step is computed while sums of the one before it are on their way.
+#[test]
+fn delayed_runs_end_with_the_bits_of_one_worker() {
+    let fate = |seed| Fate { delay: 1, ..Fate::of(seed) };
+    if let Some(seed) = number("FINETUNE_SEED") {
+        let report = live(&fate(seed), Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        return println!("seed {seed}: {:?} after {} us", report.outcome, report.time);
+    }
+    check(0..number("FINETUNE_SEEDS").unwrap_or(2000), silent(fate));
+}
+
 /// Every microbatch is computed again: a forged result of any worker changes no bit, and no honest one is taken out.
 #[test]
 fn liars_change_no_bit_where_all_is_checked() {
@@ -143,6 +148,9 @@ fn a_liar_is_found_after_the_expected_number() {
 #[test]
 fn adding_denied_leases_is_detected() {
     let fates = (0..60).map(|seed| Fate { cheats: Cheats::Yes, ..Fate::of(seed) });
-    let seen: Vec<String> = fates.filter_map(|fate| live(&fate, Voice::Silent).err()).collect();
-    assert!(seen.iter().any(|why| why.contains("sums are one worker's")), "{seen:?}");
+    let delayed = (0..60).map(|seed| Fate { cheats: Cheats::Yes, delay: 1, ..Fate::of(seed) });
+    for fates in [fates.collect::<Vec<_>>(), delayed.collect()] {
+        let seen: Vec<String> = fates.iter().filter_map(|fate| live(fate, Voice::Silent).err()).collect();
+        assert!(seen.iter().any(|why| why.contains("sums are one worker's")), "{seen:?}");
+    }
 }

@@ -108,6 +108,8 @@ pub struct Plan {
     pub prompts: usize,
     /// The step and item whose values are bad on every device.
     pub bad: Option<(u64, usize)>,
+    /// Number of steps by which gradients are delayed.
+    pub delay: u64,
 }
 
 impl Plan {
@@ -138,6 +140,16 @@ impl Plan {
 
     pub fn is_bad(&self, batch: &Microbatch) -> bool {
         self.bad == Some((batch.step, batch.rows[0] as usize))
+    }
+
+    /// The parameters that a single worker computes.
+    pub fn alone(&self) -> Values {
+        let (mut before, mut now) = (initial(), initial());
+        for step in 1..=self.steps {
+            let with = if self.delay > 0 { before } else { now };
+            before = std::mem::replace(&mut now, stepped(&now, &self.whole(&with, step).0));
+        }
+        now
     }
 
     /// The gradient and loss of a step, by one worker in order.

@@ -95,17 +95,32 @@ impl Engine {
 struct Waiting {
     values: Values,
     loss: i128,
+    step: u64,
+    /// Hash of the parameters of its lease.
+    parameters: Hash,
     /// Its announcement, repeated unchanged.
     announce: ToCoordinator,
     said: Micros,
 }
 
-struct Untaken {
+/// A sum of a step.
+#[derive(Default)]
+struct Sum {
+    /// Its number, once it was sent.
     number: u64,
     step: u64,
     leases: Vec<LeaseId>,
     values: Values,
     loss: i128,
+    parameters: Hash,
+}
+
+/// The step that a lease is of; for an evaluation the one before.
+fn step_of(lease: &Lease) -> u64 {
+    match &lease.work {
+        Work::Train(batch) | Work::Recheck(batch) | Work::Verify(batch) => batch.step,
+        _ => lease.after,
+    }
 }
 
 pub struct Worker {
@@ -122,17 +137,18 @@ pub struct Worker {
     /// Whether its copy of the parameters is damaged.
     pub damaged: bool,
     pieces: Vec<i64>,
-    held: Option<(u64, Values)>,
+    /// Parameters by their steps, the newest last.
+    held: Vec<(u64, Values)>,
     seen: BTreeSet<LeaseId>,
     waiting: BTreeMap<LeaseId, Waiting>,
-    sum: Values,
-    loss: i128,
-    leases: Vec<LeaseId>,
-    untaken: Option<Untaken>,
+    /// The running sum of each step.
+    running: BTreeMap<u64, Sum>,
+    untaken: Option<Sum>,
     /// Sums of one microbatch that are not taken.
-    singles: Vec<Untaken>,
+    singles: Vec<Sum>,
     sums: u64,
-    flush: bool,
+    /// The step whose sum was requested.
+    flush: Option<u64>,
     out: Vec<Effect>,
 }
 
@@ -149,16 +165,14 @@ impl Worker {
             forgeries: 0,
             damaged: false,
             pieces: vec![],
-            held: None,
+            held: vec![],
             seen: BTreeSet::new(),
             waiting: BTreeMap::new(),
-            sum: [0; WIDTH],
-            loss: 0,
-            leases: vec![],
+            running: BTreeMap::new(),
             untaken: None,
             singles: vec![],
             sums: 0,
-            flush: false,
+            flush: None,
             out: vec![],
         }
     }
@@ -174,28 +188,25 @@ impl Worker {
     pub fn hears(&mut self, message: ToWorker, now: Micros) -> Vec<Effect> {
         match message {
             ToWorker::ParametersPiece { bytes, .. } => self.pieces.extend(truth::values(&bytes)),
-            ToWorker::Parameters { step, hash } => self.parameters(step, hash),
+            ToWorker::Parameters { step, hash } => self.parameters((step, hash), now),
             ToWorker::Lease(lease) => self.lease(*lease, now),
             ToWorker::Grant { lease } => {
                 if let Some(w) = self.waiting.remove(&lease) {
-                    truth::add(&mut self.sum, &w.values);
-                    self.loss += w.loss;
-                    self.leases.push(lease);
+                    self.add(lease, &w);
                 }
                 self.flush_if_due();
             }
             ToWorker::Deliver { lease } => {
-                if let (Some(w), Some((after, _))) = (self.waiting.remove(&lease), self.held) {
+                if let Some(Waiting { values, loss, step, parameters, .. }) = self.waiting.remove(&lease) {
                     self.sums += 1;
-                    let Waiting { values, loss, .. } = w;
-                    let (number, step, leases) = (self.sums, after + 1, vec![lease]);
-                    self.singles.push(Untaken { number, step, leases, values, loss });
+                    let (number, leases) = (self.sums, vec![lease]);
+                    self.singles.push(Sum { number, step, leases, values, loss, parameters });
                     self.send_sum(Some(self.singles.len() - 1));
                 }
             }
             ToWorker::Deny { lease } => {
                 if let Some(w) = self.waiting.remove(&lease).filter(|_| self.cheats == Cheats::Yes) {
-                    truth::add(&mut self.sum, &w.values);
+                    truth::add(&mut self.running.entry(w.step).or_default().values, &w.values);
                 }
                 self.flush_if_due();
             }
@@ -218,18 +229,36 @@ impl Worker {
         std::mem::take(&mut self.out)
     }
 
-    /// New parameters: all unfinished work belongs to a step that is over.
-    fn parameters(&mut self, step: u64, hash: Hash) {
+    /// Adds a granted gradient to the sum of its step.
+    fn add(&mut self, lease: LeaseId, w: &Waiting) {
+        let sum = self.running.entry(w.step).or_default();
+        (sum.step, sum.parameters) = (w.step, w.parameters);
+        truth::add(&mut sum.values, &w.values);
+        sum.loss += w.loss;
+        sum.leases.push(lease);
+    }
+
+    /// New parameters: all unfinished work of steps up to theirs is over.
+    fn parameters(&mut self, (step, hash): (u64, Hash), now: Micros) {
         let values: Values = std::mem::take(&mut self.pieces).try_into().expect("all pieces came, in order");
         assert_eq!(truth::hash(&values), hash, "the parameters arrived whole");
-        self.held = Some((step, values));
-        (self.sum, self.loss, self.flush, self.untaken) = ([0; WIDTH], 0, false, None);
-        self.leases.clear();
-        self.singles.clear();
-        self.waiting.clear();
+        self.held.retain(|(held, _)| *held < step && held + self.plan.delay >= step);
+        self.held.push((step, values));
+        self.running.retain(|of, _| *of > step);
+        self.flush.take_if(|of| *of <= step);
+        self.untaken.take_if(|sum| sum.step <= step);
+        self.singles.retain(|sum| sum.step > step);
+        self.waiting.retain(|_, w| w.step > step);
         self.seen.clear();
-        self.engines.iter_mut().for_each(|e| (e.current, e.queue) = (None, VecDeque::new()));
-        (0..self.engines.len()).for_each(|d| self.ask(d));
+        for engine in &mut self.engines {
+            engine.current.take_if(|(lease, _)| step_of(lease) <= step);
+            engine.queue.retain(|lease| step_of(lease) > step);
+        }
+        for device in 0..self.engines.len() {
+            self.ask(device);
+            self.next(device, now);
+        }
+        self.flush_if_due();
     }
 
     fn ask(&mut self, device: usize) {
@@ -243,7 +272,7 @@ impl Worker {
     }
 
     fn lease(&mut self, lease: Lease, now: Micros) {
-        if self.held.is_none_or(|(step, _)| step != lease.after) || !self.seen.insert(lease.lease) {
+        if self.held.iter().all(|(step, _)| *step != lease.after) || !self.seen.insert(lease.lease) {
             return;
         }
         let device = usize::from(lease.device);
@@ -275,7 +304,10 @@ impl Worker {
     }
 
     fn result(&mut self, device: usize, held: Lease, micros: u64, now: Micros) {
-        let (lease, (_, mut values)) = (held.lease, self.held.expect("leases follow parameters"));
+        let (lease, step) = (held.lease, step_of(&held));
+        let with = self.held.iter().find(|(step, _)| *step == held.after);
+        let mut values = with.expect("leases follow parameters").1;
+        let whole = truth::hash(&values);
         if self.damaged {
             values[1] ^= 1 << 40;
         }
@@ -302,7 +334,9 @@ impl Worker {
                 self.forgeries += u64::from(given != values);
                 let values = given;
                 let announce = ToCoordinator::Announce { lease, parameters, micros, memory: 0 };
-                self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
+                let (parameters, said) = (whole, now);
+                let waiting = Waiting { values, loss, step, parameters, announce: announce.clone(), said };
+                self.waiting.insert(lease, waiting);
                 self.send(announce);
             }
             Work::Eval(batch) | Work::Predict(batch) => {
@@ -358,10 +392,10 @@ impl Worker {
     }
 
     fn flush(&mut self, step: u64) {
-        if self.held.is_none_or(|(after, _)| after + 1 != step) {
+        if self.held.last().is_none_or(|(after, _)| step <= *after) {
             return;
         }
-        self.flush = true;
+        self.flush = Some(step);
         (0..self.singles.len()).for_each(|at| self.send_sum(Some(at)));
         if self.untaken.is_some() {
             return self.send_sum(None);
@@ -370,22 +404,24 @@ impl Worker {
     }
 
     fn flush_if_due(&mut self) {
-        if !self.flush || self.untaken.is_some() || !self.waiting.is_empty() {
+        let Some(step) = self.flush else { return };
+        if self.untaken.is_some() || self.waiting.values().any(|w| w.step == step) {
             return;
         }
-        self.flush = false;
-        let Some((after, _)) = self.held.filter(|_| !self.leases.is_empty()) else { return };
+        self.flush = None;
+        if self.running.get(&step).is_none_or(|sum| sum.leases.is_empty()) {
+            return;
+        }
         self.sums += 1;
-        let (leases, values) = (std::mem::take(&mut self.leases), std::mem::take(&mut self.sum));
-        let loss = std::mem::take(&mut self.loss);
-        self.untaken = Some(Untaken { number: self.sums, step: after + 1, leases, values, loss });
+        self.untaken = self.running.remove(&step).map(|sum| Sum { number: self.sums, ..sum });
         self.send_sum(None);
     }
 
     /// Sends the untaken sum, or a sum of one microbatch.
     fn send_sum(&mut self, single: Option<usize>) {
         let untaken = single.map_or(self.untaken.as_ref(), |at| self.singles.get(at));
-        let (Some(u), Some((_, parameters))) = (untaken, self.held) else { return };
+        let Some(u) = untaken else { return };
+        let parameters = u.parameters;
         let targets = u.leases.len() as u64;
         let (sum, step, leases, loss) = (u.number, u.step, u.leases.clone(), u.loss);
         let (first, second) = u.values.split_at(WIDTH / 2);
@@ -397,7 +433,6 @@ impl Worker {
         };
         let pieces = [piece(0, first), piece(WIDTH / 2, second)];
         pieces.into_iter().for_each(|p| self.send(p));
-        let parameters = truth::hash(&parameters);
         self.send(ToCoordinator::Sum {
             sum,
             step,
@@ -421,7 +456,8 @@ impl Worker {
         again.into_iter().for_each(|m| self.send(m));
         for device in 0..self.engines.len() {
             let engine = &self.engines[device];
-            if self.asks_again && self.held.is_some() && engine.current.is_none() && engine.queue.is_empty() {
+            if self.asks_again && !self.held.is_empty() && engine.current.is_none() && engine.queue.is_empty()
+            {
                 self.ask(device);
             }
         }

@@ -115,7 +115,7 @@ impl World {
             plan: fate.plan(),
             agenda: Agenda::default(),
             driver: None,
-            disk: Disk { epoch: 0, step: 0, parameters: truth::initial() },
+            disk: Disk { epoch: 0, step: 0, parameters: truth::initial(), before: truth::initial() },
             busy: 0,
             hosts: fate.workers.iter().map(host).collect(),
             wires: BTreeMap::new(),
@@ -256,6 +256,7 @@ impl World {
             patience: Duration::from_secs(5),
             recheck: Duration::from_secs(if self.fate.verify > 0.0 { 100 } else { 20 }),
             verify: (self.fate.verify > 0.0).then(|| Verify::new(self.fate.verify, key)),
+            delay: self.fate.delay,
             ..Config::default()
         };
         let mut driver = Driver::new(&self.plan, config, self.disk.clone(), self.agenda.now);

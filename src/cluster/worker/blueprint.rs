@@ -46,6 +46,8 @@ pub struct Shape {
     pub sum_bits: u32,
     /// Whether moments come with the parameters, for islands.
     pub moments: bool,
+    /// Number of parameters before the newest that a conversation keeps, for delayed gradients.
+    pub delay: u64,
     /// The part that is built here; `None` for the whole model.
     pub portion: Option<Portion>,
 }
@@ -94,6 +96,7 @@ impl Shape {
             dtype: None,
             sum_bits: 0,
             moments: false,
+            delay: 0,
             portion: None,
         }
     }
@@ -110,6 +113,7 @@ impl Shape {
             dtype: manifest.dtype.clone(),
             sum_bits: manifest.sum_bits,
             moments: manifest.moments,
+            delay: manifest.delay,
             portion: None,
         }
     }

@@ -40,7 +40,6 @@ pub(super) enum Report {
     /// A training microbatch is computed and checked, and waits to be granted.
     Trained {
         lease: LeaseId,
-        after: u64,
         finished: Finished,
         parameters: Hash,
         micros: u64,
@@ -269,7 +268,7 @@ impl DeviceWorker {
             Work::Train(_) | Work::Island(_) => {
                 let (finished, micros) = (self.trained(job, began)?, micros(began));
                 let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
-                Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
+                Ok(Report::Trained { lease, finished, parameters, micros, memory })
             }
             Work::Verify(_) | Work::VerifyIsland(_) => {
                 let (finished, micros) = (self.trained(job, began)?, micros(began));

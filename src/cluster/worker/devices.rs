@@ -178,6 +178,11 @@ impl DeviceThreads {
         self.of.1.sum_bits > 0
     }
 
+    /// Number of parameters before the newest that a conversation keeps.
+    pub fn delay(&self) -> u64 {
+        self.of.1.delay
+    }
+
     /// The number of leases that a device computes at the same time.
     pub fn together(&self, device: u16) -> u16 {
         self.queues.get(usize::from(device)).map_or(1, |queue| queue.together())

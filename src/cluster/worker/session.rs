@@ -34,7 +34,9 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// An announced microbatch that waits to be granted or denied.
 struct Waiting {
     finished: Finished,
-    after: u64,
+    step: u64,
+    /// Hash of the parameters that it was computed with.
+    parameters: Hash,
     announced: Instant,
     message: ToCoordinator,
 }
@@ -58,14 +60,20 @@ pub(super) struct Session<'a, 'w> {
     say: &'a dyn Fn(&str),
     see: &'a dyn Fn(Sight<'_>),
     share: &'a Cell<Share>,
-    /// Tokens of the microbatches that were leased in this step.
-    tokens: BTreeMap<LeaseId, u64>,
+    /// Step and tokens of the microbatches that were leased, of steps that are not complete.
+    leased: BTreeMap<LeaseId, (u64, u64)>,
     /// Number of values of the flat layout.
     len: usize,
     arriving: Arriving,
-    parameters: Option<Arc<Parameters>>,
+    /// The newest parameters, and before them those of earlier steps that delayed gradients are computed with.
+    parameters: Vec<Arc<Parameters>>,
     waiting: BTreeMap<LeaseId, Waiting>,
-    running: Running,
+    /// The sums of steps that are not complete.
+    sums: Vec<Running>,
+    /// Sums of earlier steps, whose memory is used again.
+    spare: Vec<Running>,
+    /// Number of the last sum.
+    sent: u64,
     /// The step whose sum is sent once no announcement is unanswered.
     flush: Option<u64>,
     /// Whether each device is up.
@@ -97,12 +105,14 @@ impl<'a, 'w> Session<'a, 'w> {
             say,
             see,
             share,
-            tokens: BTreeMap::new(),
+            leased: BTreeMap::new(),
             len,
             arriving: Arriving::default(),
-            parameters: None,
+            parameters: Vec::new(),
             waiting: BTreeMap::new(),
-            running: Running::new(if threads.rounds() { Form::Fixed } else { Form::Single }),
+            sums: Vec::new(),
+            spare: Vec::new(),
+            sent: 0,
             flush: None,
             up: vec![true; threads.devices.len()],
             late: vec![None; threads.devices.len()],
@@ -154,23 +164,27 @@ impl<'a, 'w> Session<'a, 'w> {
                 self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
             }
             ToWorker::ParametersChange { step, offset, len, packed, .. } => {
-                let from = self.parameters.as_deref().filter(|held| held.step + 1 == step);
+                let from = self.parameters.last().map(|held| &**held).filter(|held| held.step + 1 == step);
                 self.arriving.change(step, (offset, len), &packed, from).map_err(lost)?;
             }
             ToWorker::Parameters { step, hash } => self.begin(step, hash)?,
             ToWorker::Lease(lease) => self.leased(*lease)?,
             ToWorker::Grant { lease } => {
-                if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
-                    let free = self.running.add(lease, finished, self.threads.busy());
+                if let Some(Waiting { finished, step, parameters, .. }) = self.waiting.remove(&lease) {
+                    let busy = self.threads.busy();
+                    let free = self.sum_of(step, parameters).add(lease, finished, busy);
                     self.free(free);
                     self.counts(lease);
                 }
                 self.flush_now();
             }
             ToWorker::Deliver { lease } => {
-                if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
-                    let Session { running, outbox, .. } = self;
-                    running.single(lease, &finished, &mut |message| outbox.say(message.clone()));
+                if let Some(Waiting { finished, step, parameters, .. }) = self.waiting.remove(&lease) {
+                    self.sent += 1;
+                    let (number, mut messages) = (self.sent, Vec::new());
+                    let running = self.sum_of(step, parameters);
+                    running.single(number, (lease, &finished), &mut |message| messages.push(message.clone()));
+                    messages.into_iter().for_each(|message| self.outbox.say(message));
                     self.threads.buffers.give_back(finished.gradient);
                     self.counts(lease);
                 }
@@ -193,7 +207,7 @@ impl<'a, 'w> Session<'a, 'w> {
                 }
                 self.flush_now();
             }
-            ToWorker::SumTaken { sum } => self.running.taken(sum),
+            ToWorker::SumTaken { sum } => self.sums.iter_mut().for_each(|running| running.taken(sum)),
             // Late pieces of a file, and messages that the link handles.
             ToWorker::Welcome(_)
             | ToWorker::Piece { .. }
@@ -205,7 +219,7 @@ impl<'a, 'w> Session<'a, 'w> {
         Ok(())
     }
 
-    /// New parameters: everything of the previous step is dropped.
+    /// New parameters: everything of steps that are complete is dropped.
     fn begin(&mut self, step: u64, hash: Hash) -> Result<(), Outcome> {
         let mut parameters = self.arriving.take(step, self.len).map_err(lost)?;
         if parameters.hash != hash {
@@ -216,18 +230,26 @@ impl<'a, 'w> Session<'a, 'w> {
             parameters.values.first_mut().into_iter().for_each(|value| *value += 1.0);
             parameters = Parameters::new(step, parameters.values);
         }
-        for lease in self.waiting.keys().copied().collect::<Vec<_>>() {
+        let complete = self.waiting.iter().filter(|(_, w)| w.step <= step).map(|(&lease, _)| lease);
+        for lease in complete.collect::<Vec<_>>() {
             self.forget(lease);
         }
-        let free = self.running.begin(step + 1, parameters.hash);
-        self.free(free);
-        self.parameters = Some(Arc::new(parameters));
-        self.flush = None;
-        self.tokens.clear();
+        while let Some(at) = self.sums.iter().position(|running| running.step() <= step) {
+            let mut running = self.sums.swap_remove(at);
+            let free = running.begin(0, [0; 32]);
+            self.free(free);
+            self.spare.push(running);
+        }
+        // Of the parameters of one step, those that come last count.
+        let delay = self.threads.delay();
+        self.parameters.retain(|held| held.step < step && held.step + delay >= step);
+        self.parameters.push(Arc::new(parameters));
+        self.flush.take_if(|of| *of <= step);
+        self.leased.retain(|_, (of, _)| *of > step);
         self.shows(Share { step, ..self.share.get() });
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
         for ((_, late), device) in up {
-            *late = self.threads.running(device);
+            *late = self.threads.running(device).filter(|lease| !self.leased.contains_key(lease));
             if late.is_none() {
                 self.outbox.say(ask(self.threads, device));
             }
@@ -235,9 +257,21 @@ impl<'a, 'w> Session<'a, 'w> {
         Ok(())
     }
 
+    /// The sum of a step, whose parameters have this hash.
+    fn sum_of(&mut self, step: u64, parameters: Hash) -> &mut Running {
+        let at = self.sums.iter().position(|running| running.step() == step).unwrap_or_else(|| {
+            let form = if self.threads.rounds() { Form::Fixed } else { Form::Single };
+            let mut running = self.spare.pop().unwrap_or_else(|| Running::new(form));
+            running.begin(step, parameters);
+            self.sums.push(running);
+            self.sums.len() - 1
+        });
+        &mut self.sums[at]
+    }
+
     /// A microbatch of this worker counts.
     fn counts(&mut self, lease: LeaseId) {
-        let (share, tokens) = (self.share.get(), self.tokens.remove(&lease).unwrap_or(0));
+        let (share, tokens) = (self.share.get(), self.leased.remove(&lease).map_or(0, |(_, tokens)| tokens));
         let (microbatches, tokens) = (share.microbatches + 1, share.tokens + tokens);
         self.shows(Share { microbatches, tokens, ..share });
     }
@@ -260,14 +294,14 @@ impl<'a, 'w> Session<'a, 'w> {
     fn leased(&mut self, lease: Lease) -> Result<(), Outcome> {
         self.threads.limits.check(&lease.work).map_err(|reason| Outcome::Refused { reason })?;
         let (number, device) = (lease.lease, lease.device);
-        let current = self.parameters.as_ref().filter(|p| p.step == lease.after);
-        let Some(parameters) = current.cloned() else {
+        let held = self.parameters.iter().find(|p| p.step == lease.after);
+        let Some(parameters) = held.cloned() else {
             self.threads.passes_over(device, number);
             self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
             return Ok(());
         };
         if let Work::Train(_) | Work::Island(_) = &lease.work {
-            self.tokens.insert(number, lease.work.tokens());
+            self.leased.insert(number, (step_of(&lease), lease.work.tokens()));
         }
         let reply = self.reply.clone();
         let index = usize::from(device);
@@ -281,11 +315,11 @@ impl<'a, 'w> Session<'a, 'w> {
 
     fn reported(&mut self, device: u16, report: Report) -> Result<(), Outcome> {
         let message = match report {
-            Report::Trained { lease, after, finished, parameters, micros, memory } => {
+            Report::Trained { lease, finished, parameters, micros, memory } => {
                 let message = ToCoordinator::Announce { lease, parameters, micros, memory };
                 let announced = Instant::now();
-                if self.parameters.as_ref().is_some_and(|p| p.step == after) {
-                    let waiting = Waiting { finished, after, announced, message: message.clone() };
+                if let Some(&(step, _)) = self.leased.get(&lease) {
+                    let waiting = Waiting { finished, step, parameters, announced, message: message.clone() };
                     self.waiting.insert(lease, waiting);
                 } else {
                     self.threads.buffers.give_back(finished.gradient);
@@ -357,18 +391,20 @@ impl<'a, 'w> Session<'a, 'w> {
 
     /// Sends the running sum if it was requested and no announcement of its step is unanswered.
     fn flush_now(&mut self) {
-        let Some(step) = self.flush.filter(|step| *step == self.running.step()) else { return };
+        let Some(step) = self.flush else { return };
         // In a line a request names everything that was granted before it, so that the sums of all seats hold the same.
-        if self.line.is_none() && self.waiting.values().any(|w| w.after + 1 == step) {
+        if self.line.is_none() && self.waiting.values().any(|w| w.step == step) {
             return;
         }
         // The request ends here even if the sum is empty: the coordinator asks again after later grants.
         self.flush = None;
-        if self.running.is_empty() {
+        let Session { sums, outbox, sent, .. } = self;
+        let Some(running) = sums.iter_mut().find(|running| running.step() == step && !running.is_empty())
+        else {
             return;
-        }
-        let Session { running, outbox, .. } = self;
-        let free = running.flush(&mut |message| outbox.say(message.clone()));
+        };
+        *sent += 1;
+        let free = running.flush(*sent, &mut |message| outbox.say(message.clone()));
         self.free(free);
     }
 
@@ -378,10 +414,8 @@ impl<'a, 'w> Session<'a, 'w> {
 
     /// Sends a sum again that was sent completely and is requested again.
     fn send_again(&mut self, step: u64) {
-        if step != self.running.step() {
-            return;
-        }
-        for (sum, messages) in self.running.kept() {
+        let of_step = self.sums.iter().filter(|running| running.step() == step);
+        for (sum, messages) in of_step.flat_map(Running::kept) {
             if !self.outbox.is_sending(sum) {
                 messages.iter().for_each(|message| self.outbox.say(message.clone()));
             }
@@ -403,6 +437,11 @@ async fn lost_neighbour(line: &mut Option<Attached>) -> String {
         Some(line) => line.lost().await,
         None => std::future::pending().await,
     }
+}
+
+/// The step that the gradient of a lease belongs to.
+pub(super) fn step_of(lease: &Lease) -> u64 {
+    lease.work.batch().map_or(lease.after + 1, |batch| batch.step)
 }
 
 /// Asks for leases for a device.

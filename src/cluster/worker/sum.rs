@@ -62,7 +62,6 @@ pub(super) struct Running {
     sums: Sums,
     /// Number of gradients in `sums`.
     folded: usize,
-    next: u64,
     /// Sent sums that are not taken yet, by number.
     kept: BTreeMap<u64, Vec<ToCoordinator>>,
 }
@@ -79,7 +78,6 @@ impl Running {
             waiting: Vec::new(),
             sums: Sums::new(0),
             folded: 0,
-            next: 1,
             kept: BTreeMap::new(),
         }
     }
@@ -114,10 +112,13 @@ impl Running {
         if self.waiting.len() < most { Vec::new() } else { self.fold() }
     }
 
-    /// Sends a granted gradient as a sum of its own, which is kept until it is taken.
-    pub fn single(&mut self, lease: LeaseId, finished: &Finished, say: &mut dyn FnMut(&ToCoordinator)) {
-        let sum = self.next;
-        self.next += 1;
+    /// Sends a granted gradient as a sum of its own with this number, which is kept until it is taken.
+    pub fn single(
+        &mut self,
+        sum: u64,
+        (lease, finished): (LeaseId, &Finished),
+        say: &mut dyn FnMut(&ToCoordinator),
+    ) {
         let mut messages: Vec<ToCoordinator> = match self.form {
             Form::Single => sum_chunk::of_gradient(sum, &finished.gradient).collect(),
             Form::Fixed => sum_chunk::of_rounded(sum, &finished.gradient).collect(),
@@ -166,11 +167,9 @@ impl Running {
         self.leases.is_empty()
     }
 
-    /// Sends everything added since the last flush as messages, which are kept until the sum is taken. Returns
-    /// gradient buffers that are free again.
-    pub fn flush(&mut self, say: &mut dyn FnMut(&ToCoordinator)) -> Vec<Vec<f32>> {
-        let sum = self.next;
-        self.next += 1;
+    /// Sends everything added since the last flush as messages of the sum with this number, which are kept until the sum
+    /// is taken. Returns gradient buffers that are free again.
+    pub fn flush(&mut self, sum: u64, say: &mut dyn FnMut(&ToCoordinator)) -> Vec<Vec<f32>> {
         let (waiting, folded, form) = (&self.waiting, self.folded, self.form);
         let cells = if folded == 0 { &[][..] } else { self.sums.cells() };
         let len = waiting.first().map_or_else(|| cells.iter().map(Vec::len).sum(), Vec::len);
@@ -330,7 +329,7 @@ mod tests {
     fn sums_of(len: usize, form: Form, devices: Devices) {
         let mut running = Running::new(form);
         running.begin(1, [7; 32]);
-        let (mut first, counts) = (0, [1u32, 2, 3, 8, 4, 1, 6]);
+        let (mut first, mut sum, counts) = (0, 0, [1u32, 2, 3, 8, 4, 1, 6]);
         {
             for count in counts {
                 let mut expected = Sums::new(len);
@@ -347,7 +346,8 @@ mod tests {
                     running.add(i.into(), one, devices);
                 }
                 let mut messages = Vec::new();
-                let free = running.flush(&mut |message| messages.push(message.clone()));
+                sum += 1;
+                let free = running.flush(sum, &mut |message| messages.push(message.clone()));
                 assert!(free.iter().all(|gradient| gradient.len() == len));
                 let (sums, leases) = total(&messages, len);
                 assert_eq!(running.kept().last().map(|(_, kept)| kept), Some(messages.as_slice()));
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(freed(Devices::Busy), [0, 0, 3, 0, 0, 3]);
         assert_eq!(freed(Devices::Idle), [0, 0, 0, 0, 0, 6]);
         running.add(9, finished(9, 40), Devices::Idle);
-        assert_eq!(running.flush(&mut |_| ()).len(), 1);
+        assert_eq!(running.flush(1, &mut |_| ()).len(), 1);
     }
 
     /// The second group is packed only after a message of the first was sent; otherwise the test times out.

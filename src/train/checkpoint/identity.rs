@@ -80,6 +80,9 @@ impl Identity {
 /// Name of the momentum of islands' outer optimizer, in an identity. A checkpoint with it has a velocity.
 pub const OUTER_MOMENTUM: &str = "outer_momentum";
 
+/// Name of the delay of gradients, in an identity. A checkpoint with it has the parameters before its last step.
+pub const DELAY: &str = "delay";
+
 /// Start of the line about a different number of steps, because no option is named `steps`.
 pub const OTHER_STEPS: &str = "max_steps (or by epochs)";
 

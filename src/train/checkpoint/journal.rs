@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// Largest parameters, moments, residuals and velocity together, in bytes: they are copied for the thread.
+/// Largest parameters, moments, residuals, velocity and parameters before together, in bytes: they are copied for the thread.
 const LARGEST: usize = 64 << 20;
 /// Bytes per second of wall time, so that a disk of flash memory lives long: 170 GB a day.
 const RATE: f64 = 2e6;
@@ -55,7 +55,7 @@ impl<'scope> Journal<'scope> {
     ) -> Option<Self> {
         let AdamW { exp_avg, exp_avg_sq, residual, .. } = &state.optimizer;
         let copied =
-            [&state.parameters, exp_avg, exp_avg_sq, residual, &state.velocity].map(|values| values.len());
+            [&state.parameters, exp_avg, exp_avg_sq, residual, &state.velocity, &state.before].map(Vec::len);
         if size_of::<f32>() * copied.iter().sum::<usize>() > LARGEST {
             return None;
         }

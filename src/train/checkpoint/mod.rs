@@ -12,7 +12,7 @@ mod journal;
 mod read;
 mod write;
 
-pub use identity::{Identity, OTHER_STEPS, OUTER_MOMENTUM, differences};
+pub use identity::{DELAY, Identity, OTHER_STEPS, OUTER_MOMENTUM, differences};
 pub use journal::Journal;
 pub use read::{Checkpoint, find, is_one, newest_adapter, recover};
 pub use write::Saving;
@@ -25,6 +25,8 @@ use serde_json::{Value, json};
 /// Folder of the step journal in the folder of a run.
 pub const JOURNAL: &str = "journal";
 const MOMENTS: &str = "optimizer.safetensors";
+/// Tensor of [`State::before`] in that file.
+const BEFORE: &str = "parameters_before";
 const TRAINER_STATE: &str = "trainer_state.json";
 const RUN_STATE: &str = "run_state.json";
 const SUMS: &str = "blake3sums";
@@ -41,6 +43,8 @@ pub struct State {
     pub optimizer: AdamW,
     /// Velocity of the outer optimizer of islands, in the flat layout; empty without its momentum.
     pub velocity: Vec<f32>,
+    /// Trained values before the last step, if gradients are delayed; else empty.
+    pub before: Vec<f32>,
     /// `log_history` in the format of transformers' trainer_state.json.
     pub history: Vec<Value>,
     /// The last step whose evaluation and prompts are complete.
@@ -61,6 +65,7 @@ impl State {
             parameters,
             optimizer,
             velocity: Vec::new(),
+            before: Vec::new(),
             history,
             looked: None,
             classes,

@@ -1,6 +1,8 @@
 //! Finds and reads a complete checkpoint.
 
-use super::{ADAPTER, Identity, JOURNAL, MOMENTS, OUTER_MOMENTUM, RUN_STATE, SUMS, State, TRAINER_STATE};
+use super::{
+    ADAPTER, BEFORE, DELAY, Identity, JOURNAL, MOMENTS, OUTER_MOMENTUM, RUN_STATE, SUMS, State, TRAINER_STATE,
+};
 use crate::format::FormatError;
 use crate::format::{atomic, safetensors};
 use crate::model::layout::Layout;
@@ -96,10 +98,10 @@ impl Checkpoint {
         if options.update_bits > 0 {
             optimizer.residual = values(&moments, "residual", layout.len())?;
         }
-        let mut velocity = Vec::new();
-        if was.values().contains_key(OUTER_MOMENTUM) {
-            velocity = values(&moments, "velocity", layout.len())?;
-        }
+        let named = |name: &str, of: &str| match was.values().contains_key(of) {
+            true => values(&moments, name, layout.len()),
+            false => Ok(Vec::new()),
+        };
         let trainer = json(&self.path.join(TRAINER_STATE)).map_err(broken)?;
         let strings = |value: &Value| {
             value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
@@ -108,7 +110,8 @@ impl Checkpoint {
             step: self.step,
             parameters,
             optimizer,
-            velocity,
+            velocity: named("velocity", OUTER_MOMENTUM)?,
+            before: named(BEFORE, DELAY)?,
             history: trainer["log_history"].as_array().cloned().unwrap_or_default(),
             looked: self.run["looked"].as_u64(),
             classes: strings(&self.run["classes"]),

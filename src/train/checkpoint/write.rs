@@ -1,6 +1,6 @@
 //! Writes checkpoints.
 
-use super::{Identity, JOURNAL, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
+use super::{BEFORE, Identity, JOURNAL, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
 use crate::format::FormatError;
 use crate::format::atomic;
 use crate::format::safetensors::{self, Spec};
@@ -119,7 +119,7 @@ pub(super) fn keep_newest(output: &Path, (limit, best): (usize, Option<u64>), ne
 fn moments(path: &Path, state: &State) -> Result<(), FormatError> {
     let AdamW { exp_avg, exp_avg_sq, residual, .. } = &state.optimizer;
     let always = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)];
-    let others = [("residual", residual), ("velocity", &state.velocity)];
+    let others = [("residual", residual), ("velocity", &state.velocity), (BEFORE, &state.before)];
     let some = always.into_iter().chain(others.into_iter().filter(|(_, values)| !values.is_empty()));
     let named = some.map(|(name, values)| {
         let spec = Spec { name: name.into(), dtype: Dtype::F32, shape: vec![values.len()] };

@@ -91,7 +91,8 @@ impl Fate {
     }
 
     pub fn plan(&self) -> Plan {
-        Plan { seed: self.seed, steps: self.steps, items: self.items, evals: 5, prompts: 4, bad: self.bad }
+        let Fate { seed, steps, items, bad, .. } = *self;
+        Plan { seed, steps, items, evals: 5, prompts: 4, bad, delay: 0 }
     }
 
     /// Microseconds of a token in a layer of a worker.

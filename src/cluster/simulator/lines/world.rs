@@ -81,7 +81,7 @@ pub struct World {
 impl World {
     pub fn new(fate: &Fate) -> Self {
         let hosts = fate.dials.iter().map(|_| Host { alive: true, ..Host::default() }).collect();
-        let disk = Disk { epoch: 0, step: 0, parameters: truth::initial() };
+        let disk = Disk { epoch: 0, step: 0, parameters: truth::initial(), before: truth::initial() };
         let mut world = World {
             plan: fate.plan(),
             agenda: Agenda::default(),

@@ -8,6 +8,7 @@ use crate::cluster::worker::blueprint::Portion;
 use crate::cluster::worker::device_queue::{Act, Order, QueuedLease};
 use crate::cluster::worker::inbox::{Back, Neighbours};
 use crate::cluster::worker::parameters::Parameters;
+use crate::cluster::worker::session::step_of;
 use crate::cluster::worker::sum::Finished;
 #[cfg(feature = "faults")]
 use crate::model::stage::Fault;
@@ -357,12 +358,12 @@ impl DeviceWorker {
         (loss, mut gradient): (LossSums, Vec<f32>),
         began: Instant,
     ) -> Report {
-        let (lease, after, parameters) = (job.lease.lease, job.lease.after, job.parameters.hash);
+        let (lease, parameters) = (job.lease.lease, job.parameters.hash);
         let (pad, cap) = (sitting.portion.pad(), fixed::cap(job.lease.of as usize));
         let rounds = self.rounding.as_ref().zip(job.lease.work.batch());
         let first = sitting.portion.values.start;
         rounds.iter().for_each(|(rounding, batch)| rounding.round(batch, first, &mut gradient[pad..]));
-        self.shared.inject.after(after + 1, &mut gradient[pad..], cap);
+        self.shared.inject.after(step_of(&job.lease), &mut gradient[pad..], cap);
         // A throttled lease that is called back was computed nevertheless.
         let _ = self.throttle(sitting.ended.map_or(began, |ended| ended.max(began)));
         let traffic = self.model.as_ref().map_or(sitting.traffic, |model| model.traffic());
@@ -373,7 +374,7 @@ impl DeviceWorker {
                 let memory =
                     self.model.as_mut().and_then(|model| model.in_use()).map_or(0, |seen| seen.bytes);
                 let finished = Finished { gradient, scalars, traffic: since };
-                Report::Trained { lease, after, finished, parameters, micros, memory }
+                Report::Trained { lease, finished, parameters, micros, memory }
             }
             (Ok(_), _) => {
                 self.shared.buffers.give_back(gradient);

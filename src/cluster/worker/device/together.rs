@@ -4,6 +4,7 @@
 use super::{DeviceWorker, Failed, Report, Shared, bad_value, micros, say, throttle};
 use crate::cluster::message::Work;
 use crate::cluster::worker::device_queue::QueuedLease;
+use crate::cluster::worker::session::step_of;
 use crate::cluster::worker::sum::Finished;
 use crate::model::layout::Layout;
 use crate::model::stage::{LossSums, Microbatch, Traffic};
@@ -136,12 +137,12 @@ fn report(
     gradient.copy_from_slice(values);
     let rounds = rounding.zip(trained(job));
     rounds.iter().for_each(|(rounding, batch)| rounding.round(batch, 0, &mut gradient));
-    shared.inject.after(job.lease.after + 1, &mut gradient, cap);
+    shared.inject.after(step_of(&job.lease), &mut gradient, cap);
     match check(sums, &gradient, cap) {
         Ok(scalars) => {
             let finished = Finished { gradient, scalars, traffic: Traffic::default() };
-            let (after, parameters) = (job.lease.after, job.parameters.hash);
-            Report::Trained { lease, after, finished, parameters, micros: micros(began), memory: 0 }
+            let (parameters, micros) = (job.parameters.hash, micros(began));
+            Report::Trained { lease, finished, parameters, micros, memory: 0 }
         }
         Err(bad) => {
             shared.buffers.give_back(gradient);
