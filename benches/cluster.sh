@@ -5,16 +5,17 @@
 #           against the sum of both alone, the slow one's share, and the throughput of an equal split
 #   gigabit 3 workers behind links of 1 Gbit/s (network namespaces, tbf; needs root, ip and tc): synchronisation
 #           against the bytes through the coordinator's link divided by its rate
+#   delay   2 workers behind links of 100 Mbit/s, with --delay 0 and 1: time of a step beyond the busier device's computing
 #   join    a worker with a warm cache: from its launch to its first lease
 #
-# usage: benches/cluster.sh MODEL_DIR [step|slow|gigabit|join ...]
-#   MODEL_DIR  SmolLM2-135M-Instruct as a Hugging Face directory
-# cost: about 4 minutes on 2 quiet cores, 4 GB. Results are valid on a quiet machine only.
+# usage: benches/cluster.sh MODEL [step|slow|gigabit|delay|join ...]
+#   MODEL  SmolLM2-135M-Instruct as a Hugging Face directory or a GGUF file
+# cost: about 7 minutes on 2 quiet cores, 4 GB. Results are valid on a quiet machine only.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '10,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '11,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1")
 shift
-[ $# -gt 0 ] || set -- step slow gigabit join
+[ $# -gt 0 ] || set -- step slow gigabit delay join
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${FINETUNE_BINARY:-$here/target/release/finetune}
 # The slow worker is slow by an injected fault, which only a build with the feature `faults` has.
@@ -45,6 +46,23 @@ worker() {
     >>worker.log 2>&1 &
 }
 finished() { wait "$coordinator" || { cat ./*.log >&2; exit 1; }; wait; }
+# network RATE HOSTS: hosts with links of this rate.
+network() {
+  ip netns add $net-sw; ip -n $net-sw link add br0 type bridge; ip -n $net-sw link set br0 up
+  for i in $(seq "$2"); do
+    ip netns add $net-h$i; ip link add $net$i netns $net-sw type veth peer name eth0 netns $net-h$i
+    ip -n $net-sw link set $net$i master br0 up; ip -n $net-h$i addr add 10.79.0.$i/24 dev eth0
+    ip -n $net-h$i link set eth0 up; ip -n $net-h$i link set lo up
+    ip netns exec $net-h$i tc qdisc replace dev eth0 root tbf rate "$1" burst 256kb latency 20ms
+    ip netns exec $net-sw tc qdisc replace dev $net$i root tbf rate "$1" burst 256kb latency 20ms
+  done
+  address=10.79.0.1 on_coordinator="ip netns exec $net-h1"
+}
+# without_network: the hosts are removed.
+without_network() {
+  unset address on_coordinator on_worker
+  for n in $(ip netns list | awk '{print $1}' | grep "^$net-"); do ip netns del "$n"; done
+}
 
 # Steps of a run without the first two, in which speeds are measured.
 table() {
@@ -55,11 +73,11 @@ def steps(run):
     return [l for l in lines if l["event"] == "step"][2:]
 def speed(run): return sum(l["total_tokens"] for l in steps(run)) / sum(l["seconds"] for l in steps(run))
 what = sys.argv[1]
-if what == "step":
-    t = steps("step")
+if what in ("step", "delay0", "delay1"):
+    t = steps(what)
     beyond = [1e3 * (l["seconds"] - max(d["busy"] for d in l["shared"]["devices"])) for l in t]
     sync = [1e3 * l["shared"]["sync_seconds"] for l in t]; hid = [1e3 * l["shared"]["hidden_seconds"] for l in t]
-    print(f"step     beyond the busier device's computing: median {s.median(beyond):.0f} ms, least {min(beyond):.0f}; "
+    print(f"{what:8} beyond the busier device's computing: median {s.median(beyond):.0f} ms, least {min(beyond):.0f}; "
           f"sync {s.median(sync):.0f} ms, {s.median(hid):.0f} of it hidden; a step {s.median(l['seconds'] for l in t):.2f} s")
 elif what == "slow":
     fast, slow, both = speed("fast"), speed("slow"), speed("both")
@@ -91,20 +109,23 @@ for part in "$@"; do
     table slow ;;
   gigabit)
     [ "$(id -u)" = 0 ] && command -v tc >/dev/null || { echo "gigabit  skipped: needs root, ip and tc"; continue; }
-    ip netns add $net-sw; ip -n $net-sw link add br0 type bridge; ip -n $net-sw link set br0 up
-    for i in 1 2 3 4; do
-      ip netns add $net-h$i; ip link add $net$i netns $net-sw type veth peer name eth0 netns $net-h$i
-      ip -n $net-sw link set $net$i master br0 up; ip -n $net-h$i addr add 10.79.0.$i/24 dev eth0
-      ip -n $net-h$i link set eth0 up; ip -n $net-h$i link set lo up
-      ip netns exec $net-h$i tc qdisc replace dev eth0 root tbf rate 1gbit burst 256kb latency 20ms
-      ip netns exec $net-sw tc qdisc replace dev $net$i root tbf rate 1gbit burst 256kb latency 20ms
-    done
-    address=10.79.0.1 on_coordinator="ip netns exec $net-h1"
+    network 1gbit 4
     train gigabit 3 8
     for i in 2 3 4; do on_worker="ip netns exec $net-h$i" worker; done
     finished
-    unset address on_coordinator on_worker
+    without_network
     table gigabit ;;
+  delay)
+    [ "$(id -u)" = 0 ] && command -v tc >/dev/null || { echo "delay    skipped: needs root, ip and tc"; continue; }
+    network 100mbit 3
+    for steps in 0 1; do
+      size=(--batch-size 32 --micro-batch-tokens 128 --delay $steps)
+      train delay$steps 2 10
+      for i in 2 3; do on_worker="ip netns exec $net-h$i" worker; done
+      finished
+      table delay$steps
+    done
+    without_network ;;
   join)
     train join 1 1
     until grep -qs "waiting" join.log; do sleep 0.05; done

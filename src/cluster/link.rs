@@ -31,6 +31,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Link<Out, In> {
     /// Outgoing messages.
     pub to: mpsc::Sender<Out>,
+    /// Outgoing messages that overtake those.
+    pub first: mpsc::Sender<Out>,
     /// Incoming messages; `None` once the other side has closed and all of its messages were taken.
     pub from: mpsc::Receiver<In>,
     /// Why the link ended, and how to end it.
@@ -131,8 +133,9 @@ pub fn pair<A, B>(room: usize) -> (Link<A, B>, Link<B, A>) {
     let ((a_to, b_from), (b_to, a_from)) = (mpsc::channel(room), mpsc::channel(room));
     let end = End::new(Duration::ZERO);
     let closes = || Some(Closes(end.clone()));
-    let a = Link { to: a_to, from: a_from, end: end.clone(), _closes: closes() };
-    (a, Link { to: b_to, from: b_from, end: end.clone(), _closes: closes() })
+    // Nothing waits here for bytes on their way.
+    let a = Link { first: a_to.clone(), to: a_to, from: a_from, end: end.clone(), _closes: closes() };
+    (a, Link { first: b_to.clone(), to: b_to, from: b_from, end: end.clone(), _closes: closes() })
 }
 
 #[cfg(test)]

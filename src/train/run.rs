@@ -280,10 +280,9 @@ impl Trainer<'_, '_> {
 
     /// Lets the step after this one begin before this one is complete, unless something else is computed between them.
     fn announce_ahead(&mut self, step: u64) {
-        let Run { compute, work, stop, delay, .. } = &mut self.run;
-        let goes_on = *delay > 0 && stop.urgency() == Urgency::Run;
+        let goes_on = self.run.delay > 0 && self.run.stop.urgency() == Urgency::Run;
         if goes_on && !self.looks_after(step) {
-            compute.ahead(work.step(step + 1));
+            self.run.compute.ahead(self.run.work.step(step + 1));
         }
     }
 
@@ -466,11 +465,8 @@ impl Trainer<'_, '_> {
     /// Writes a checkpoint if one is due or was requested.
     fn keep(&mut self) -> Result<(), TrainError> {
         let asked = self.run.stop.take_checkpoint();
-        if asked || self.passed(self.run.state.step, self.run.saving.every) {
-            self.checkpoint()
-        } else {
-            Ok(())
-        }
+        let due = asked || self.passed(self.run.state.step, self.run.saving.every);
+        if due { self.checkpoint() } else { Ok(()) }
     }
 
     /// Gives the state to the journal, if it is time and no checkpoint contains it.

@@ -339,7 +339,7 @@ impl Reception {
         desk.joined(self, outbox);
         let mut listening = std::pin::pin!(self.listen(desk, &mut link.from, (&link.to, &link.end)));
         let parting = tokio::select! {
-            delivered = postman.deliver(&link.to) => match delivered {
+            delivered = postman.deliver(&link.to, &link.first) => match delivered {
                 Delivered::All => return desk.parting(self),
                 // The peer receives no more; messages that it sent before still count.
                 Delivered::Cut => listening.await,

@@ -14,6 +14,7 @@ const MESSAGES: u64 = 1 << 16;
 #[derive(Debug, Clone)]
 pub(super) struct Outbox {
     to: UnboundedSender<ToWorker>,
+    first: UnboundedSender<ToWorker>,
     waiting: Arc<Waiting>,
     end: End,
 }
@@ -30,6 +31,7 @@ pub(super) enum Delivered {
 /// The member task's end.
 pub(super) struct Postman {
     from: UnboundedReceiver<ToWorker>,
+    first: UnboundedReceiver<ToWorker>,
     waiting: Arc<Waiting>,
 }
 
@@ -43,13 +45,23 @@ struct Waiting {
 /// An outbox in which `most` bytes of bulk data may queue.
 pub(super) fn outbox(most: u64, end: End) -> (Outbox, Postman) {
     let (to, from) = mpsc::unbounded_channel();
+    let (say_first, first) = mpsc::unbounded_channel();
     let waiting = Arc::new(Waiting { bytes: AtomicU64::new(0), messages: AtomicU64::new(0), most });
-    (Outbox { to, waiting: waiting.clone(), end }, Postman { from, waiting })
+    (Outbox { to, first: say_first, waiting: waiting.clone(), end }, Postman { from, first, waiting })
 }
 
 impl Outbox {
     /// Queues a message. A message that can no longer be sent is dropped. A farewell overtakes the messages before it.
     pub fn say(&self, message: ToWorker) {
+        self.queue(message, &self.to);
+    }
+
+    /// Queues a message that overtakes the others.
+    pub fn say_first(&self, message: ToWorker) {
+        self.queue(message, &self.first);
+    }
+
+    fn queue(&self, message: ToWorker, to: &UnboundedSender<ToWorker>) {
         let bytes = self.waiting.bytes.fetch_add(size(&message), Ordering::Relaxed);
         let messages = self.waiting.messages.fetch_add(1, Ordering::Relaxed);
         if bytes > self.waiting.most || messages > MESSAGES {
@@ -59,23 +71,35 @@ impl Outbox {
             self.end.part();
         }
         // The receiver is dropped with the member, whose loss is reported separately.
-        let _ = self.to.send(message);
+        let _ = to.send(message);
     }
 }
 
 impl Postman {
     /// Passes messages to the link until the outbox is dropped or the link is closed.
-    pub async fn deliver(mut self, to: &Sender<ToWorker>) -> Delivered {
-        while let Some(message) = self.from.recv().await {
-            let size = size(&message);
-            if to.send(message).await.is_err() {
-                return Delivered::Cut;
-            }
-            self.waiting.bytes.fetch_sub(size, Ordering::Relaxed);
-            self.waiting.messages.fetch_sub(1, Ordering::Relaxed);
+    pub async fn deliver(self, to: &Sender<ToWorker>, first: &Sender<ToWorker>) -> Delivered {
+        let waiting = &self.waiting;
+        let urgent = async {
+            pass(self.first, first, waiting).await;
+            std::future::pending().await
+        };
+        tokio::select! {
+            delivered = pass(self.from, to, waiting) => delivered,
+            delivered = urgent => delivered,
         }
-        Delivered::All
     }
+}
+
+async fn pass(mut from: UnboundedReceiver<ToWorker>, to: &Sender<ToWorker>, waiting: &Waiting) -> Delivered {
+    while let Some(message) = from.recv().await {
+        let size = size(&message);
+        if to.send(message).await.is_err() {
+            return Delivered::Cut;
+        }
+        waiting.bytes.fetch_sub(size, Ordering::Relaxed);
+        waiting.messages.fetch_sub(1, Ordering::Relaxed);
+    }
+    Delivered::All
 }
 
 fn size(message: &ToWorker) -> u64 {

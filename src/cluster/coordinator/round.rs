@@ -345,8 +345,25 @@ impl Coordinator<'_> {
     }
 
     fn say(&self, member: MemberId, message: ToWorker) {
-        if let Some(outbox) = self.members.get(&member) {
-            outbox.say(message);
+        let Some(outbox) = self.members.get(&member) else { return };
+        match self.delay > 0 && self.overtakes(&message) {
+            true => outbox.say_first(message),
+            false => outbox.say(message),
+        }
+    }
+
+    /// Whether a message may overtake parameters on their way, because it needs none of them.
+    fn overtakes(&self, message: &ToWorker) -> bool {
+        match message {
+            ToWorker::Lease(lease) => {
+                self.parameters.as_ref().is_some_and(|newest| lease.after < newest.step)
+            }
+            ToWorker::Grant { .. }
+            | ToWorker::Deny { .. }
+            | ToWorker::Cancel { .. }
+            | ToWorker::Flush { .. }
+            | ToWorker::SumTaken { .. } => true,
+            _ => false,
         }
     }
 }

@@ -130,13 +130,14 @@ where
     W: WriteFrames,
 {
     let (to, outgoing) = mpsc::channel(ROOM);
+    let (first, urgent) = mpsc::channel(ROOM);
     let (incoming, from) = mpsc::channel(ROOM);
     // Capacity 1: only the newest ping needs an answer.
     let (answers, answered) = mpsc::channel(1);
     let end = End::new(silence);
     runtime.spawn(read(reader, incoming, answers, end.clone()));
-    runtime.spawn(write(writer, outgoing, answered, end.clone()));
-    Link { to, from, end, _closes: None }
+    runtime.spawn(write(writer, (outgoing, urgent), answered, end.clone()));
+    Link { to, first, from, end, _closes: None }
 }
 
 /// Converts frames to messages until either side or silence ends the link.
@@ -207,7 +208,7 @@ async fn silent(end: &End, heard: &AtomicU64) {
 /// Converts messages to frames until there are no more.
 async fn write<Out: Spoken, W: WriteFrames>(
     mut writer: W,
-    mut outgoing: mpsc::Receiver<Out>,
+    (mut outgoing, mut urgent): (mpsc::Receiver<Out>, mpsc::Receiver<Out>),
     mut answers: mpsc::Receiver<Out>,
     end: End,
 ) {
@@ -228,6 +229,7 @@ async fn write<Out: Spoken, W: WriteFrames>(
                 (number, last) = (number + 1, tokio::time::Instant::now());
                 Out::beat(number)
             }
+            Some(message) = urgent.recv() => message,
             message = outgoing.recv() => match message {
                 Some(message) if end.is_parting() && !message.is_farewell() => continue,
                 Some(message) => message,
@@ -327,6 +329,28 @@ mod tests {
         }
         // One was sent, and the next one was on its way.
         assert!(heard.len() <= 4, "{heard:?}");
+    }
+
+    #[test]
+    fn urgent_messages_overtake_what_waits() {
+        let runtime = runtime();
+        let ((_to, from), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(1));
+        let member: MemberLink = over(runtime.handle(), from, out, Duration::ZERO);
+        for step in 0..ROOM as u64 {
+            member.to.blocking_send(ToWorker::Flush { step }).unwrap();
+        }
+        let urgent: Vec<ToWorker> = (0..3).map(|lease| ToWorker::Grant { lease }).collect();
+        urgent.iter().for_each(|message| member.first.blocking_send(message.clone()).unwrap());
+        let heard: Vec<ToWorker> =
+            (0..ROOM + 3).map(|_| decode(&said.blocking_recv().unwrap()).unwrap()).collect();
+        // One was sent, and the next one or two were on their way.
+        let at = heard.iter().position(|message| *message == urgent[0]).unwrap();
+        assert!(at <= 3 && heard[at..at + 3] == urgent, "{heard:?}");
+        let others = heard.into_iter().filter(|message| !urgent.contains(message));
+        assert!(
+            others.eq((0..ROOM as u64).map(|step| ToWorker::Flush { step })),
+            "the others keep their order"
+        );
     }
 
     #[test]

@@ -189,11 +189,9 @@ impl Ledger {
 
     /// Changes the state of a lease, and returns its item.
     fn set(&mut self, lease: LeaseId, status: Status) -> usize {
-        let held = self.leases.get_mut(&lease).map(|held| {
-            held.status = status;
-            held.item
-        });
-        held.unwrap_or_else(|| panic!("lease {lease} is of another round"))
+        let Some(held) = self.leases.get_mut(&lease) else { panic!("lease {lease} is of another round") };
+        held.status = status;
+        held.item
     }
 
     /// Leases an item. Only [`Purpose::Round`] changes the state of the item.

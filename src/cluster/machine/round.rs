@@ -5,7 +5,7 @@ use super::Machine;
 use super::action::{Action, Note, Tally};
 use super::event::{Kind, MemberId, Round};
 use super::fleet::Member;
-use super::ledger::{Found, Held, Ledger};
+use super::ledger::{Found, Ledger};
 use std::time::Duration;
 
 #[derive(Debug)]

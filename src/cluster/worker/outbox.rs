@@ -21,6 +21,8 @@ pub(super) struct Outbox<'a> {
     link: WorkerLink,
     waiting: VecDeque<ToCoordinator>,
     stop: &'a Stop,
+    /// Whether requests and announcements overtake sums on their way: where devices compute the next step meanwhile.
+    pub overtakes: bool,
     /// Bytes of the model's files that came over this link, plus those that a partial file already had. The count never
     /// decreases: a file that is fetched again is counted again.
     pub come: Arc<AtomicU64>,
@@ -28,11 +30,19 @@ pub(super) struct Outbox<'a> {
 
 impl<'a> Outbox<'a> {
     pub fn new(link: WorkerLink, stop: &'a Stop) -> Self {
-        Outbox { link, waiting: VecDeque::new(), stop, come: Arc::default() }
+        Outbox { link, waiting: VecDeque::new(), stop, overtakes: false, come: Arc::default() }
     }
 
     /// Queues a message and sends as much of the queue as the link has room for.
     pub fn say(&mut self, message: ToCoordinator) {
+        let is_small = matches!(message, ToCoordinator::Ask { .. } | ToCoordinator::Announce { .. });
+        let message = match self.overtakes && is_small {
+            true => match self.link.first.try_send(message) {
+                Ok(()) => return,
+                Err(full) => full.into_inner(),
+            },
+            false => message,
+        };
         self.waiting.push_back(message);
         while let Ok(room) = self.link.to.try_reserve()
             && let Some(message) = self.waiting.pop_front()

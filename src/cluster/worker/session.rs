@@ -98,6 +98,7 @@ impl<'a, 'w> Session<'a, 'w> {
     ) -> Outcome {
         let Holding { threads, inject, say, see, share } = with;
         let (reply, reports) = mpsc::unbounded_channel();
+        outbox.overtakes = threads.delay() > 0;
         let mut session = Session {
             outbox,
             threads,
