@@ -86,7 +86,7 @@ fn a_bad_value_halts_a_delayed_run_in_its_step() {
     assert!(said.contains("step 4"), "{said}");
     assert_eq!(fleet.steps(), 3, "{said}");
     let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --resume"));
+    fleet.coordinator(&format!("{run} --resume --expect-workers 1"));
     fleet.worker("c", "--threads 1");
     fleet.all_end(&["c"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());

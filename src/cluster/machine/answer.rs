@@ -402,7 +402,7 @@ impl Machine {
         round.tally.wasted_tokens += each.map_or(0, |each| (micros as f64 / each) as u64).min(tokens);
     }
 
-    fn drop_lease(&mut self, lease: LeaseId, held: &Held) {
+    pub(super) fn drop_lease(&mut self, lease: LeaseId, held: &Held) {
         let now = self.now;
         if let Some(device) = self.fleet.device_mut(held.device) {
             device.leaves(lease, now);

@@ -147,7 +147,7 @@ impl Plan {
         let (mut before, mut now) = (initial(), initial());
         for step in 1..=self.steps {
             let with = if self.delay > 0 { before } else { now };
-            before = std::mem::replace(&mut now, stepped(&now, &self.whole(&with, step).0));
+            (before, now) = (now, stepped(&now, &self.whole(&with, step).0));
         }
         now
     }

@@ -1,7 +1,7 @@
 //! Thousands of seeded runs of lines.
 
 use super::super::driver::Outcome;
-use super::super::seeds::{alone, check, lived, number};
+use super::super::seeds::{check, lived, number};
 use super::super::worker::Cheats;
 use super::Fate;
 use super::world::World;
@@ -11,7 +11,7 @@ fn live(fate: &Fate) -> Result<(), String> {
         let (outcome, time) = World::new(fate).run(fate.bound());
         match outcome {
             Outcome::Done(_) if fate.bad.is_some() => Err("a bad value went unnoticed".into()),
-            Outcome::Done(parameters) if parameters != alone(&fate.plan()) => {
+            Outcome::Done(parameters) if parameters != fate.plan().alone() => {
                 Err("other parameters than one worker's".into())
             }
             Outcome::Done(_) => Ok(()),
