@@ -408,7 +408,8 @@ impl Job {
         notes.extend(options.optim.islands.map(|islands| format!("islands  {islands}")));
         if options.optim.delay > 0 {
             notes.push(
-                "delay    each step is computed with the parameters before those of the last step".into(),
+                "delay    each step is computed with the parameters after the step before the last one"
+                    .into(),
             );
         }
         notes.extend(self.reference.as_ref().map(|reference| reference.note(options)));

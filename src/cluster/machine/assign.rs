@@ -109,8 +109,9 @@ impl Machine {
         }
         let Some(round) = &self.round else { return Vec::new() };
         let items = round.ledger.open().map(|item| (item, round.ledger.items()[item].tokens));
-        let own = round.ledger.open().take_while(|&item| !round.ledger.is_ahead(item)).count();
-        let dealt = deal(items.take(DEALT.max(4 * slots.len())), &slots);
+        let most = DEALT.max(4 * slots.len());
+        let own = round.ledger.open().take(most).take_while(|&item| !round.ledger.is_ahead(item)).count();
+        let dealt = deal(items.take(most), &slots);
         // A sum does not wait for items of the next step.
         let of_round = dealt.iter().take(own);
         let mut expecting: Vec<MemberId> = of_round.map(|(_, slot)| slots[*slot].id.member).collect();

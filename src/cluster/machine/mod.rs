@@ -215,7 +215,7 @@ impl Machine {
     fn lost(&mut self, id: MemberId, reason: &str) {
         let Some(member) = self.fleet.remove(id) else { return };
         let mut reopened = 0;
-        if let Some(round) = self.round.as_mut().filter(|r| !r.done) {
+        if let Some(round) = self.round.as_mut().filter(|r| !r.done || r.next.is_some()) {
             for lease in round.ledger.standing(id) {
                 let held = round.ledger.lease(lease);
                 if matches!(held.status, Status::Granted | Status::Delivered) {

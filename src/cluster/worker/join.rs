@@ -393,6 +393,12 @@ fn fits(blueprint: &Blueprint, manifest: &Manifest) -> Result<(), Outcome> {
             manifest.sum_bits
         ));
     }
+    if manifest.delay > 1 {
+        return refused(format!(
+            "the coordinator delays gradients by {} steps: use one version",
+            manifest.delay
+        ));
+    }
     if let Err(e) = blueprint.shape.lora.check() {
         return refused(format!("the run's LoRA configuration: {e}"));
     }

@@ -20,8 +20,11 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 pub(super) struct Outbox<'a> {
     link: WorkerLink,
     waiting: VecDeque<ToCoordinator>,
+    /// Those that overtake sums.
+    small: VecDeque<ToCoordinator>,
     stop: &'a Stop,
-    /// Whether requests and announcements overtake sums on their way: where devices compute the next step meanwhile.
+    /// Whether all other messages overtake sums on their way, in their own order: where devices compute the next step
+    /// meanwhile.
     pub overtakes: bool,
     /// Bytes of the model's files that came over this link, plus those that a partial file already had. The count never
     /// decreases: a file that is fetched again is counted again.
@@ -30,24 +33,26 @@ pub(super) struct Outbox<'a> {
 
 impl<'a> Outbox<'a> {
     pub fn new(link: WorkerLink, stop: &'a Stop) -> Self {
-        Outbox { link, waiting: VecDeque::new(), stop, overtakes: false, come: Arc::default() }
+        let (waiting, small) = (VecDeque::new(), VecDeque::new());
+        Outbox { link, waiting, small, stop, overtakes: false, come: Arc::default() }
     }
 
     /// Queues a message and sends as much of the queue as the link has room for.
     pub fn say(&mut self, message: ToCoordinator) {
-        let is_small = matches!(message, ToCoordinator::Ask { .. } | ToCoordinator::Announce { .. });
-        let message = match self.overtakes && is_small {
-            true => match self.link.first.try_send(message) {
-                Ok(()) => return,
-                Err(full) => full.into_inner(),
-            },
-            false => message,
-        };
-        self.waiting.push_back(message);
-        while let Ok(room) = self.link.to.try_reserve()
-            && let Some(message) = self.waiting.pop_front()
-        {
-            room.send(message);
+        let is_large = matches!(
+            message,
+            ToCoordinator::SumPiece { .. } | ToCoordinator::Sum { .. } | ToCoordinator::Leave { .. }
+        );
+        match self.overtakes && !is_large {
+            true => self.small.push_back(message),
+            false => self.waiting.push_back(message),
+        }
+        for (to, queue) in [(&self.link.first, &mut self.small), (&self.link.to, &mut self.waiting)] {
+            while let Ok(room) = to.try_reserve()
+                && let Some(message) = queue.pop_front()
+            {
+                room.send(message);
+            }
         }
     }
 
@@ -72,8 +77,13 @@ impl<'a> Outbox<'a> {
             if self.stop.urgency() != Urgency::Run {
                 return Err(Outcome::Left);
             }
-            let WorkerLink { to, from, end, .. } = &mut self.link;
+            let WorkerLink { to, first, from, end, .. } = &mut self.link;
             tokio::select! {
+                room = first.reserve(), if !self.small.is_empty() => match (room, self.small.pop_front()) {
+                    (Ok(room), Some(message)) => room.send(message),
+                    (Err(_), _) => self.small.clear(),
+                    (Ok(_), None) => {}
+                },
                 room = to.reserve(), if !self.waiting.is_empty() => match (room, self.waiting.pop_front()) {
                     (Ok(room), Some(message)) => room.send(message),
                     // The other direction may still hold last messages, and its end gives the reason.
@@ -116,11 +126,13 @@ impl<'a> Outbox<'a> {
     }
 
     /// Sends all queued messages and closes.
-    pub async fn finish(mut self) {
+    pub async fn finish(self) {
         let said = async {
-            while let Some(message) = self.waiting.pop_front() {
-                if self.link.to.send(message).await.is_err() {
-                    return;
+            for (to, queue) in [(&self.link.first, self.small), (&self.link.to, self.waiting)] {
+                for message in queue {
+                    if to.send(message).await.is_err() {
+                        return;
+                    }
                 }
             }
             let end = self.link.end.clone();
