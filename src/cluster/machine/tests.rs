@@ -510,8 +510,9 @@ fn a_sum_of_two_steps_expels_its_sender() {
 #[test]
 fn a_bad_value_of_the_next_step_waits_for_that_step() {
     let mut bed = delayed();
+    let out = bed.said(0, older(announced(1)));
+    assert_eq!(leased(&out, 0), [2, 3]);
     bed.join(1, &["a"]);
-    bed.said(0, older(announced(1)));
     let fault = Trouble::Value { tensor: "q".into(), value: f64::NAN };
     let out = bed.said(0, From::Fault { lease: 2, fault });
     assert!(said(&out, 0).is_empty() && bed.machine.recheck.is_none(), "{out:?}");
