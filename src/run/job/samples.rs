@@ -36,7 +36,7 @@ impl Job {
             let room = p.config.longest_text(ids.len());
             if ids.len() >= room {
                 return Err(Refusal::configuration(format!(
-                    "--sample-prompt: {} tokens leave no room for an answer, which ends at {room}: shorten it",
+                    "--sample-prompt: {} tokens leave no room for an answer in a text of {room} positions: shorten it",
                     ids.len()
                 )));
             }
