@@ -231,22 +231,24 @@ impl<'a, 'w> Session<'a, 'w> {
             parameters.values.first_mut().into_iter().for_each(|value| *value += 1.0);
             parameters = Parameters::new(step, parameters.values);
         }
-        let complete = self.waiting.iter().filter(|(_, w)| w.step <= step).map(|(&lease, _)| lease);
+        let delay = self.threads.delay();
+        // Without a delay that is everything.
+        let last = if delay == 0 { u64::MAX } else { step };
+        let complete = self.waiting.iter().filter(|(_, w)| w.step <= last).map(|(&lease, _)| lease);
         for lease in complete.collect::<Vec<_>>() {
             self.forget(lease);
         }
-        while let Some(at) = self.sums.iter().position(|running| running.step() <= step) {
+        while let Some(at) = self.sums.iter().position(|running| running.step() <= last) {
             let mut running = self.sums.swap_remove(at);
             let free = running.begin(0, [0; 32]);
             self.free(free);
             self.spare.push(running);
         }
         // Of the parameters of one step, those that come last count.
-        let delay = self.threads.delay();
         self.parameters.retain(|held| held.step < step && held.step + delay >= step);
         self.parameters.push(Arc::new(parameters));
-        self.flush.take_if(|of| *of <= step);
-        self.leased.retain(|_, (of, _)| *of > step);
+        self.flush.take_if(|of| *of <= last);
+        self.leased.retain(|_, (of, _)| *of > last);
         self.shows(Share { step, ..self.share.get() });
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
         for ((_, late), device) in up {
