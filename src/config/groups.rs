@@ -3,10 +3,11 @@
 
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Expect, Role, Stages};
+use super::delay::delay_fits;
 use super::demo;
 pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted, devices};
 use super::dialects::{KTO, REWARDS};
-use super::islands::islands;
+use super::islands::{islands, islands_fit};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume, token_accuracy};
 use super::preference::objective;
@@ -189,8 +190,9 @@ impl Options {
             cluster: cluster(s)?,
             output: output(s, task, &sets)?,
         };
-        islands_fit(s, &options)?;
-        delay_fits(s, &options)?;
+        let OptimOptions { islands, sum_bits, update_bits, delay, .. } = &options.optim;
+        islands_fit(s, islands.as_ref(), *sum_bits.max(update_bits), &options.cluster)?;
+        delay_fits(s, *delay, islands.as_ref(), &options.cluster)?;
         Ok(options)
     }
 }
@@ -421,42 +423,6 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     })
 }
 
-/// Islands exchange parameters and moments exactly, and each is computed by a device that holds the whole model.
-fn islands_fit(s: &Settings, options: &Options) -> Result<(), Refusal> {
-    let Options { optim, cluster, .. } = options;
-    let why = match optim.islands {
-        None => return Ok(()),
-        Some(_) if cluster.stages.is_some() => {
-            "an island is computed by one device, and workers that hold the model together (--stages) are several"
-        }
-        Some(_) if optim.sum_bits > 0 || optim.update_bits > 0 => {
-            "what islands exchange is not rounded: leave --sum-bits and --update-bits out"
-        }
-        Some(_) => return Ok(()),
-    };
-    Err(s.refuse("islands", why))
-}
-
-/// Steps of whole models are delayed, by one. What is checked counts at the end of its step only.
-fn delay_fits(s: &Settings, options: &Options) -> Result<(), Refusal> {
-    let Options { optim, cluster, .. } = options;
-    let why = match optim.delay {
-        0 => return Ok(()),
-        1 if optim.islands.is_some() => {
-            "islands exchange their results every --inner-steps steps: leave one of both out"
-        }
-        1 if cluster.stages.is_some() => {
-            "workers that hold the model together (--stages) compute one step at a time"
-        }
-        1 if cluster.verify > 0.0 => {
-            "microbatches are checked (--verify) within their step: leave one of both out"
-        }
-        1 => return Ok(()),
-        _ => "expected 0 or 1",
-    };
-    Err(s.refuse("delay", why))
-}
-
 /// Bits to which something is rounded; 0: it is not.
 fn bits(s: &Settings, name: &str) -> Result<u32, Refusal> {
     match filled(s, name, whole(s, name, 0)?)? {
@@ -492,9 +458,13 @@ mod tests {
     }
 
     #[test]
-    fn option_values_are_validated() {
+    fn steps_are_delayed_by_at_most_one() {
         check("delay", "1", 0, "");
         check("delay", "2", 78, "expected 0 or 1");
+    }
+
+    #[test]
+    fn option_values_are_validated() {
         check("rank", "0", 78, "at least 1");
         check("rank", "abc", 2, "not a whole number");
         check("rank", "-1", 78, "at least 1");

@@ -1,5 +1,6 @@
 //! `--islands`, `--inner-steps`, `--outer-learning-rate` and `--outer-momentum`.
 
+use super::cluster::ClusterOptions;
 use super::refusal::Refusal;
 use super::settings::Settings;
 use super::typed::Origin;
@@ -35,4 +36,23 @@ fn outer(s: &Settings) -> Result<Outer, Refusal> {
     let momentum = real(s, "outer-momentum", momentum, "must be at least 0 and below 1")?;
     let rate = filled(s, "outer-learning-rate", rate)?;
     Ok(Outer { rate, momentum: filled(s, "outer-momentum", momentum)? })
+}
+
+/// Islands exchange parameters and moments exactly, and each is computed by a device that holds the whole model. `bits`
+/// are those to which sums or updates are rounded, 0: neither is.
+pub fn islands_fit(
+    s: &Settings,
+    islands: Option<&Islands>,
+    bits: u32,
+    cluster: &ClusterOptions,
+) -> Result<(), Refusal> {
+    let why = match islands {
+        None => return Ok(()),
+        Some(_) if cluster.stages.is_some() => {
+            "an island is computed by one device, and workers that hold the model together (--stages) are several"
+        }
+        Some(_) if bits > 0 => "what islands exchange is not rounded: leave --sum-bits and --update-bits out",
+        Some(_) => return Ok(()),
+    };
+    Err(s.refuse("islands", why))
 }

@@ -5,6 +5,7 @@
 pub mod alias;
 pub mod cache;
 pub mod cluster;
+mod delay;
 pub mod demo;
 pub mod devices;
 pub mod dialects;

@@ -131,9 +131,8 @@ impl Job {
     pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
         let schedule = schedule(o, plan.total_steps())?;
-        let (optim, model_hash) = (optimizer(o), prepared.model_hash()?);
         enough_microbatches(o, &plan)?;
-        let p = &prepared;
+        let (optim, model_hash, p) = (optimizer(o), prepared.model_hash()?, &prepared);
         let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
         let parameters = match &options.lora.init_adapter {
             Some(dir) => adapter::read_flat(dir, &writer.layout)?,
@@ -169,8 +168,8 @@ impl Job {
         let reference = Reference::new(p, &writer, &model_hash, options)?;
         let identity = o.islands.iter().fold(identity, with_islands);
         let identity = reference.iter().fold(identity, |identity, reference| reference.identify(identity));
-        let state = State::new(parameters, optim);
-        let (from, ahead, history) = (None, OnceCell::new(), Live::default());
+        let (state, from) = (State::new(parameters, optim), None);
+        let (ahead, history) = (OnceCell::new(), Live::default());
         let job = Job {
             prepared,
             plan,

@@ -1,5 +1,5 @@
 //! Delayed gradients (`--delay 1`): the next step is computed while sums and parameters travel, and the adapter has the bytes
-//! of one process whoever computes.
+//! of one process wherever it is computed.
 
 use crate::cli_fixture::{classes, pairs};
 use crate::fleet::{Fleet, RUN};

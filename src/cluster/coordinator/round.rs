@@ -237,16 +237,7 @@ impl Coordinator<'_> {
     ) {
         for action in actions {
             match action {
-                Action::SendParameters { member } => {
-                    let Some(outbox) = self.members.get(&member) else { continue };
-                    let lacks = |_: &&mut Broadcast| !self.served.contains(&member);
-                    for parameters in
-                        self.before.as_mut().filter(lacks).into_iter().chain(&mut self.parameters)
-                    {
-                        self.accounts.sent(parameters.send(member, outbox));
-                    }
-                    self.served.insert(member);
-                }
+                Action::SendParameters { member } => self.send_parameters(member),
                 Action::Lease { device, lease, item, purpose } => {
                     task.leases.insert(lease, item);
                     let work = work(task, item, purpose);
@@ -293,6 +284,16 @@ impl Coordinator<'_> {
                 Action::Note(note) => self.note(note, gone, task),
             }
         }
+    }
+
+    /// The newest parameters, to a new member those before them first.
+    fn send_parameters(&mut self, member: MemberId) {
+        let Some(outbox) = self.members.get(&member) else { return };
+        let lacks = |_: &&mut Broadcast| !self.served.contains(&member);
+        for parameters in self.before.as_mut().filter(lacks).into_iter().chain(&mut self.parameters) {
+            self.accounts.sent(parameters.send(member, outbox));
+        }
+        self.served.insert(member);
     }
 
     fn take_sum(&mut self, member: MemberId, sum: u64, task: &mut Task) {

@@ -35,7 +35,7 @@ pub(super) struct Current {
 pub(super) struct Next {
     pub hash: Hash,
     /// The first of its leases with a bad value. The report waits for its step: a run that ends earlier, or with
-    /// another fault, is the same whoever computes.
+    /// another fault, is the same wherever it is computed.
     pub bad: Option<(LeaseId, String, f64)>,
 }
 
