@@ -5,6 +5,7 @@
 //! seconds). `benches/chaos.sh` runs 1,000 disturbances.
 
 use crate::cli_fixture::classes;
+use crate::draw::{Draw, seed, setting};
 use crate::fleet::{Fleet, RUN};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -23,27 +24,6 @@ const SLOW: &str = "slow=4";
 const DISTURBANCES: u64 = 30;
 /// A run that takes longer is reported as hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
-
-/// A sequence of random numbers that the seed alone decides (splitmix64).
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
-}
 
 /// One disturbed run.
 struct Round<'a> {
@@ -184,17 +164,11 @@ impl Round<'_> {
     }
 }
 
-fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|v| v.parse().expect(name))
-}
-
 #[test]
 fn random_kills_and_freezes_change_no_byte() {
-    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = setting("FINETUNE_CHAOS_SEED").unwrap_or(clock.as_nanos() as u64 % 1_000_000);
+    let seed = seed();
     let blows = setting("FINETUNE_CHAOS_BLOWS").unwrap_or(u64::MAX);
     let limit = Duration::from_secs(setting("FINETUNE_CHAOS_SECONDS").unwrap_or(60));
-    println!("FINETUNE_CHAOS_SEED={seed}");
     let (mut counts, began) = (BTreeMap::new(), Instant::now());
     let mut alone: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut rounds = 0;

@@ -1,17 +1,9 @@
 //! Delayed gradients (`--delay 1`): the next step is computed while sums and parameters travel, and the adapter has the bytes
 //! of one process wherever it is computed.
 
-use crate::cli_fixture::{classes, pairs};
+use crate::draw::{Draw, seed, setting};
 use crate::fleet::{Fleet, RUN};
 use std::time::Duration;
-
-/// A fleet with the rows of all tasks.
-fn fleet() -> Fleet {
-    let fleet = Fleet::new();
-    fleet.bench.file("classes.jsonl", &classes(96));
-    fleet.bench.file("pairs.jsonl", &pairs(96));
-    fleet
-}
 
 #[test]
 fn delayed_steps_have_the_same_bytes_wherever_they_are_computed() {
@@ -19,22 +11,13 @@ fn delayed_steps_have_the_same_bytes_wherever_they_are_computed() {
     let classifier = "demo --data classes.jsonl --task classify --num-classes 2 --quantize nf4";
     let looks = "--eval-split 8 --eval-steps 3 --keep-best --sum-bits 6 --update-bits 8";
     let preference = format!("demo --data pairs.jsonl --task dpo {looks}");
+    let workers = [
+        ("--expect-workers 1", &["a"][..]),
+        ("--expect-workers 2", &["a", "b"]),
+        ("--expect-workers 3", &["a", "b", "c"]),
+    ];
     for run in [RUN, &format!("{classifier} {small}"), &format!("{preference} {small}")] {
-        let here = fleet();
-        let (undelayed, run) = (format!("{run} --max-steps 7"), format!("{run} --max-steps 7 --delay 1"));
-        let alone = here.alone(&run);
-        assert!(alone != here.alone(&format!("{undelayed} --overwrite")), "no step was delayed");
-        for (out, gpus) in [("devices", "cpu,cpu,cpu"), ("line", "cpu+cpu")] {
-            here.bench.ok(&format!("{run} --gpus {gpus} --threads 2 -q -o {out}"));
-            assert!(here.adapter(out) == alone, "{gpus}");
-        }
-        for names in [&["a"][..], &["a", "b"], &["a", "b", "c"]] {
-            let mut fleet = fleet();
-            fleet.coordinator(&format!("{run} --expect-workers {}", names.len()));
-            names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
-            fleet.all_end(&[&["coordinator"], names].concat(), 0);
-            assert!(fleet.adapter("out") == alone, "{} workers\n{}", names.len(), fleet.all());
-        }
+        Fleet::all_ways_are_equal(&format!("{run} --max-steps 7"), "--delay 1", &workers);
     }
 }
 
@@ -47,11 +30,9 @@ fn a_killed_worker_and_a_resume_change_no_delayed_byte() {
 /// `FINETUNE_CHAOS_BLOWS` is the number of kills (default: 6).
 #[test]
 fn a_worker_killed_at_any_moment_changes_no_delayed_byte() {
-    let kills = std::env::var("FINETUNE_CHAOS_BLOWS").map_or(6, |n| n.parse().expect("FINETUNE_CHAOS_BLOWS"));
+    let kills = setting("FINETUNE_CHAOS_BLOWS").unwrap_or(6) as usize;
     let run = format!("{RUN} --max-steps {} --delay 1", 12 * kills);
-    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let mut random = clock.as_nanos() as u64 % 1_000_000;
-    println!("seed {random}");
+    let mut draw = Draw(seed());
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
@@ -60,8 +41,7 @@ fn a_worker_killed_at_any_moment_changes_no_delayed_byte() {
     for _ in 0..kills {
         fleet.faulty("a", "--threads 1", "slow=4");
         fleet.wait_for_step(before + 2);
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        std::thread::sleep(Duration::from_micros((random >> 40) % 300_000));
+        std::thread::sleep(Duration::from_micros(draw.below(300_000)));
         if !fleet.is_running("coordinator") {
             break;
         }

@@ -1,6 +1,6 @@
 //! A coordinator and workers as separate processes, on this machine over TCP with TLS, and their results.
 
-use crate::cli_fixture::{ADAPTER, Bench, rows, stderr};
+use crate::cli_fixture::{ADAPTER, Bench, classes, pairs, rows, stderr};
 use crate::hosts::{Hosts, Path};
 use finetune::train::event::{Event, What};
 use rustix::process::{Pid, Signal, kill_process};
@@ -77,6 +77,33 @@ impl Fleet {
 
     pub fn hosts(&self) -> &Hosts {
         self.hosts.as_ref().expect("a fleet on hosts")
+    }
+
+    /// With the rows of classifiers and preferences too.
+    pub fn of_all_tasks() -> Self {
+        let fleet = Fleet::new();
+        fleet.bench.file("classes.jsonl", &classes(96));
+        fleet.bench.file("pairs.jsonl", &pairs(96));
+        fleet
+    }
+
+    /// Several devices and a line in one process, and workers, give the bytes of one device; a run without the option
+    /// that is tested (`plain`) does not. Workers: more options of the coordinator, and a name for each worker.
+    pub fn all_ways_are_equal(plain: &str, option: &str, workers: &[(&str, &[&str])]) {
+        let (here, run) = (Fleet::of_all_tasks(), format!("{plain} {option}"));
+        let alone = here.alone(&run);
+        assert!(alone != here.alone(&format!("{plain} --overwrite")), "{option} changes no byte");
+        for (out, gpus) in [("devices", "cpu,cpu,cpu"), ("line", "cpu+cpu")] {
+            here.bench.ok(&format!("{run} --gpus {gpus} --threads 2 -q -o {out}"));
+            assert!(here.adapter(out) == alone, "{gpus}");
+        }
+        for (more, names) in workers {
+            let mut fleet = Fleet::of_all_tasks();
+            fleet.coordinator(&format!("{run} {more}"));
+            names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
+            fleet.all_end(&[&["coordinator"], *names].concat(), 0);
+            assert!(fleet.adapter("out") == alone, "{more}\n{}", fleet.all());
+        }
     }
 
     /// The adapter of one undisturbed process.

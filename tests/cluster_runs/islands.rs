@@ -1,17 +1,8 @@
 //! Islands (`--islands`): the adapter depends on their number and their steps, and not on who computes them.
 
-use crate::cli_fixture::{classes, pairs};
 use crate::fleet::{Fleet, RUN};
 
 const ISLANDS: &str = "--islands 3 --inner-steps 2";
-
-/// A fleet with the rows of all tasks.
-fn fleet() -> Fleet {
-    let fleet = Fleet::new();
-    fleet.bench.file("classes.jsonl", &classes(96));
-    fleet.bench.file("pairs.jsonl", &pairs(96));
-    fleet
-}
 
 #[test]
 fn islands_have_the_same_bytes_wherever_they_are_computed() {
@@ -19,24 +10,9 @@ fn islands_have_the_same_bytes_wherever_they_are_computed() {
         "demo --data classes.jsonl --task classify --num-classes 2 --quantize nf4 --batch-size 24";
     let preference = "demo --data pairs.jsonl --task dpo --batch-size 24";
     let small = |run: &str| format!("{run} --micro-batch-tokens 64 --rank 4");
+    let workers = [("--expect-workers 1", &["a"][..]), ("--expect-workers 3 --verify 50%", &["a", "b", "c"])];
     for run in [RUN, &small(classifier), &small(preference)] {
-        let here = fleet();
-        let (apart, run) = (format!("{run} --max-steps 5"), format!("{run} --max-steps 5 {ISLANDS}"));
-        let alone = here.alone(&run);
-        assert!(alone != here.alone(&format!("{apart} --overwrite")), "no island trained apart");
-        for (out, gpus) in [("devices", "cpu,cpu,cpu"), ("line", "cpu+cpu")] {
-            here.bench.ok(&format!("{run} --gpus {gpus} --threads 2 -q -o {out}"));
-            assert!(here.adapter(out) == alone, "{gpus}");
-        }
-        for (more, names) in
-            [("--expect-workers 1", &["a"][..]), ("--expect-workers 3 --verify 50%", &["a", "b", "c"])]
-        {
-            let mut fleet = fleet();
-            fleet.coordinator(&format!("{run} {more}"));
-            names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
-            fleet.all_end(&[&["coordinator"], names].concat(), 0);
-            assert!(fleet.adapter("out") == alone, "{more}\n{}", fleet.all());
-        }
+        Fleet::all_ways_are_equal(&format!("{run} --max-steps 5"), ISLANDS, &workers);
     }
 }
 

@@ -1,17 +1,15 @@
 //! A coordinator that is killed goes on from its step journal.
 
+use crate::draw::{Draw, seed, setting};
 use crate::fleet::{Fleet, RUN};
 use std::time::Duration;
 
 /// Without a single checkpoint. `FINETUNE_CHAOS_BLOWS` is the number of kills (default: 12).
 #[test]
 fn killed_coordinator_goes_on_from_its_journal() {
-    let kills =
-        std::env::var("FINETUNE_CHAOS_BLOWS").map_or(12, |n| n.parse().expect("FINETUNE_CHAOS_BLOWS"));
+    let kills = setting("FINETUNE_CHAOS_BLOWS").unwrap_or(12) as usize;
     let run = format!("{RUN} --max-steps {}", 20 * kills);
-    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let mut random = clock.as_nanos() as u64 % 1_000_000;
-    println!("seed {random}");
+    let mut draw = Draw(seed());
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
@@ -21,8 +19,7 @@ fn killed_coordinator_goes_on_from_its_journal() {
     fleet.wait_for_step(10);
     let mut lost = 0;
     for _ in 0..kills {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        std::thread::sleep(Duration::from_micros((random >> 40) % 400_000));
+        std::thread::sleep(Duration::from_micros(draw.below(400_000)));
         if !fleet.is_running("coordinator") {
             break;
         }

@@ -9,6 +9,7 @@ mod chaos;
 mod cli_fixture;
 mod coarse;
 mod delay;
+mod draw;
 #[path = "../every_message/mod.rs"]
 mod every_message;
 mod fleet;

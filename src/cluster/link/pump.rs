@@ -313,14 +313,19 @@ mod tests {
         assert!(member.end.reason().unwrap().contains("closed"));
     }
 
+    /// Fills the queue of a member's link.
+    fn full(member: MemberLink) -> MemberLink {
+        for step in 0..ROOM as u64 {
+            member.to.blocking_send(ToWorker::Flush { step }).unwrap();
+        }
+        member
+    }
+
     #[test]
     fn a_farewell_overtakes_what_waits() {
         let runtime = runtime();
         let ((_to, from), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(1));
-        let member: MemberLink = over(runtime.handle(), from, out, Duration::ZERO);
-        for step in 0..ROOM as u64 {
-            member.to.blocking_send(ToWorker::Flush { step }).unwrap();
-        }
+        let member = full(over(runtime.handle(), from, out, Duration::ZERO));
         member.end.part();
         member.to.blocking_send(ToWorker::Bye(Bye::Done)).unwrap();
         let mut heard = Vec::new();
@@ -335,10 +340,7 @@ mod tests {
     fn urgent_messages_overtake_what_waits() {
         let runtime = runtime();
         let ((_to, from), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(1));
-        let member: MemberLink = over(runtime.handle(), from, out, Duration::ZERO);
-        for step in 0..ROOM as u64 {
-            member.to.blocking_send(ToWorker::Flush { step }).unwrap();
-        }
+        let member = full(over(runtime.handle(), from, out, Duration::ZERO));
         let urgent: Vec<ToWorker> = (0..3).map(|lease| ToWorker::Grant { lease }).collect();
         urgent.iter().for_each(|message| member.first.blocking_send(message.clone()).unwrap());
         let heard: Vec<ToWorker> =
