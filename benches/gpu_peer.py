@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """The peer of benches/first_contact.sh: PyTorch's times for the work of tests/ptx/timings.rs and step.rs, on the same card in the
-same run, as JSON lines. Not run on a GPU yet: `--device cpu --small` runs from start to end, and its numbers there are no
-measurement.
+same run, as JSON lines. `--device cpu --small` runs from start to end, and its numbers there are no measurement.
 
 usage: gpu_peer.py [--only products|attention|step] [--device cuda] [--small] [--compiled]
        needs: pip install torch, and for the step transformers peft

@@ -8,8 +8,8 @@ use super::pending::{Pending, argmax};
 use super::stage::{LossSums, Targets, TokenScore};
 use super::weights::{ModelError, Weights};
 use crate::backend::{
-    Backend, DropoutKey, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Transpose, View, ViewMut, Write,
-    view, view_mut,
+    Backend, DropoutKey, Fault, Fused, LmHeadLoss, Norm, Product, Shaped, Target, Transpose, View, ViewMut,
+    Write, view, view_mut,
 };
 
 /// Approximate number of logits that exist at once (64 MiB).
@@ -17,7 +17,20 @@ const LOGITS: usize = 1 << 24;
 
 /// Rows whose logits exist at once: few for a large vocabulary, but enough for fast products.
 fn chunk(outputs: usize) -> usize {
-    (LOGITS / outputs.max(1) / 16 * 16).max(256)
+    rows_of(LOGITS, outputs)
+}
+
+/// The same for losses. A card with tensor cores has several times as many, so that a product over the vocabulary
+/// has work for all its processors.
+fn chunk_of_losses(target: Target, outputs: usize) -> usize {
+    match target {
+        Target::Cuda(card) if card.is_bf16() => rows_of(4 * LOGITS, outputs),
+        _ => chunk(outputs),
+    }
+}
+
+fn rows_of(logits: usize, outputs: usize) -> usize {
+    (logits / outputs.max(1) / 16 * 16).max(256)
 }
 
 /// The last norm and the output layer.
@@ -365,7 +378,7 @@ impl<B: Fused> Head<B> {
         let logits = match &self.top {
             Top::Vocabulary(own, change) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
-                    let chunk = chunk(self.outputs);
+                    let chunk = chunk_of_losses(backend.target(), self.outputs);
                     let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
                     match change {
                         Some(change) => {

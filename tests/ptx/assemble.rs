@@ -106,7 +106,7 @@ const OTHERS: [&str; 9] = [
 
 /// An entry that only prepares operands: no products and no tiles.
 fn prepares(entry: &str) -> bool {
-    ["narrow", "attention_grad_delta", "attention_grad_sm80_delta"].contains(&entry)
+    ["narrow", "narrow_whole", "attention_grad_delta", "attention_grad_sm80_delta"].contains(&entry)
 }
 
 /// The slow patterns in an entry's machine code.

@@ -2,6 +2,7 @@
 
 use crate::files;
 use crate::interpreter::{self, Kernel, Machine, Shape, Value, read};
+use crate::profile::Profiled;
 use finetune::backend::cuda::{Arg, Driver, Launch, Libcuda, TensorMap, kernels};
 use finetune::backend::{Cuda, Fault};
 use std::collections::{HashMap, HashSet};
@@ -31,13 +32,16 @@ pub fn device_at(capability: (u32, u32), seed: u64) -> Cuda<Box<dyn Driver>> {
     match std::env::var("FINETUNE_PTX_DEVICE") {
         Ok(n) => {
             let card = Libcuda::open(n.parse().unwrap()).unwrap();
+            if switched("profile") {
+                return Cuda::on(Box::new(Profiled::new(card)));
+            }
             Cuda::on(Box::new(if switched("no-graphs") { card.kernel_by_kernel() } else { card }))
         }
         Err(_) => Cuda::on(Box::new(interpreter(capability, seed))),
     }
 }
 
-/// Whether FINETUNE_PTX_SWITCHES has that word: `no-graphs`, `no-wgmma`, `keep-everything` (benches/first_contact.sh).
+/// Whether FINETUNE_PTX_SWITCHES has that word: `no-graphs`, `no-wgmma`, `keep-everything`, `profile` (benches/first_contact.sh).
 pub fn switched(word: &str) -> bool {
     std::env::var("FINETUNE_PTX_SWITCHES").is_ok_and(|words| words.split(' ').any(|w| w == word))
 }
@@ -83,6 +87,11 @@ impl Interpreted {
     /// Buffers that are not freed.
     pub fn held(&self) -> usize {
         self.machine.memory.held()
+    }
+
+    /// Whether a kernel of the file was launched.
+    pub fn loaded(&self, file: &str) -> bool {
+        self.loaded.contains(file)
     }
 
     fn fault(reason: String) -> Fault {

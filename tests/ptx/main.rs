@@ -32,6 +32,8 @@ mod op_cases;
 mod opcodes;
 mod opcodes_sm70;
 mod opcodes_sm90a;
+mod profile;
+mod skinny;
 mod sm70;
 mod sm90a;
 mod standin;

@@ -9,6 +9,7 @@ use crate::files;
 use crate::fused;
 use crate::marks;
 use crate::op_cases::tokens;
+use crate::skinny;
 use finetune::backend::{
     Activation, AttentionSaved, Backend, Cuda, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write,
 };
@@ -18,6 +19,8 @@ use finetune::numeric::dtype::Dtype;
 #[derive(Clone, Copy)]
 enum Exercise {
     Matmul(Transpose),
+    /// A product with few outputs across.
+    Skinny(Transpose),
     /// Forward and backward, with a weight stored in this type.
     Linear(Dtype),
     /// Forward and backward, with heads of this size.
@@ -48,7 +51,7 @@ enum Exercise {
 
 use Exercise::{
     Adapter, Attention, CrossEntropy, DeltaRule, GateAhead, Linear, Matmul, Norm, NormAhead, RopeAhead,
-    Tensor, TensorAttention, TensorF16, TensorWindowed, Windowed,
+    Skinny, Tensor, TensorAttention, TensorF16, TensorWindowed, Windowed,
 };
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
@@ -62,6 +65,8 @@ impl Exercise {
     fn on(self, device: Cuda<Interpreted>) -> Outcome {
         match self {
             Matmul(transpose) => matmul(device, transpose),
+            Skinny(Transpose::Left) => skinny::slices(device.bf16()?),
+            Skinny(transpose) => skinny::product(device.bf16()?, skinny::CHANGED, transpose, Write::Set),
             Linear(dtype) => linear(device, dtype),
             Attention(size) => attention(device, (size, 70), None),
             Windowed(size) => attention(device, (size, 70), Some(20)),
@@ -149,6 +154,9 @@ const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ("matmul.ptx", &["matmul_nn"], Matmul(Transpose::Neither)),
     ("matmul.ptx", &["matmul_nt"], Matmul(Transpose::Right)),
     ("matmul.ptx", &["matmul_tn"], Matmul(Transpose::Left)),
+    ("skinny.ptx", &["skinny_rows_nt"], Skinny(Transpose::Right)),
+    ("skinny.ptx", &["skinny_rows_nn"], Skinny(Transpose::Neither)),
+    ("skinny.ptx", &["skinny_columns"], Skinny(Transpose::Left)),
     ("linear.ptx", &["linear_f32"], Linear(Dtype::F32)),
     ("linear.ptx", &["linear_bf16"], Linear(Dtype::Bf16)),
     ("linear.ptx", &["linear_f16"], Linear(Dtype::F16)),

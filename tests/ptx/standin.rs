@@ -207,6 +207,8 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "generate --gpu-backend cuda --prompt hi", 1, "cuda 0 Stand-in: computes wrong numbers"),
     // Its kernels do nothing: the self-test detects that before the first step.
     ("fine", "--gpu-backend cuda -o out", 78, "cuda 0 Stand-in: computes wrong numbers"),
+    // Without a typed backend too: the card is of capability 8.6.
+    ("fine", "-o out", 78, "cuda 0 Stand-in: computes wrong numbers"),
     // Two cards in one process, each with a thread.
     (
         "two",

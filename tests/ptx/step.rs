@@ -1,8 +1,9 @@
 //! Time and memory of a training step on a card, for benches/first_contact.sh: models with the shapes of Qwen3-4B and
 //! SmolLM2-135M, whose weights repeat one row of numbers, LoRA of rank 16 on all projections, 4 packed rows of 2048
-//! tokens, blocks recomputed. The time is not asserted. It has run on no card; the test only runs a small step.
+//! tokens, blocks recomputed. The time is not asserted; without a card the test only runs a small step.
 
 use crate::device::{device_at, device_bf16, switched};
+use crate::profile;
 use finetune::backend::cuda::{AttentionTrial, Driver, Trial};
 use finetune::backend::{Backend, Cuda, Heads};
 use finetune::families;
@@ -135,9 +136,13 @@ fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (
     stage.set_parameters(&parameters).unwrap();
     let mut gradient = vec![0.0; parameters.len()];
     (0..2).for_each(|_| drop(stage.gradient(batch, &mut gradient).unwrap()));
+    profile::reset();
     let (began, sent) = (Instant::now(), stage.traffic());
     stage.gradient(batch, &mut gradient).unwrap();
     let (seconds, tokens) = (began.elapsed().as_secs_f64(), batch.ids.len() as f64);
+    if switched("profile") {
+        profile::print();
+    }
     let rows = batch.rows.len();
     let row = memory::flops(Load::of(config, &lora, batch.ids.len() / rows, 0), Keep::Everything).unwrap();
     let rate = row * rows as f64 / seconds;

@@ -1,7 +1,7 @@
 //! Speed of a card, for benches/first_contact.sh: products, projections with adapters (fused and not), attention, the gradient
 //! of each, at the shapes of a model with 4 billion parameters, and memory bandwidth. In bf16 the inputs of products,
-//! q, k and v are narrowed once for the five measured runs, gradients each time. The times are not asserted, and were
-//! measured on no card yet; the test only runs small sizes. All numbers are random: a card with a power limit runs
+//! q, k and v are narrowed once for the five measured runs, gradients each time. The times are not asserted;
+//! without a card the test only runs small sizes. All numbers are random: a card with a power limit runs
 //! faster on equal numbers.
 
 use crate::device::device_at;

@@ -90,7 +90,8 @@ fn whole_tiles_on_tensor_cores_have_the_bits_of_single_numbers() {
             linear(guard, on(order), (129, 129, 131), (Dtype::Bf16, write))
         });
         check(&format!("lora_linear {write:?}"), &|guard, order| {
-            projection_behind(guard, on(order), (129, 130, 132, 5), write)
+            // A narrow adapter's own products depend on the alignment.
+            projection_behind(guard, on(order), (129, 130, 132, 68), write)
         });
     }
 }

@@ -27,6 +27,7 @@ mod product;
 mod product_sm70;
 mod product_sm90a;
 mod registers;
+mod skinny;
 mod statement;
 mod tensor;
 mod text;
@@ -54,6 +55,7 @@ pub fn files() -> Vec<File> {
     out.extend(attention::files());
     out.extend(tensor::files());
     out.extend(product_sm70::files());
+    out.extend(skinny::files());
     out.extend(product_sm90a::files());
     out.extend(attention_grad::files());
     out.extend(attention_sm80::files());

@@ -20,6 +20,7 @@ multiples of 8 numbers, so that every row begins at a multiple of 16 bytes; weig
   out = scale * acc (+ out where add is not 0)
 
   narrow: out[r, c] = bf16(x[r, c]), rows cols apart become rows stride apart; grid (rows, ceil(cols / 256))
+  narrow_whole: the same where stride = cols, 8 numbers per thread; grid ceil(rows cols / 2048)
 
 A tile along K has rows of 4 pieces of 16 bytes: piece p of row r is stored at p ^ (r / 2 % 4); across K rows have 16
 pieces: p ^ (r % 8). So the eight rows that a matrix of ldmatrix reads meet all banks once.
@@ -69,6 +70,7 @@ pub fn files() -> Vec<File> {
     product(&mut t, "product_sm80_nt", AlongK, Epilogue::Nothing);
     product(&mut t, "product_sm80_nn", AcrossK, Epilogue::Nothing);
     narrow(&mut t);
+    narrow_whole(&mut t);
     let mut lora = Text::default();
     lora.head(LORA, ("7.0", "sm_80"));
     product(&mut lora, "lora_linear_sm80_nt", AlongK, Epilogue::Adapter);
@@ -92,6 +94,22 @@ fn narrow(t: &mut Text) {
         "mad.wide.u32 %row, %r, %stride, %c64; shl.b64 %row, %row, 1; add.u64 %out, %out, %row;
          st.global.b16 [%out], %h",
     );
+    t.end();
+}
+
+/// The same of rows without padding, 8 numbers per thread; both addresses are multiples of 16.
+fn narrow_whole(t: &mut Text) {
+    t.entry("narrow_whole", &[("u64", "out"), ("u64", "x"), ("u32", "eights")], 256);
+    t.code(
+        ".reg .u64 %out, %x; .reg .u32 %i, %eights, %block; .reg .f32 %v<8>; .reg .b32 %w<4>; .reg .pred %p;
+         ld.param.u64 %out, [out]; ld.param.u64 %x, [x]; ld.param.u32 %eights, [eights];
+         mov.u32 %block, %ctaid.x; mov.u32 %i, %tid.x; mad.lo.u32 %i, %block, 256, %i;
+         setp.ge.u32 %p, %i, %eights; @%p ret;
+         mad.wide.u32 %x, %i, 32, %x; mad.wide.u32 %out, %i, 16, %out;
+         ld.global.nc.v4.f32 {%v0, %v1, %v2, %v3}, [%x]; ld.global.nc.v4.f32 {%v4, %v5, %v6, %v7}, [%x+16]",
+    );
+    (0..4).for_each(|i| t.code(format!("cvt.rn.bf16x2.f32 %w{i}, %v{}, %v{}", 2 * i + 1, 2 * i)));
+    t.code("st.global.v4.b32 [%out], {%w0, %w1, %w2, %w3}");
     t.end();
 }
 

@@ -198,7 +198,7 @@ impl Device for DryCpu {
         let plain = self.is.products == Products::Plain;
         match op {
             Op::Copy(x) | Op::Dropout(x) if x.short => self.passing(x.values()),
-            Op::Copy(_) | Op::Dropout(_) | Op::DeltaRule(_) | Op::Sum => {}
+            Op::Copy(_) | Op::Dropout(_) | Op::DeltaRule(_) | Op::Sum | Op::Columns(..) => {}
             Op::Frozen(out, x, w, way) => {
                 let factor = self.factor(x);
                 let terms = if way == Way::Forward { w.cols } else { w.rows };

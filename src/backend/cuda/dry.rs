@@ -5,7 +5,7 @@ use super::frozen::{self, Direction};
 use super::libcuda;
 use super::memory::{Width, blocks};
 use super::tensor::padded;
-use super::{Cuda, Driver, Tier, pool};
+use super::{Cuda, Driver, Tier, pool, skinny};
 use crate::backend::dry::{Device, Low, Matrix, Op, Way, Weight};
 use crate::backend::{Heads, TokenRows};
 use crate::numeric::block::Encoding;
@@ -30,6 +30,11 @@ impl Footprint {
     /// The same in bf16.
     pub fn of_bf16() -> Self {
         Footprint { bf16: true, ..Self::of_f32() }
+    }
+
+    /// Whether it is the bf16 class.
+    pub fn is_bf16(self) -> bool {
+        self.bf16
     }
 
     /// The same for a model with these heads, whose widest input of a product has `widest` columns.
@@ -77,8 +82,18 @@ impl DryCuda {
         copy.into_iter().for_each(|size| self.give(size));
     }
 
+    /// Sums over rows in slices.
+    fn columns(&mut self, (m, n): (usize, usize), rows: usize) {
+        let numbers = skinny::partial_sums(rows, (m, n));
+        let numbers = if numbers > 0 { numbers } else { skinny::partial_sums(rows, (n, m)) };
+        let size = self.take(numbers);
+        self.give(size);
+    }
+
     fn adapted_grad(&mut self, dy: Matrix, w: &Weight, low: Low) {
         let dh = self.take(dy.rows * low.rank);
+        self.columns((dy.cols, low.rank), dy.rows);
+        self.columns((low.rank, low.x.cols), dy.rows);
         self.frozen(dy, w, Way::Backward);
         self.give(dh);
     }
@@ -130,6 +145,7 @@ impl Device for DryCuda {
     fn inside(&mut self, op: Op) -> bool {
         match op {
             Op::Frozen(_, x, w, way) => self.frozen(x, w, way),
+            Op::Columns(out, rows) if self.is.bf16 => self.columns((out.rows, out.cols), rows),
             Op::AdaptedGrad(_, dy, w, low) if self.is.bf16 => self.adapted_grad(dy, w, low),
             Op::AttentionGrad(heads, _, [q, ..]) => {
                 let copy = self.is.bf16.then(|| self.narrow(q));

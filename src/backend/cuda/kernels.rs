@@ -56,6 +56,7 @@ pub const SOURCES: &[Source] = sources![
     by_hand "rope.ptx",
     by_hand "rope_sm80.ptx",
     by_hand "scale_rows.ptx",
+    generated "skinny.ptx",
     generated "widen.ptx",
     generated "widen_sm80.ptx",
 ];

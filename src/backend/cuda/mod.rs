@@ -1,5 +1,5 @@
-//! NVIDIA through PTX: only the driver is needed, no compiler and no toolkit. kernels/ptx holds one file per verb, 16
-//! by hand and 17 from the generator in kernels/ptx/gen, each with its pseudo-code, register plan and launch shape in
+//! NVIDIA through PTX: only the driver is needed, no compiler and no toolkit. kernels/ptx holds one file per verb, 20
+//! by hand and 18 from the generator in kernels/ptx/gen, each with its pseudo-code, register plan and launch shape in
 //! its head. Launches are collected here and sent when a result is needed. The first fault is kept: nothing is launched
 //! after it, and the next read returns it.
 
@@ -20,6 +20,7 @@ mod libcuda;
 mod list;
 mod memory;
 mod pool;
+mod skinny;
 mod sm70;
 mod sm90a;
 mod staging;

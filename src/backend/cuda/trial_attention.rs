@@ -1,6 +1,6 @@
 //! Trials of attention by wgmma: on the device itself, it must agree with attention of sm_80 and be faster. The two
-//! directions are decided separately, each for heads of 64 and of 128 together. The trials have not run on a card yet;
-//! tests run them on the interpreter.
+//! directions are decided separately, each for heads of 64 and of 128 together. Tests run them on the
+//! interpreter; an H200 passed them.
 
 use super::attention_sm90a::{Flash, SIZES};
 use super::trial::uniform;

@@ -3,6 +3,7 @@
 use super::frozen::Direction;
 use super::launches::{Shape, THREADS, adds};
 use super::memory::{self, Stored, Width};
+use super::skinny::Skinny;
 use super::{
     Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
 };
@@ -234,6 +235,12 @@ impl<D: Driver> Backend for Cuda<D> {
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
         let k = product.inner();
         let Product { a, b, transpose, scale } = product;
+        if self.tier == Tier::Sm80 {
+            let (out, (m, n)) = ((at_mut(&out), write), (out.rows, out.cols));
+            if self.skinny(&Skinny { transpose, out, a: at(&a), b: at(&b), m, n, k, scale }) {
+                return;
+            }
+        }
         let entry = match transpose {
             Transpose::Neither => "matmul_nn",
             Transpose::Right => "matmul_nt",

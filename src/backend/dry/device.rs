@@ -84,6 +84,8 @@ pub enum Op<'a> {
     Copy(Matrix),
     /// A mask on x.
     Dropout(Matrix),
+    /// out = a^T b: the output, and the rows of both.
+    Columns(Matrix, usize),
     /// out = x w^T, or dx = dy w.
     Frozen(Matrix, Matrix, &'a Weight, Way),
     /// h = x a^T.

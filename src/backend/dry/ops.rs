@@ -100,6 +100,12 @@ impl Backend for Dry {
         Ids { count: values.len(), _integers: self.integers(words) }
     }
 
+    fn matmul(&mut self, out: ViewMut<Memory>, _: Write, product: Product<Memory>) {
+        if product.transpose == Transpose::Left {
+            self.device.inside(Op::Columns(written(&out), product.inner()));
+        }
+    }
+
     nothing! {
         fill(ViewMut<Memory>, f32);
         copy(ViewMut<Memory>, View<Memory>);
@@ -107,7 +113,6 @@ impl Backend for Dry {
         embed(ViewMut<Memory>, &Weight, &Tokens, f32);
         rmsnorm(ViewMut<Memory>, ViewMut<Memory>, View<Memory>, View<Memory>, f32);
         rmsnorm_grad(ViewMut<Memory>, Write, View<Memory>, View<Memory>, Norm<Memory>);
-        matmul(ViewMut<Memory>, Write, Product<Memory>);
         bias(ViewMut<Memory>, View<Memory>);
         rope(ViewMut<Memory>, View<Memory>, &Tokens);
         rope_grad(ViewMut<Memory>, View<Memory>, &Tokens);
