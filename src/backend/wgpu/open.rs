@@ -59,7 +59,8 @@ impl Checked<Wgpu> {
             ));
         }
         let mut features = adapter.features() & WELCOME;
-        if options.precision == Precision::F16 {
+        let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
+        if offered.iter().any(|variant| matches!(variant, Variant::Cooperative(_))) {
             features |= adapter.features() & Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
         }
         let descriptor = wgpu::DeviceDescriptor {
@@ -84,7 +85,6 @@ impl Checked<Wgpu> {
         let lanes = super::variants::lanes(adapter);
         let (spoiled, spoiled_beyond) = (options.spoiled, options.spoiled_beyond);
         let variants = Variants { spoiled, spoiled_beyond, lanes, ..Variants::default() };
-        let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
         let slug = slug(adapter);
         let origin = Origin { card: format!("{} {slug}", adapter.info.device_pci_bus_id), slug, offered };
         let (class, poison) = (String::new(), options.poison);
