@@ -1,8 +1,9 @@
 //! Choice of devices from the options and the available hardware: a pure function, so that every error is testable
-//! without the hardware. A software adapter is used only where it was named, because the CPU backend is faster; `auto`
-//! falls back and reports this, a missing backend that was given by name is an error.
+//! without the hardware. A software adapter is used only where it was named, because the CPU backend is faster. `auto`
+//! takes CUDA where it has every card, else wgpu; without a card it takes the CPU and reports this. A missing backend that
+//! was given by name is an error.
 
-use super::drivers::{self, DRIVERS};
+use super::drivers;
 use super::visible::visible;
 use crate::backend::facts::{Facts, Kind};
 use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted};
@@ -31,8 +32,9 @@ pub struct DeviceId {
     pub index: usize,
 }
 
-/// Name of the driver of CUDA.
+/// Names of drivers of cards.
 const CUDA: &str = "cuda";
+const WGPU: &str = "wgpu";
 
 impl DeviceId {
     /// This processor.
@@ -80,8 +82,7 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
         Gpus::Named(wanted) => wanted.iter().all(Wanted::is_cpu),
         Gpus::Auto | Gpus::Share(_) => false,
     };
-    let automatic = || DRIVERS.into_iter().find(|driver| driver.is_automatic()).map_or(CPU, |d| d.name());
-    let name = if cpu { CPU } else { options.backend.unwrap_or_else(automatic) };
+    let name = if cpu { CPU } else { options.backend.unwrap_or_else(|| automatic(&options.gpus)) };
     let driver = drivers::named(name);
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
@@ -105,6 +106,47 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
         return Err(refuse(format!("--offload: {why}")));
     }
     Ok(chosen)
+}
+
+/// The driver of `--gpu-backend auto`.
+fn automatic(gpus: &Gpus) -> &'static str {
+    let facts = |name| drivers::named(name).devices().iter().map(|device| device.facts()).collect::<Vec<_>>();
+    let cuda = facts(CUDA);
+    if !are_new(&cuda) {
+        return WGPU;
+    }
+    let all = facts(WGPU);
+    let (seen, _) = visible(&all, &|name| std::env::var(name).ok());
+    let seen: Vec<&Facts> = seen.into_iter().map(|at| all[at]).collect();
+    if is_for_cuda(gpus, &cuda, &seen) { CUDA } else { WGPU }
+}
+
+/// Whether NVIDIA's driver lists cards, all of them with the kernels that ran on a card: those of capability 8.0 and later.
+fn are_new(cuda: &[&Facts]) -> bool {
+    !cuda.is_empty() && cuda.iter().all(|facts| facts.has_bf16())
+}
+
+/// Whether CUDA has every card that is wanted of a machine: `cuda` and `wgpu` are its cards as both drivers list them.
+/// Integrated cards of other vendors do not count, unless they are named.
+fn is_for_cuda(gpus: &Gpus, cuda: &[&Facts], wgpu: &[&Facts]) -> bool {
+    // A card of NVIDIA that its own driver does not list is hidden or broken.
+    let others = || wgpu.iter().any(|facts| facts.kind == Kind::Discrete && !is_nvidia(facts));
+    let has = |wanted: &Wanted| match wanted {
+        Wanted::Part(part) => cuda.iter().any(|facts| is_named(facts, part)),
+        Wanted::Index(index) => *index < cuda.len() && !others(),
+        Wanted::Cpu | Wanted::Line(_) => true,
+    };
+    match gpus {
+        Gpus::Named(wanted) => wanted.iter().flat_map(Wanted::seats).all(has),
+        Gpus::Auto | Gpus::Share(_) => !others(),
+        Gpus::None | Gpus::Cpu => true,
+    }
+}
+
+/// Whether a part of a card's name, or of its driver's, was typed.
+fn is_named(facts: &Facts, part: &str) -> bool {
+    let has = |text: &str| text.to_lowercase().contains(&part.to_lowercase());
+    has(&facts.name) || has(&facts.driver)
 }
 
 /// The cards of a driver.
@@ -163,7 +205,7 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     let nvidia = |id| facts(id).filter(|facts| untyped && is_nvidia(facts) && cards.driver != CUDA);
     if let Some(Facts { api, .. }) = devices.iter().find_map(|(id, _)| nvidia(*id)) {
         notes.push(format!(
-            "note: the NVIDIA card computes through {api}; --gpu-backend cuda was written to be faster and was never run on a card"
+            "note: the NVIDIA card computes through {api}; --gpu-backend cuda, which has NVIDIA's cards alone, may be faster"
         ));
     }
     let lines = match &options.gpus {
@@ -265,9 +307,8 @@ impl Cards<'_> {
             _ if facts.is_empty() => Err(format!("--gpus: no GPU: {} (the CPU is --gpus cpu)", why())),
             Wanted::Index(index) => unknown(format!("there is no device {index}")),
             Wanted::Part(part) => {
-                let has = |text: &str| text.to_lowercase().contains(&part.to_lowercase());
                 let mut matching: Vec<usize> =
-                    (0..facts.len()).filter(|i| has(&facts[*i].name) || has(&facts[*i].driver)).collect();
+                    (0..facts.len()).filter(|i| is_named(facts[*i], part)).collect();
                 // A card with two drivers counts once.
                 if matching.iter().all(|i| facts[*i].card == facts[matching[0]].card) {
                     matching.truncate(1);

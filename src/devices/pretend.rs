@@ -108,8 +108,8 @@ impl Stage for Renamed {
         self.model.longest_row()
     }
 
-    fn longest_text(&self, prompt: usize) -> usize {
-        self.model.longest_text(prompt)
+    fn short_rows(&self) -> Option<usize> {
+        self.model.short_rows()
     }
 
     fn backward(

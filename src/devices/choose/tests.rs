@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const ON_THE_CPU: &str = "cpu /1; note: computes on the CPU: no GPU found (finetune devices says why)";
 const THROUGH_VULKAN: &str = "note: the NVIDIA card computes through vulkan; \
-    --gpu-backend cuda was written to be faster and was never run on a card";
+    --gpu-backend cuda, which has NVIDIA's cards alone, may be faster";
 const NONE: &[&str] = &[];
 const SOFTWARE: &[&str] = &["software llvmpipe (LLVM 15.0.6, 256 bits)@l"];
 const MANY: &[&str] = &[
@@ -94,6 +94,31 @@ fn auto_selects_each_gpu_once_and_no_software_driver() {
     let said = chosen(SOFTWARE, "gpu-backend=wgpu");
     assert!(said.starts_with("78: --gpu-backend wgpu: no GPU but llvmpipe"), "{said}");
     check(NONE, "gpu-backend=wgpu", "78: --gpu-backend wgpu: no GPU: install a driver");
+}
+
+#[test]
+fn auto_takes_cuda_where_it_has_every_card() {
+    let [h200, v100] = [NVIDIA[0], NVIDIA[1]].map(facts);
+    let through = |text: &str| facts(text);
+    let same = through("discrete NVIDIA H200@01:00.0");
+    let (arc, radeon) = (through("discrete Intel Arc@03:00.0"), through("integrated AMD Radeon@0a:00.0"));
+    let part = |name: &str| Gpus::Named(vec![Wanted::Part(name.into())]);
+    let index = |at| Gpus::Named(vec![Wanted::Index(at), Wanted::Cpu]);
+    let hidden = through("discrete NVIDIA H200@02:00.0");
+    for (gpus, cuda, wgpu, expected) in [
+        (&Gpus::Auto, vec![&h200], vec![], true),
+        (&Gpus::Auto, vec![&h200], vec![&same, &hidden], true),
+        (&Gpus::Auto, vec![&h200], vec![&same, &radeon], true),
+        (&Gpus::Auto, vec![&h200], vec![&same, &arc], false),
+        (&index(0), vec![&h200], vec![&same, &radeon], true),
+        (&index(1), vec![&h200], vec![&same, &radeon], false),
+        (&index(0), vec![&h200], vec![&same, &arc], false),
+        (&part("h200"), vec![&h200], vec![&same, &arc], true),
+        (&part("RADEON"), vec![&h200], vec![&same, &radeon], false),
+    ] {
+        assert_eq!(is_for_cuda(gpus, &cuda, &wgpu), expected, "{gpus:?}, {cuda:?}, {wgpu:?}");
+    }
+    assert!(are_new(&[&h200]) && !are_new(&[&h200, &v100]) && !are_new(&[]));
 }
 
 #[test]

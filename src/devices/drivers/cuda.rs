@@ -1,5 +1,5 @@
-//! NVIDIA's cards through their own driver. They are used where `--gpu-backend cuda` names the backend, and not yet by
-//! `auto`: the kernels have run on an interpreter, never on a card. So a card is tested before it computes anything.
+//! NVIDIA's cards through their own driver. A card is tested before it computes anything: of real cards an H200 has run the
+//! kernels, those of capability 7.x only an interpreter.
 
 mod trials;
 mod verdicts;
@@ -31,10 +31,6 @@ struct Card {
 impl Driver for Nvidia {
     fn name(&self) -> &'static str {
         "cuda"
-    }
-
-    fn is_automatic(&self) -> bool {
-        false
     }
 
     fn devices(&self) -> &'static [Box<dyn Device>] {

@@ -26,11 +26,6 @@ pub trait Driver: Sync {
     /// Its name in `--gpu-backend` and in messages.
     fn name(&self) -> &'static str;
 
-    /// Whether `--gpu-backend auto` uses it.
-    fn is_automatic(&self) -> bool {
-        true
-    }
-
     /// Its devices in the order of their indices, listed once per process.
     fn devices(&self) -> &'static [Box<dyn Device>];
 
