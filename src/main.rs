@@ -5,6 +5,6 @@
 #[global_allocator]
 static ALLOCATOR: finetune::support::allocator::Allocator = finetune::support::allocator::Allocator;
 
-fn main() -> std::process::ExitCode {
+fn main() {
     finetune::cli::main()
 }

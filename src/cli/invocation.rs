@@ -33,7 +33,7 @@ impl Invocation {
 pub fn written(outcome: std::io::Result<()>) -> Result<(), Refusal> {
     outcome.map_err(|e| match e.kind() {
         // The reader closed the pipe (`| head`): 141 is the code that a shell shows for SIGPIPE.
-        std::io::ErrorKind::BrokenPipe => std::process::exit(141),
+        std::io::ErrorKind::BrokenPipe => crate::support::end::leave(141),
         _ => Refusal::failure(format!("stdout: {e}")),
     })
 }

@@ -24,11 +24,12 @@ mod studio;
 mod token;
 mod train;
 
+use crate::support::end::leave;
 use crate::support::stderr::say;
-use std::process::ExitCode;
+use std::io::Write;
 
-/// Runs the command line; the last line on stderr is the error.
-pub fn main() -> ExitCode {
+/// Runs the command line and ends the process; the last line on stderr is the error.
+pub fn main() -> ! {
     crate::run::signals::ignore();
     crate::devices::prepare();
     std::panic::set_hook(Box::new(one_line_panic));
@@ -37,15 +38,17 @@ pub fn main() -> ExitCode {
         Ok(args) => dispatch::dispatch(&args),
         Err(a) => Err(crate::config::refusal::Refusal::usage(format!("argument {a:?} is not UTF-8"))),
     });
-    match outcome {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+    let code = match outcome {
+        Ok(Ok(())) => 0,
         Ok(Err(refusal)) => {
             say!("error: {refusal}");
-            ExitCode::from(refusal.code())
+            refusal.code()
         }
         // A thread of rayon has already reported the error.
-        Err(_) => ExitCode::FAILURE,
-    }
+        Err(_) => 1,
+    };
+    let _ = std::io::stdout().flush();
+    leave(code)
 }
 
 /// Prints a panic as one line without a backtrace: a panic is a bug, never an answer to invalid input. A reader that
@@ -56,19 +59,19 @@ fn one_line_panic(info: &std::panic::PanicHookInfo) {
         return;
     }
     if text.starts_with("failed printing to std") {
-        std::process::exit(141);
+        leave(141);
     }
     // Messages of the standard library and of rayon.
     if ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|part| text.contains(part)) {
         say!(
             "error: the system starts no further thread: lower --threads, or raise the limit (ulimit -u, ulimit -v)"
         );
-        std::process::exit(1);
+        leave(1);
     }
     let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
     say!("error: internal error{place}: {text}; please report it with the command that was run");
     // rayon passes a panic to the thread that waits for the work, which may be a device's thread that continues.
     if rayon::current_thread_index().is_none() {
-        std::process::exit(1);
+        leave(1);
     }
 }

@@ -66,7 +66,7 @@ pub fn ignored(signal: i32) -> bool {
 fn after_this_step(look: Look) -> Urgency {
     let before = STOP.ask(Urgency::AfterStep);
     if before != Urgency::Run {
-        std::process::exit(130);
+        crate::support::end::leave(130);
     }
     if look != Look::Quiet {
         say!("stopping after this step, with a checkpoint; once more stops at once");

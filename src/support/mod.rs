@@ -2,6 +2,7 @@
 //! caught panics, and the allocator.
 
 pub mod allocator;
+pub mod end;
 pub mod panics;
 pub mod plural;
 pub mod stderr;

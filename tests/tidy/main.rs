@@ -93,6 +93,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cuda/waits.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
     ("src/format/map.rs", "mmap, and a handler for the bus error of a file that was cut short"),
+    ("src/support/end.rs", "ends the process without the handlers of drivers"),
     ("src/support/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
     ("tests/wgsl/compiler.rs", "wgpu's own layer of Vulkan has no safe form"),
     ("tests/mutated_files/memory.rs", "a global allocator that counts"),

@@ -165,5 +165,5 @@ async fn close(mut ends: Ends, closing: news::Sender<bool>, orders: Sender<Order
     let _ = orders.send(Order::Close);
     closing.send_replace(true);
     ends.next().await;
-    std::process::exit(130);
+    crate::support::end::leave(130);
 }
