@@ -351,6 +351,12 @@ fn two_tensors_are_the_halves_of_one_matrix() {
         let blocks = model.tensors.blocks(name).unwrap().map(|blocks| blocks.bytes.to_vec());
         let packed = halves.map(|half| stored.bytes(&stored.tensors()[half]).to_vec()).concat();
         assert_eq!(blocks, (joined == "Q8_0").then_some(packed));
+        let parts = [(); 2].map(|()| model.tensors.block_parts(name).unwrap());
+        assert_eq!(parts[0].as_ref().map(Vec::len), (joined == "Q8_0").then_some(2));
+        for ((one, other), half) in parts[0].iter().flatten().zip(parts[1].iter().flatten()).zip(halves) {
+            assert!((one.rows, &*one.bytes) == (2, stored.bytes(&stored.tensors()[half])), "{half}");
+            assert_eq!(one.bytes.as_ptr(), other.bytes.as_ptr(), "{half} is copied");
+        }
         file.tensors.last_mut().unwrap().1[0] = 64;
         let error = open(&file).map(drop).unwrap_err().to_string();
         assert!(error.contains("the other part of its matrix"), "{error}");

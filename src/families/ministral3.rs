@@ -8,6 +8,7 @@ pub const MINISTRAL3: Family = Family {
     releases: &["Ministral 3"],
     model_type: "ministral3",
     gguf: Gguf { architecture: "mistral3", ..LLAMA.gguf },
+    gguf_mark: None,
     windows: Windows::Typed,
     eps: 1e-5,
     rope_theta: 1_000_000.0,

@@ -8,7 +8,7 @@ pub const MISTRAL: Family = Family {
     releases: &["Mistral"],
     model_type: "mistral",
     biases: Biases { qkv: Bias::Never, o: Bias::Never, mlp: Bias::Never },
-    gguf_mark: Some("attention.sliding_window"),
+    gguf_mark: Some(super::WINDOW),
     windows: Windows::All,
     ..LLAMA
 };

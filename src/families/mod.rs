@@ -41,6 +41,8 @@ pub use smollm3::SMOLLM3;
 
 /// Key of GGUF files for whether layers are rotated ([`Rotated::Key`]).
 pub const ROTATES: &str = "rope.scaling.finetuned";
+/// Key of GGUF files for the length of sliding windows.
+pub const WINDOW: &str = "attention.sliding_window";
 
 /// Every family, in the order of texts. Of two families with the same GGUF architecture the first is the default.
 pub const ALL: &[&Family] = &[
@@ -75,7 +77,7 @@ pub struct Family {
     pub model_type: &'static str,
     /// Description of its GGUF files.
     pub gguf: Gguf,
-    /// Key that only its GGUF files have among those of its architecture.
+    /// Metadata key that identifies this family among those with its architecture.
     pub gguf_mark: Option<&'static str>,
     /// The projections of a layer of attention in Hugging Face, in model order.
     pub projections: [&'static str; 7],
@@ -411,15 +413,18 @@ mod tests {
     #[test]
     fn keys_tell_families_of_one_architecture_apart() {
         let of = |architecture, own: &str| of_gguf(architecture, |key| key == own).map(|f| f.name);
-        let window = "attention.sliding_window";
         assert_eq!(of("llama", ""), Some("Llama"));
-        assert_eq!(of("llama", window), Some("Mistral"));
-        assert_eq!(of("qwen2", window), Some("Qwen2"));
+        assert_eq!(of("llama", WINDOW), Some("Mistral"));
+        assert_eq!(of("qwen2", WINDOW), Some("Qwen2"));
         assert_eq!(of("qwen3", ""), Some("Qwen3"));
-        assert_eq!(of("gemma3", window), Some("Gemma3"));
+        assert_eq!(of("gemma3", WINDOW), Some("Gemma3"));
         assert_eq!(of("gemma2", ""), None);
-        assert_eq!(of("granite", window), Some("Granite"));
+        assert_eq!(of("granite", WINDOW), Some("Granite"));
         assert_eq!(of("granite", ROTATES), Some("GraniteMoeHybrid"));
+        for family in ALL.iter().filter(|family| family.gguf_mark.is_some()) {
+            let same = ALL.iter().filter(|other| other.gguf.architecture == family.gguf.architecture);
+            assert!(same.count() > 1, "{}: nothing to tell apart", family.name);
+        }
     }
 
     #[test]

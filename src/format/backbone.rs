@@ -40,6 +40,10 @@ impl Tensors for Backbone {
         self.stored.get(name).map_or(Ok(None), |stored| self.whole.blocks(stored))
     }
 
+    fn block_parts(&self, name: &str) -> Result<Option<Vec<Blocks>>, String> {
+        self.stored.get(name).map_or(Ok(None), |stored| self.whole.block_parts(stored))
+    }
+
     fn about(&self, name: &str) -> Result<Option<About>, String> {
         self.stored.get(name).map_or(Ok(None), |stored| self.whole.about(stored))
     }

@@ -177,6 +177,13 @@ impl Merged<'_> {
         }
         Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
     }
+
+    /// Whether a matrix that the base has in blocks is given in the same blocks.
+    fn keeps_blocks(&self, name: &str) -> bool {
+        let numbers_stay = matches!(self.dtype, None | Some(Dtype::F32));
+        let dropped = self.config.labels.is_some() && name == "lm_head.weight";
+        !self.touches(name) && numbers_stay && !dropped
+    }
 }
 
 impl Tensors for Merged<'_> {
@@ -207,11 +214,11 @@ impl Tensors for Merged<'_> {
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        let numbers_stay = matches!(self.dtype, None | Some(Dtype::F32));
-        if self.touches(name) || !numbers_stay || self.config.labels.is_some() && name == "lm_head.weight" {
-            return Ok(None);
-        }
-        self.base.blocks(name)
+        if self.keeps_blocks(name) { self.base.blocks(name) } else { Ok(None) }
+    }
+
+    fn block_parts(&self, name: &str) -> Result<Option<Vec<Blocks>>, String> {
+        if self.keeps_blocks(name) { self.base.block_parts(name) } else { Ok(None) }
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {

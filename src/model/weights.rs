@@ -317,19 +317,27 @@ impl<'a> Weights<'a> {
             }
             return Ok(());
         }
-        if let Some(blocks) = self.said(name, self.tensors.blocks(name))? {
-            let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
-            let (full, fault) = (name.to_owned(), |e| Err(self.fault(name, e)));
+        if let Some(stored) = self.said(name, self.tensors.block_parts(name))? {
+            let expected = vec![rows, cols];
+            let found = vec![stored.iter().map(|part| part.rows).sum(), stored.first().map_or(0, |p| p.cols)];
+            let (full, fault) = (name.to_owned(), |e| self.fault(name, e));
             // The shape is checked before any value is read, because the file may declare any size.
             if expected != found {
-                return fault(ModelError::Shape { name: full, expected, found });
+                return Err(fault(ModelError::Shape { name: full, expected, found }));
             }
-            if let Some(index) = self.checks.then(|| first_not_finite_in(&blocks)).flatten() {
-                return fault(ModelError::NonFinite { name: full, index });
+            if let Some(index) = self.checks.then(|| first_not_finite_in(&stored)).flatten() {
+                return Err(fault(ModelError::NonFinite { name: full, index }));
             }
             for part in parts {
-                let bytes = part.shared(&blocks.bytes, blocks.block.size_of(cols));
-                done(backend.weight_of_blocks(&Blocks { rows: part.len(), bytes, ..blocks })?);
+                let own = part.in_blocks(&stored);
+                let own = own.ok_or_else(|| {
+                    fault(ModelError::Shape {
+                        name: name.to_owned(),
+                        expected: expected.clone(),
+                        found: found.clone(),
+                    })
+                })?;
+                done(backend.weight_of_blocks(&own)?);
             }
             return Ok(());
         }
@@ -465,9 +473,10 @@ fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
     blocks.find_map_first(|(i, block)| bad(block).map(|at| i * BLOCK + at))
 }
 
-/// Like [`first_not_finite`] for a matrix in blocks, where a scale can make a number infinite or NaN.
-fn first_not_finite_in(blocks: &Blocks) -> Option<usize> {
-    let bad = |r: usize| {
+/// Like [`first_not_finite`] for a matrix in blocks, where a scale can make a number infinite or NaN. Its rows are those of
+/// `parts`, one part after the other.
+fn first_not_finite_in(parts: &[Blocks]) -> Option<usize> {
+    let bad = |blocks: &Blocks, r: usize| {
         if blocks.block.finite(blocks.row(r)) {
             return None;
         }
@@ -475,8 +484,13 @@ fn first_not_finite_in(blocks: &Blocks) -> Option<usize> {
         blocks.block.widen(&mut row, blocks.row(r));
         row.iter().position(|x| !x.is_finite())
     };
-    let rows = (0..blocks.rows).into_par_iter();
-    rows.find_map_first(|r| bad(r).map(|at| r * blocks.cols + at))
+    let mut before = 0;
+    parts.iter().find_map(|blocks| {
+        let rows = (0..blocks.rows).into_par_iter();
+        let first = rows.find_map_first(|r| bad(blocks, r).map(|at| before + r * blocks.cols + at));
+        before += blocks.rows * blocks.cols;
+        first
+    })
 }
 
 /// A whole block is folded without a branch first, because damage is rare and the fold is vectorised.
@@ -488,6 +502,19 @@ fn exponents<const N: usize>(block: &[u8], full: impl Fn(&[u8; N]) -> bool) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numeric::block::Block;
+
+    #[test]
+    fn first_non_finite_value_of_parts_is_located() {
+        let part = |scales: [f32; 2]| {
+            let block = |scale| [&half::f16::from_f32(scale).to_le_bytes()[..], &[1; 32]].concat();
+            Blocks::new((2, 32), Block::Q8_0, scales.map(block).concat().into()).unwrap()
+        };
+        let (fine, nan) = (part([0.5, 0.0]), part([1.0, f32::NAN]));
+        assert_eq!(first_not_finite_in(&[fine.clone(), fine.clone()]), None);
+        assert_eq!(first_not_finite_in(&[fine.clone(), nan.clone()]), Some(96));
+        assert_eq!(first_not_finite_in(&[nan, fine]), Some(32));
+    }
 
     #[test]
     fn first_non_finite_value_is_located() {

@@ -29,6 +29,10 @@ macro_rules! pass_on {
                 (**self).blocks(name)
             }
 
+            fn block_parts(&self, name: &str) -> Result<Option<Vec<Blocks>>, String> {
+                (**self).block_parts(name)
+            }
+
             fn about(&self, name: &str) -> Result<Option<About>, String> {
                 (**self).about(name)
             }
@@ -85,6 +89,12 @@ pub trait Tensors: Send + Sync {
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
         let _ = name;
         Ok(None)
+    }
+
+    /// The matrix of [`Tensors::blocks`] in parts whose rows follow each other. A source overrides this if its file has
+    /// several tensors for one matrix: each part then shares the bytes of the file.
+    fn block_parts(&self, name: &str) -> Result<Option<Vec<Blocks>>, String> {
+        Ok(self.blocks(name)?.map(|whole| vec![whole]))
     }
 
     /// Shape and encoding of a tensor, without reading its values. A source that stores blocks must override this.

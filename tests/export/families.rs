@@ -3,7 +3,7 @@
 
 use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use crate::random_base;
-use finetune::families::{ALL, Classifier};
+use finetune::families::{ALL, Classifier, GRANITE_MOE_HYBRID};
 
 #[test]
 fn every_family_is_trained_merged_and_read_back() {
@@ -73,6 +73,26 @@ fn no_way_of_computing_changes_a_byte_of_any_family() {
         if family.classifier != Classifier::Missing {
             let classifier = format!("{train} --task classify --data classes.jsonl");
             same_bytes(&b, (&classifier, &format!("{name}, a classifier")), &ways[..2]);
+        }
+    }
+}
+
+/// Gate and up of Granite 4 are one matrix, and two tensors of the file.
+#[test]
+fn streamed_halves_of_a_gguf_have_the_bytes_of_resident_ones() {
+    let b = Bench::new();
+    random_base::write(&b, &GRANITE_MOE_HYBRID);
+    b.ok("./base --data rows.jsonl --max-steps 2 --learning-rate 5e-3 --rank 4 -q -o out");
+    let options = "--data rows.jsonl --max-steps 3 --batch-size 12 --micro-batch-tokens 64 --rank 4 -q";
+    for outtype in ["q8_0", "bf16", "q4_k_m"] {
+        b.ok(&format!("export out --to merged-gguf --outtype {outtype} -o {outtype}.gguf"));
+        for dtype in ["f32", "bf16"] {
+            let train = format!("./{outtype}.gguf {options} --dtype {dtype}");
+            same_bytes(
+                &b,
+                (&train, &format!("{outtype} in {dtype}")),
+                &[("streamed", "--gpus cpu --offload 6")],
+            );
         }
     }
 }

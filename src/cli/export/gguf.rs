@@ -18,7 +18,7 @@ use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::Tensors;
+use crate::numeric::tensor::{Tensor, Tensors};
 use crate::run::base_model::{self, BaseModel};
 use read_back::{Rounded, same, same_ids};
 use serde_json::Value;
@@ -83,9 +83,11 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     let rounded = Rounded { merged: &merged, kinds: kinds(&plans), rows: kinds_of_rows(&plans), orders };
     atomic::write_checked(out, |path| {
         let table: Vec<Planned> = plans.iter().map(|p| p.table.clone()).collect();
-        let mut each = plans.iter();
+        let (mut each, mut last) = (plans.iter(), None);
         gguf::write(path, &metadata, &table, |t| match each.next() {
-            Some(plan) => bytes(plan, stored.as_ref(), &merged).map_err(|what| fault(out, t, what)),
+            Some(plan) => {
+                bytes(plan, stored.as_ref(), &merged, &mut last).map_err(|what| fault(out, t, what))
+            }
             None => Err(fault(out, t, "was not planned".into())),
         })?;
         let again = base_model::open(&path.display().to_string())?;
@@ -371,15 +373,16 @@ fn main_kind(plans: &[Plan]) -> Encoding {
     sizes.into_iter().max_by_key(|&(_, n)| n).map_or(F32, |(kind, _)| kind)
 }
 
-/// The types of merged tensors by Hugging Face name and number of the share.
-fn kinds(plans: &[Plan]) -> BTreeMap<(String, usize), Encoding> {
-    let kind = |plan: &Plan| match &plan.from {
-        From::Merged(names, _, share) => {
-            names.iter().map(|name| ((name.clone(), share.at), plan.table.kind)).collect()
+/// The types of merged tensors by Hugging Face name, one for each share; `None` for a share that is not written again.
+fn kinds(plans: &[Plan]) -> BTreeMap<String, Vec<Option<Encoding>>> {
+    let mut kinds: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for plan in plans {
+        let From::Merged(names, _, Share { at, of }) = &plan.from else { continue };
+        for name in names {
+            kinds.entry(name.clone()).or_insert_with(|| vec![None; *of])[*at] = Some(plan.table.kind);
         }
-        _ => Vec::new(),
-    };
-    plans.iter().flat_map(kind).collect()
+    }
+    kinds
 }
 
 /// The types of tensors of which only some rows are written again.
@@ -391,7 +394,14 @@ fn kinds_of_rows(plans: &[Plan]) -> BTreeMap<String, Encoding> {
     plans.iter().filter_map(kind).collect()
 }
 
-fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>, String> {
+/// The bytes of a tensor of the file. `last` is the merged tensor of which a later tensor has the next share, so that it
+/// is merged once.
+fn bytes<'a>(
+    plan: &Plan,
+    stored: Option<&Gguf>,
+    merged: &'a Merged,
+    last: &mut Option<(String, Tensor<'a>)>,
+) -> Result<Vec<u8>, String> {
     let table = &plan.table;
     let as_stored = || -> Result<Vec<u8>, String> {
         let file = stored.ok_or("has no file to come from")?;
@@ -413,12 +423,16 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
         From::Merged(names, order, Share { at, of }) => {
             let mut all = Vec::new();
             for name in names {
-                let tensor = merged.tensor(name)?.ok_or("is not in the base any more")?;
+                let tensor = match last.take_if(|(own, _)| own == name) {
+                    Some((_, tensor)) => tensor,
+                    None => merged.tensor(name)?.ok_or("is not in the base any more")?,
+                };
                 let size = tensor.bytes.len() / of;
                 let mut values = tensor.dtype.widen(&tensor.bytes[at * size..(at + 1) * size]);
                 order::to_file(merged.config.family, name, &mut values);
                 let values = order.stored(&checked(values, table.kind)?, tensor.shape[0] / of);
                 all.extend(encode(table.kind, &values)?);
+                *last = (at + 1 < *of).then(|| (name.clone(), tensor));
             }
             Ok(all)
         }

@@ -113,10 +113,10 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     biases(&s, family, &mut config)?;
     rope(&s, family, &mut config)?;
     // Phi-3's converter writes 0 where there is no window.
-    let zero = s.get("attention.sliding_window").and_then(Meta::as_u64) == Some(0);
+    let zero = s.get(families::WINDOW).and_then(Meta::as_u64) == Some(0);
     if family.windows == Windows::Given && zero {
         config["sliding_window"] = Value::Null;
-    } else if let Some(window) = s.maybe("attention.sliding_window")? {
+    } else if let Some(window) = s.maybe(families::WINDOW)? {
         config["sliding_window"] = json!(window);
         config["use_sliding_window"] = json!(true);
     }
@@ -276,9 +276,9 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         let of_27b = config["num_hidden_layers"] == 62;
         config[key] = if of_27b { json!(wide) } else { config["head_dim"].clone() };
     }
-    let slides = s.get("attention.sliding_window").is_some();
+    let slides = s.get(families::WINDOW).is_some();
     if !slides && matches!(family.windows, Windows::Pattern(_)) {
-        return Err(s.bad("attention.sliding_window"));
+        return Err(s.bad(families::WINDOW));
     }
     if s.get("attention.sliding_window_pattern").is_some() || (slides && family.windows == Windows::Typed) {
         return Err(s.refuse("an order of sliding layers of its own is not supported".into()));

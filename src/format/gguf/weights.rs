@@ -7,7 +7,7 @@ use crate::families::tensors::{DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, E
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::format::map;
-use crate::numeric::block::{Blocks, Encoding};
+use crate::numeric::block::{Block, Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors, Use};
 use rayon::prelude::*;
@@ -202,6 +202,15 @@ impl Weights {
         }
         Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }
     }
+
+    fn part_in_blocks(&self, info: &Info, block: Block, order: Order) -> Option<Blocks> {
+        let &[rows, cols] = &info.shape[..] else { return None };
+        let bytes = match order {
+            Order::Same => self.file.shared(info),
+            _ => order.put_back(self.file.bytes(info), (rows, block.size_of(cols)), cols).into(),
+        };
+        Blocks::new((rows, cols), block, bytes)
+    }
 }
 
 impl Tensors for Weights {
@@ -223,19 +232,13 @@ impl Tensors for Weights {
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        Ok(self.block_parts(name)?.and_then(Blocks::joined))
+    }
+
+    fn block_parts(&self, name: &str) -> Result<Option<Vec<Blocks>>, String> {
         let Some(place) = self.names.get(name) else { return Ok(None) };
-        let (Encoding::Blocks(block), &[rows, cols]) = (place.encoding(), &place.shape()[..]) else {
-            return Ok(None);
-        };
-        let bytes = match (&place.parts[..], place.order) {
-            ([info], Order::Same) => self.file.shared(info),
-            (parts, order) => {
-                let size = block.size_of(cols);
-                let part = |info: &Info| order.put_back(self.file.bytes(info), (info.shape[0], size), cols);
-                parts.iter().map(part).collect::<Vec<_>>().concat().into()
-            }
-        };
-        Ok(Blocks::new((rows, cols), block, bytes))
+        let Encoding::Blocks(block) = place.encoding() else { return Ok(None) };
+        Ok(place.parts.iter().map(|info| self.part_in_blocks(info, block, place.order)).collect())
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {

@@ -6,7 +6,7 @@ use super::order::{Orders, Shared};
 use super::weights::whole;
 use super::write::{Meta, Metadata};
 use crate::families::tensors::TOP;
-use crate::families::{Family, ROTATES, Rotated, Windows};
+use crate::families::{Family, ROTATES, Rotated, WINDOW, Windows};
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
@@ -141,9 +141,9 @@ impl Shape {
         }
         self.rotation().into_iter().for_each(|(key, value)| set(key, value));
         if self.family.windows == Windows::Given {
-            set("attention.sliding_window", number(self.window.unwrap_or(0)));
+            set(WINDOW, number(self.window.unwrap_or(0)));
         } else if let Some(window) = self.window {
-            set("attention.sliding_window", number(window));
+            set(WINDOW, number(window));
         }
         for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {
             key.into_iter().for_each(|(key, _)| set(key, Meta::F32(scale)));

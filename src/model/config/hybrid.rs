@@ -7,20 +7,22 @@ use crate::families::Family;
 const WAY_OUT: &str =
     "choose a model with attention and one feed-forward in each layer, such as granite-4.0-micro";
 
-/// Refuses Mamba-2 layers and experts, which transformers has also where config.json lacks the keys.
+/// Refuses Mamba-2 layers and experts, also where keys are missing: transformers' defaults have both.
 pub(super) fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
     if !family.hybrid {
         return Ok(());
     }
     let refuse = |what: String| Err(unsupported(what, WAY_OUT));
     let (name, kinds) = ("layer_types", fields.strings("layer_types")?);
-    match kinds.iter().find(|kind| !["full_attention", window::ATTENTION].contains(kind)) {
-        _ if kinds.is_empty() => refuse(format!("a model with Mamba-2 layers (no `{name}`)"))?,
-        Some(&kind @ ("mamba" | "linear_attention")) => {
-            refuse(format!("a model with Mamba-2 layers (`{name}`: {kind})"))?;
-        }
-        Some(kind) => refuse(format!("a model with layers of type `{kind}`"))?,
-        None => {}
+    if kinds.is_empty() {
+        return refuse(format!("a model with Mamba-2 layers (no `{name}`)"));
+    }
+    let other = kinds.iter().find(|kind| !["full_attention", window::ATTENTION].contains(kind));
+    if let Some(&kind @ ("mamba" | "linear_attention")) = other {
+        return refuse(format!("a model with Mamba-2 layers (`{name}`: {kind})"));
+    }
+    if let Some(kind) = other {
+        return refuse(format!("a model with layers of type `{kind}`"));
     }
     let name = "num_local_experts";
     match fields.optional_size(name, 0..=1 << 20)? {
@@ -54,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn granite_4_has_fused_halves_and_one_kind_of_layers() {
+    fn granite_4_has_fused_halves_and_layers_of_attention() {
         let rotated = read(granite_4(json!({}))).unwrap();
         assert_eq!((rotated.feed_forward, &rotated.rotated), (2048, &vec![true; 2]));
         assert_eq!(rotated.projection(1, "input_linear"), Some((4096, 576)));
@@ -65,6 +67,10 @@ mod tests {
             json!({"layer_types": ["full_attention", "full_attention"], "position_embedding_type": "nope"});
         assert_eq!(read(granite_4(later)).unwrap().rotated, [false; 2]);
         assert_eq!(read(granite_4(json!({"position_embedding_type": "-"}))).unwrap().rotated, [false; 2]);
+    }
+
+    #[test]
+    fn mamba_layers_and_experts_of_granite_4_are_refused() {
         for (changes, said) in [
             (
                 json!({"layer_types": ["attention", "mamba"]}),

@@ -24,6 +24,7 @@ use bytes::Bytes;
 use kquant::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use nf4::Nf4;
 use plain::{Q4V0, Q4V1, Q5V0, Q5V1, Q8V0};
+use std::ops::Range;
 
 /// Number of values that are unpacked at a time; every block consists of whole runs.
 pub const RUN: usize = 32;
@@ -262,6 +263,27 @@ impl Blocks {
         let whole = cols.is_multiple_of(block.elements());
         let size = rows.checked_mul(cols).map(|n| block.size_of(n));
         (whole && size == Some(bytes.len())).then_some(Blocks { rows, cols, block, bytes })
+    }
+
+    /// The matrix whose rows are those of `parts`, one part after the other. A single part keeps its bytes. `None` if
+    /// there are no parts, or if their columns or block types differ.
+    pub fn joined(mut parts: Vec<Blocks>) -> Option<Blocks> {
+        if parts.len() < 2 {
+            return parts.pop();
+        }
+        let Blocks { cols, block, .. } = parts[0];
+        if parts.iter().any(|part| (part.cols, part.block) != (cols, block)) {
+            return None;
+        }
+        let bytes = parts.iter().map(|part| &part.bytes[..]).collect::<Vec<_>>().concat();
+        Blocks::new((parts.iter().map(|part| part.rows).sum(), cols), block, bytes.into())
+    }
+
+    /// Some rows that follow each other, without a copy. Panics if there are fewer.
+    pub fn range(&self, rows: Range<usize>) -> Blocks {
+        let size = self.block.size_of(self.cols);
+        let bytes = self.bytes.slice(rows.start * size..rows.end * size);
+        Blocks { rows: rows.len(), bytes, ..*self }
     }
 
     /// The first `rows` rows, or all if there are fewer, widened to f32.

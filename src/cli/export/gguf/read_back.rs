@@ -26,8 +26,9 @@ const TEXTS: [&str; 3] = [
 pub struct Rounded<'a> {
     /// The merged model in f32.
     pub merged: &'a Merged<'a>,
-    /// Types by Hugging Face name and number of the tensor in the file.
-    pub kinds: BTreeMap<(String, usize), Encoding>,
+    /// Types by Hugging Face name, one for each tensor of the file that has a share of its rows; `None` for a share that
+    /// is not written again.
+    pub kinds: BTreeMap<String, Vec<Option<Encoding>>>,
     /// The orders of tensors in the file, in which their blocks are.
     pub orders: Orders,
     /// The same where only the replaced rows are rounded.
@@ -57,18 +58,13 @@ impl Tensors for Rounded<'_> {
         if let Some(&kind) = self.rows.get(name) {
             return self.with_rounded_rows(name, tensor, kind).map(Some);
         }
-        let family = self.merged.config.family;
-        let halved = family.halved_in_gguf().is_some_and(|own| name.contains(&format!(".{own}.")));
-        let parts = if halved { 2 } else { 1 };
-        let kinds: Vec<_> = (0..parts).map(|at| self.kinds.get(&(name.to_owned(), at))).collect();
-        if kinds.iter().all(Option::is_none) {
-            return Ok(Some(tensor));
-        }
-        let (order, rows) = (self.orders.of(name), tensor.shape[0] / parts);
+        let Some(kinds) = self.kinds.get(name) else { return Ok(Some(tensor)) };
+        let (family, order) = (self.merged.config.family, self.orders.of(name));
+        let rows = tensor.shape[0] / kinds.len();
         let mut values = tensor.dtype.widen(&tensor.bytes);
-        let size = values.len() / parts;
+        let size = values.len() / kinds.len();
         for (values, kind) in values.chunks_exact_mut(size.max(1)).zip(kinds) {
-            let Some(&kind) = kind else { continue };
+            let Some(kind) = *kind else { continue };
             order::to_file(family, name, values);
             let stored = order.stored(values, rows);
             values.copy_from_slice(&order.restored(&decode(kind, &encode(kind, &stored)?), rows));
