@@ -2,11 +2,15 @@
 
 mod train_fake;
 
+use finetune::model::layout::Layout;
+use finetune::model::stage::{Microbatch, Sampling};
 use finetune::numeric::rng::Stream;
-use finetune::train::TrainError;
 use finetune::train::event::Event;
+use finetune::train::island::Island;
 use finetune::train::schedule::Schedule;
 use finetune::train::stop::{Stop, Urgency};
+use finetune::train::sum::Sums;
+use finetune::train::{Compute, Effort, Local, Say, Scoring, TrainError};
 use std::path::Path;
 use train_fake::{Fake, Outcome, Setup};
 
@@ -134,4 +138,76 @@ fn a_bad_value_leaves_both_parameters_of_the_step_before() {
     let resumed = Setup { resume: true, ..setup(8, &stop, out.path()) }.run(&mut Fake::new());
     assert!(resumed.kinds().starts_with("run3 "), "{}", resumed.kinds());
     assert_eq!(resumed.bits(), train(8, 1).bits());
+}
+
+/// Notes the steps that are announced before the one before them is complete.
+struct Announced<'a> {
+    local: Local<'a>,
+    steps: Vec<u64>,
+}
+
+impl Compute for Announced<'_> {
+    fn layout(&self) -> &Layout {
+        self.local.layout()
+    }
+    fn classes(&self) -> Vec<String> {
+        self.local.classes()
+    }
+    fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
+        self.local.set_parameters(step, flat)
+    }
+    fn ahead(&mut self, work: Vec<Microbatch>) {
+        assert_eq!(work.len(), 4);
+        self.steps.push(work[0].step);
+    }
+    fn gradients(
+        &mut self,
+        step: u64,
+        work: &[Microbatch],
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        self.local.gradients(step, work, sums, say)
+    }
+    fn islands(
+        &mut self,
+        last: u64,
+        work: &[Island],
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        self.local.islands(last, work, sums, say)
+    }
+    fn losses(&mut self, step: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {
+        self.local.losses(step, scoring, say)
+    }
+    fn answer(
+        &mut self,
+        step: u64,
+        prompt: &[u32],
+        sampling: &Sampling,
+        say: Say,
+    ) -> Result<Option<Vec<u32>>, TrainError> {
+        self.local.answer(step, prompt, sampling, say)
+    }
+}
+
+#[test]
+fn steps_are_announced_unless_something_comes_between() {
+    let announced = |delay, stops: Option<usize>| {
+        let (stop, out) = (Stop::new(), tempfile::tempdir().unwrap());
+        let mut model = Fake::new();
+        model.plant = Some(Box::new(|n, _, _| {
+            if Some(n) == stops {
+                stop.ask(Urgency::AfterStep);
+            }
+        }));
+        let mut compute =
+            Announced { local: Local::new(&mut model, &stop).delayed(delay), steps: Vec::new() };
+        Setup { delay, ..Setup::new(7, &stop, out.path()) }.run_by(&mut compute).end.unwrap();
+        compute.steps
+    };
+    // The loss is evaluated after steps 3, 6 and 7.
+    assert_eq!(announced(1, None), [2, 3, 5, 6]);
+    assert!(announced(0, None).is_empty());
 }

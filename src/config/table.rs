@@ -157,11 +157,11 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "inner-steps", One("N"), "16", "steps that islands take between two exchanges of parameters"),
     opt(Optim, "outer-learning-rate", One("LR"), "1", "factor of the mean change of islands at an exchange"),
     opt(Optim, "outer-momentum", One("M"), "0", "Nesterov momentum of the changes at exchanges of islands; 0: the plain mean"),
-    opt(Optim, "delay", One("0|1"), "0", "1: a step is computed with the parameters after the step before the last one, so that sums and parameters travel meanwhile, for slow networks"),
+    opt(Optim, "delay", One("0|1"), "0", "1: step s is computed with the parameters after step s - 2, so that sums and parameters travel meanwhile, for slow networks"),
     opt(Optim, "sum-bits", One("N"), "0", "bits per value, 2 to 16, to which each microbatch's gradient is rounded at random before it is added: fewer bytes on slow networks; 0: exact sums"),
 
     opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|1/2|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: device 0 twice; 0+1: one model in both), part of a name; 1/2: half of cards, cores and memory; auto: all cards, else the CPU"),
-    opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "interface to the devices, an error if it is missing; auto: wgpu (cuda must be named so far); with cpu, the indices of --gpus are parts of the CPU"),
+    opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "interface to the devices, an error if it is missing; auto: cuda if NVIDIA's cards of 8.0 or later are the only discrete ones, else wgpu; with cpu, the indices of --gpus are parts of the CPU"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "memory that each device may use (2GB, 1500MiB; default: its free memory)"),

@@ -93,7 +93,7 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
         ..Counts::default()
     };
     let o = &options.optim;
-    let sent = Sent { sum: o.sum_bits, update: o.update_bits, islands: o.islands };
+    let sent = Sent { sum: o.sum_bits, update: o.update_bits, islands: o.islands, delay: o.delay };
     let mut load = Workload { sent, ..Workload::default() };
     for step in done + 1..=total {
         let planned = plan.step(step).microbatches;
@@ -132,9 +132,13 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     }
     load.reference = c.reference;
     load.saves = c.saves;
+    load.pauses = times(evals);
     let rows = options.output.sample_rows.min(eval.map_or(0, |e| e.samples.len()));
     let asked = options.output.sample_prompts.len() + rows;
     load.answers = if train.is_labelled() { 0 } else { looks * asked as u64 };
+    if c.evals == 0 && load.answers == 0 {
+        load.pauses = 1;
+    }
     (c, load)
 }
 

@@ -1,7 +1,7 @@
 //! Forecast of a run's time, from the work of its steps and the speeds of its devices: a pure function of both. Work is
 //! assigned as a coordinator does it, the largest microbatch first and each to the device that would finish it first,
-//! so that a slow device gets only work that does not delay the others. The forecast does not overlap transfers with
-//! computing: it is a little pessimistic on a slow network.
+//! so that a slow device gets only work that does not delay the others. Transfers overlap with computing only with
+//! `--delay 1`: without it the forecast is a little pessimistic on a slow network.
 
 use super::profile::{Link, Pace};
 use crate::train::island::{Islands, VECTORS};
@@ -24,6 +24,8 @@ pub struct Workload {
     pub times: Option<f64>,
     /// Tokens of one evaluation, and the number of evaluations.
     pub eval: (u64, u64),
+    /// Number of steps after which something else is computed, or nothing: the last one, and those before an evaluation.
+    pub pauses: u64,
     /// Tokens of the answers that a reference scores before the first step.
     pub reference: u64,
     /// Number of checkpoints.
@@ -45,6 +47,8 @@ pub struct Sent {
     pub update: u32,
     /// `--islands` and `--inner-steps`: moments travel too, once for all of these steps.
     pub islands: Option<Islands>,
+    /// `--delay`: with 1 the next step is computed during a transfer.
+    pub delay: u64,
 }
 
 impl Sent {
@@ -83,7 +87,7 @@ impl Sent {
 pub struct TimeForecast {
     /// Seconds of all steps.
     pub steps: f64,
-    /// Part of `steps` in which sums or parameters are transferred.
+    /// Part of `steps` in which devices wait for sums or parameters.
     pub sync: f64,
     /// Seconds of all evaluations and answers.
     pub looks: f64,
@@ -135,7 +139,7 @@ pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
         return all;
     }
     // Parameters and sums of all workers share the coordinator's own link, one after the other.
-    let (mut sync, mut waits): (f64, f64) = (0.0, 0.0);
+    let (mut sync, mut waits, mut hidden): (f64, f64, f64) = (0.0, 0.0, 0.0);
     for link in team.iter().filter_map(|w| w.link) {
         sync += load.sent.bytes() * load.trained as f64 / link.bandwidth;
         waits = waits.max(WAITS * link.round_trip);
@@ -161,14 +165,19 @@ pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
             all.shares[at] += item.iter().sum::<f64>();
             tokens += item.iter().sum::<f64>();
         }
-        all.steps += free.iter().copied().fold(0.0, f64::max) + besides + sync;
-        all.sync += sync;
+        let work = free.iter().copied().fold(0.0, f64::max);
+        let behind = if load.sent.delay > 0 { sync.min(work) } else { 0.0 };
+        all.steps += work + besides + sync - behind;
+        all.sync += sync - behind;
+        hidden += behind;
     }
     let times = load.times.unwrap_or(1.0);
-    all.tokens_per_second = if all.steps > 0.0 { tokens / all.steps } else { 0.0 };
+    // Nothing is computed meanwhile after some of the steps.
+    let alone = (hidden / load.steps.len().max(1) as f64 * load.pauses as f64).min(hidden * times);
+    (all.steps, all.sync) = (all.steps * times + alone, all.sync * times + alone);
+    all.tokens_per_second = if all.steps > 0.0 { tokens * times / all.steps } else { 0.0 };
     all.shares.iter_mut().for_each(|share| *share /= tokens.max(1.0));
-    all.idle = busy.iter().map(|busy| (1.0 - busy / all.steps.max(1e-12)).clamp(0.0, 1.0)).collect();
-    (all.steps, all.sync) = (all.steps * times, all.sync * times);
+    all.idle = busy.iter().map(|busy| (1.0 - busy * times / all.steps.max(1e-12)).clamp(0.0, 1.0)).collect();
     let together: f64 = team.iter().map(|w| 1.0 / w.pace.eval.max(1e-12)).sum();
     all.looks = (load.eval.0 * load.eval.1) as f64 / together;
     all.reference = load.reference as f64 / together;
@@ -272,7 +281,7 @@ mod tests {
         // 1000 values of 8.5 bytes at 1000 per second, and three round trips.
         assert!((f.sync - (8.5 + 1.5)).abs() < 1e-9, "{f:?}");
         assert!((f.steps - (3.0 + 0.5 + 10.0)).abs() < 1e-9, "{f:?}");
-        let sent = Sent { sum: 8, update: 8, islands: None };
+        let sent = Sent { sum: 8, update: 8, ..Sent::default() };
         let f = forecast(&team, &Workload { sent, ..load(&[&[10, 10, 10, 10]]) });
         assert!((f.sync - (1.5 + 1.1 + 1.5)).abs() < 1e-9, "{f:?}");
         assert_eq!(team[1].sync(1000, sent), f.sync);
@@ -290,6 +299,24 @@ mod tests {
         assert!((f.steps - (4.0 + 1.0 + 2.0 + 0.5) - 2.0 * 0.5 - f.sync).abs() < 1e-9, "{f:?}");
         let sum: f64 = f.shares.iter().sum();
         assert!((sum - 1.0).abs() < 1e-9, "{f:?}");
+    }
+
+    #[test]
+    fn delayed_steps_hide_transfers_but_the_last() {
+        let team = [worker(0.0, 0.1, None), worker(0.0, 0.1, Some((1000.0, 0.5)))];
+        let steps: &[&[u32]] = &[&[80, 80], &[80, 80], &[120, 120]];
+        let sent = Sent { delay: 1, ..Sent::default() };
+        let f = forecast(&team, &Workload { sent, pauses: 1, ..load(steps) });
+        // A transfer takes 10 s. 8 s of it are hidden twice, all of it once; the mean of that is not hidden at the end.
+        assert!((f.sync - (2.0 + 2.0 + 0.0 + 26.0 / 3.0)).abs() < 1e-9, "{f:?}");
+        assert!((f.steps - (8.0 + 8.0 + 12.0 + 3.0 * 0.5) - f.sync).abs() < 1e-9, "{f:?}");
+        let sync = |pauses| forecast(&team, &Workload { sent, pauses, ..load(steps) }).sync;
+        assert!((sync(2) - f.sync - 26.0 / 3.0).abs() < 1e-9);
+        // Nothing overlaps, as without a delay.
+        let plain = forecast(&team, &load(steps));
+        assert!((sync(3) - plain.sync).abs() < 1e-9 && (sync(9) - plain.sync).abs() < 1e-9);
+        assert!((plain.tokens_per_second * plain.steps - 560.0).abs() < 1e-6, "{plain:?}");
+        assert!((f.tokens_per_second * f.steps - 560.0).abs() < 1e-6, "{f:?}");
     }
 
     #[test]

@@ -406,10 +406,7 @@ impl Job {
         ];
         notes.extend(options.optim.islands.map(|islands| format!("islands  {islands}")));
         if options.optim.delay > 0 {
-            notes.push(
-                "delay    each step is computed with the parameters after the step before the last one"
-                    .into(),
-            );
+            notes.push("delay    step s is computed with the parameters after step s - 2".into());
         }
         notes.extend(self.reference.as_ref().map(|reference| reference.note(options)));
         notes.extend(self.unnamed_base(options));

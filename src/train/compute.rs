@@ -48,8 +48,8 @@ pub trait Compute {
     fn ahead(&mut self, _work: Vec<Microbatch>) {}
 
     /// Replaces the contents of `sums` by gradient and loss of `work`, the microbatches of `step`: each microbatch is
-    /// added exactly once. Where steps are delayed, the parameters are those set before the last, if they are of the step
-    /// before those.
+    /// added exactly once. Where steps are delayed, the gradient of step s is that of the parameters after step s - 2, or of
+    /// the initial ones.
     fn gradients(
         &mut self,
         step: u64,

@@ -169,7 +169,7 @@ pub struct Shared {
     /// The part of `sync_seconds` in which at least one device computed.
     pub hidden_seconds: f64,
     /// The part of `sync_seconds` from sending the parameters, before the first microbatch, to the first device that
-    /// has them.
+    /// has them; 0 if devices computed meanwhile.
     #[serde(default)]
     pub parameter_seconds: f64,
     /// Bytes of received sums.

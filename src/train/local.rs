@@ -283,7 +283,10 @@ impl Compute for Local<'_> {
         }
         if let Some(delayed) = &mut self.delayed {
             delayed.swap(0, 1);
-            delayed[0] = (step, own.to_vec());
+            let (newest, values) = &mut delayed[0];
+            *newest = step;
+            values.clear();
+            values.extend_from_slice(own);
         }
         let set = self.place.here(|model| model.set_parameters(own)).and_then(|set| set);
         let set = set.and_then(|()| self.measure());

@@ -280,8 +280,9 @@ impl Trainer<'_, '_> {
 
     /// Lets the step after this one begin before this one is complete, unless something else is computed between them.
     fn announce_ahead(&mut self, step: u64) {
-        let goes_on = self.run.delay > 0 && self.run.stop.urgency() == Urgency::Run;
-        if goes_on && !self.looks_after(step) {
+        let looks = self.run.work.eval_len() > 0 || self.run.sampler.is_some();
+        let is_between = step == self.run.work.total_steps() || looks && self.looks_after(step);
+        if self.run.delay > 0 && !is_between {
             self.run.compute.ahead(self.run.work.step(step + 1));
         }
     }
@@ -308,10 +309,10 @@ impl Trainer<'_, '_> {
     /// state.
     fn hand_over_before(&mut self) -> Handed {
         let Run { compute, state, delay, .. } = &mut self.run;
-        match state.step.checked_sub(*delay) {
-            Some(before) if *delay > 0 => compute.set_parameters(before, &state.before),
-            _ => Ok(Some(())),
+        if *delay == 0 || state.step == 0 {
+            return Ok(Some(()));
         }
+        compute.set_parameters(state.step - 1, &state.before)
     }
 
     /// Sets the parameters of the state, and the moments that islands begin with.

@@ -76,7 +76,6 @@ fn a_bad_value_halts_a_delayed_run_in_its_step() {
 fn delays_that_cannot_be_computed_are_refused() {
     let fleet = Fleet::new();
     for (more, part) in [
-        ("--delay 2", "expected 0 or 1"),
         ("--delay 1 --islands 2", "islands exchange their results"),
         ("--delay 1 --role coordinator --stages 2", "compute one step at a time"),
         ("--delay 1 --role coordinator --verify 50%", "are checked (--verify) within their step"),

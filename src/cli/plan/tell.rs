@@ -84,6 +84,9 @@ fn work(o: &Outlook) -> Vec<String> {
             "         memory they take: up to {worker} on a worker, {coordinator} on the coordinator"
         ));
     }
+    if o.sent.delay > 0 {
+        lines.push("delay    step s is computed with the parameters after step s - 2".into());
+    }
     let named =
         |(name, rows): &(String, usize)| format!("{} {rows}", if name.is_empty() { "unnamed" } else { name });
     let sets = p.eval_sets.iter().map(named).collect::<Vec<_>>().join(", ");
@@ -169,13 +172,16 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
 /// What options would save, where a step waits for the network.
 fn less_sync(worker: &Participant, o: &Outlook) -> Vec<String> {
     let (now, values) = (worker.sync(o.shape.trained, o.sent), o.shape.trained);
-    let rounded = worker.sync(values, Sent { sum: 8, update: 8, islands: None });
+    let rounded = worker.sync(values, Sent { sum: 8, update: 8, ..Sent::default() });
     if o.sent != Sent::default() || now - rounded <= NOTICED {
         return Vec::new();
     }
     let mut lines = vec![format!(
         "         {rounded:.2} s with --sum-bits 8 --update-bits 8, which round gradients and changes of the adapter"
     )];
+    if o.line.is_none() {
+        lines.push("         or --delay 1, which computes the next step meanwhile".into());
+    }
     // An island for each device.
     let islands = Islands { count: o.forecast.shares.len(), inner: 16, outer: Outer::MEAN };
     if o.line.is_none() && o.counts.microbatches_per_step.0 >= islands.count {
@@ -243,8 +249,9 @@ fn time(o: &Outlook) -> Vec<String> {
     if f.sync > 0.0 {
         let part = 100.0 * f.sync / f.steps.max(1e-12);
         lines.push(format!(
-            "sync     {} in all, {part:.0} % of the steps, if none of it hides behind computing",
-            duration(f.sync)
+            "sync     {} in all, {part:.0} % of the steps{}",
+            duration(f.sync),
+            if o.sent.delay == 0 { ", if none of it hides behind computing" } else { "" }
         ));
     }
     lines.push(format!(
@@ -303,6 +310,7 @@ pub fn json(o: &Outlook, options: &Options) -> Value {
         },
         "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
         "reference": { "tokens": c.reference },
+        "delay": o.sent.delay,
         "islands": o.sent.islands.map(|islands| {
             let [worker, coordinator] = memory_of_islands(o);
             json!({

@@ -1,6 +1,6 @@
 //! The coordinator as [`Compute`] for the training loop: rounds of gradients, scores and answers.
 
-use super::super::machine::{Event, Kind};
+use super::super::machine::{Event, Kind, Round};
 use super::super::message::{ToCoordinator, Work};
 use super::parameters::Coming;
 use super::round::Task;
@@ -24,15 +24,13 @@ impl Coordinator<'_> {
         say: Say<'t>,
     ) -> Task<'t> {
         let after = self.parameters.as_ref().map_or(0, |p| p.step);
-        // The rule of `Machine::begin`.
-        let before = self.before.as_ref().map(|p| p.step).filter(|b| kind == Kind::Train && b + 1 == after);
+        let before = self.before.as_ref().map(|p| p.step).filter(|_| kind == Kind::Train);
         Task {
             kind,
             count,
-            microbatches: 1,
             after,
             with: before.unwrap_or(after),
-            ahead: Vec::new(),
+            ahead: 0,
             work,
             result,
             say,
@@ -42,11 +40,10 @@ impl Coordinator<'_> {
         }
     }
 
-    /// A training round of items of these tokens, with at most this number of microbatches; their results are added up in
-    /// `sums`. The items of the next step follow them, if it begins meanwhile.
+    /// A training round, whose results are added up in `sums`.
     fn summed(
         &mut self,
-        (tokens, ahead, microbatches): (Vec<u64>, Vec<u64>, u64),
+        round: Round,
         item: &dyn Fn(usize) -> Work,
         sums: &mut Sums,
         say: Say,
@@ -54,9 +51,9 @@ impl Coordinator<'_> {
         self.accounts.begin(self.machine.devices());
         self.traffic = Traffic::default();
         let mut nothing = |_, _| Ok(());
-        let task = self.task((Kind::Train, tokens.len()), item, &mut nothing, say);
-        let mut task = Task { microbatches, ahead, ..task };
-        let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
+        let task = self.task((Kind::Train, round.tokens.len()), item, &mut nothing, say);
+        let mut task = Task { ahead: round.ahead.len(), ..task };
+        let Some(tally) = self.round(round, &mut task)? else { return Ok(None) };
         self.reducer.total(sums);
         let shared = Some(self.accounts.finish(tally, self.machine.devices()));
         let traffic = Some(self.traffic).filter(|t| t.submissions > 0);
@@ -101,7 +98,8 @@ impl Compute for Coordinator<'_> {
         });
         let broadcast = broadcast.whole();
         let event = Event::Parameters { after: step, hash: broadcast.hash };
-        self.before = self.parameters.replace(broadcast).filter(|_| self.delay > 0);
+        let before = self.parameters.replace(broadcast);
+        self.before = before.filter(|before| self.delay > 0 && before.step + 1 == step);
         let mut nothing = |_, _| Ok(());
         // This event only sends parameters, so no output of the round is expected.
         let mut quiet = |_| ();
@@ -124,7 +122,8 @@ impl Compute for Coordinator<'_> {
             let batch = work.get(index).unwrap_or_else(|| &ahead[index - work.len()]);
             Work::Train(batch.clone())
         };
-        self.summed((tokens(work), tokens(&ahead), 1), &item, sums, say)
+        let round = Round { ahead: tokens(&ahead), ..Round::of(Kind::Train, tokens(work)) };
+        self.summed(round, &item, sums, say)
     }
 
     fn ahead(&mut self, work: Vec<Microbatch>) {
@@ -139,8 +138,9 @@ impl Compute for Coordinator<'_> {
         say: Say,
     ) -> Result<Option<Effort>, TrainError> {
         let tokens = work.iter().map(Island::tokens).collect();
-        let most = work.iter().map(|island| island.batches().count() as u64).max().unwrap_or(1);
-        self.summed((tokens, Vec::new(), most), &|index| Work::Island(work[index].clone()), sums, say)
+        let microbatches = work.iter().map(|island| island.batches().count() as u64).max().unwrap_or(1);
+        let round = Round { microbatches, ..Round::of(Kind::Train, tokens) };
+        self.summed(round, &|index| Work::Island(work[index].clone()), sums, say)
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {
@@ -152,7 +152,7 @@ impl Compute for Coordinator<'_> {
             _ => Ok(()),
         };
         let mut task = self.task((Kind::Eval, count), &item, &mut result, say);
-        Ok(self.round(tokens, &mut task)?.map(|_| ()))
+        Ok(self.round(Round::of(Kind::Eval, tokens), &mut task)?.map(|_| ()))
     }
 
     fn answer(
@@ -172,7 +172,7 @@ impl Compute for Coordinator<'_> {
             Ok(())
         };
         let mut task = self.task((Kind::Prompt, 1), &item, &mut result, say);
-        let done = self.round(tokens, &mut task)?;
+        let done = self.round(Round::of(Kind::Prompt, tokens), &mut task)?;
         drop(task);
         Ok(done.map(|_| answer))
     }

@@ -296,7 +296,7 @@ impl Accounts {
         let lines = lines.collect();
         let transfer = self.transfer.unwrap_or_default();
         let sync = tally.hidden + tally.exposed + transfer;
-        // Devices waited for the parameters, or they did not.
+        // The transfer is hidden if devices computed meanwhile.
         let [waited, behind] =
             if self.behind { [Duration::ZERO, transfer] } else { [transfer, Duration::ZERO] };
         Shared {

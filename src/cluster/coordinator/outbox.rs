@@ -79,27 +79,30 @@ impl Postman {
     /// Passes messages to the link until the outbox is dropped or the link is closed.
     pub async fn deliver(self, to: &Sender<ToWorker>, first: &Sender<ToWorker>) -> Delivered {
         let waiting = &self.waiting;
-        let urgent = async {
-            pass(self.first, first, waiting).await;
-            std::future::pending().await
-        };
-        tokio::select! {
-            delivered = pass(self.from, to, waiting) => delivered,
-            delivered = urgent => delivered,
+        match tokio::try_join!(pass(self.from, to, waiting), pass(self.first, first, waiting)) {
+            Ok(_) => Delivered::All,
+            Err(Closed) => Delivered::Cut,
         }
     }
 }
 
-async fn pass(mut from: UnboundedReceiver<ToWorker>, to: &Sender<ToWorker>, waiting: &Waiting) -> Delivered {
+/// The link is closed.
+struct Closed;
+
+async fn pass(
+    mut from: UnboundedReceiver<ToWorker>,
+    to: &Sender<ToWorker>,
+    waiting: &Waiting,
+) -> Result<(), Closed> {
     while let Some(message) = from.recv().await {
         let size = size(&message);
         if to.send(message).await.is_err() {
-            return Delivered::Cut;
+            return Err(Closed);
         }
         waiting.bytes.fetch_sub(size, Ordering::Relaxed);
         waiting.messages.fetch_sub(1, Ordering::Relaxed);
     }
-    Delivered::All
+    Ok(())
 }
 
 fn size(message: &ToWorker) -> u64 {

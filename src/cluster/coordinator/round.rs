@@ -24,14 +24,12 @@ const TURN: usize = 4096;
 pub(super) struct Task<'t> {
     pub kind: Kind,
     pub count: usize,
-    /// Most microbatches of an item.
-    pub microbatches: u64,
     /// Number of optimizer steps before it.
     pub after: u64,
     /// Number of optimizer steps that its items' parameters result from.
     pub with: u64,
-    /// Tokens of the items of the next step, which follow the others and have the newest parameters.
-    pub ahead: Vec<u64>,
+    /// Number of items of the next step, which follow the others and have the newest parameters.
+    pub ahead: usize,
     /// Creates the work of an item.
     pub work: &'t dyn Fn(usize) -> Work,
     /// Receives the result of an item.
@@ -55,20 +53,14 @@ impl Task<'_> {
 impl Coordinator<'_> {
     /// Runs a round until every item is counted exactly once. `None`: a signal ended the round, and no result
     /// counts.
-    pub(super) fn round(&mut self, tokens: Vec<u64>, task: &mut Task) -> Result<Option<Tally>, TrainError> {
+    pub(super) fn round(&mut self, round: Round, task: &mut Task) -> Result<Option<Tally>, TrainError> {
         self.pending.clear();
         self.worked = true;
         self.counts.step = task.after;
         if task.kind == Kind::Train {
             self.reducer.begin(task.count);
         }
-        self.tick(
-            Event::Begin(Round { microbatches: task.microbatches, ..Round::of(task.kind, tokens) }),
-            task,
-        );
-        if !task.ahead.is_empty() {
-            self.tick(Event::Ahead(task.ahead.clone()), task);
-        }
+        self.tick(Event::Begin(round), task);
         loop {
             if let Some(error) = task.failed.take() {
                 return Err(error);
@@ -243,7 +235,7 @@ impl Coordinator<'_> {
                     let work = work(task, item, purpose);
                     let (after, of) = match item < task.count {
                         true => (task.with, task.count as u32),
-                        false => (task.after, task.ahead.len() as u32),
+                        false => (task.after, task.ahead as u32),
                     };
                     let lease = Lease { lease, device: device.index, after, of, work };
                     self.say(device.member, ToWorker::Lease(Box::new(lease)));
@@ -347,25 +339,23 @@ impl Coordinator<'_> {
 
     fn say(&self, member: MemberId, message: ToWorker) {
         let Some(outbox) = self.members.get(&member) else { return };
-        match self.delay > 0 && self.overtakes(&message) {
+        let newest = self.parameters.as_ref().map_or(0, |newest| newest.step);
+        match self.delay > 0 && overtakes(&message, newest) {
             true => outbox.say_first(message),
             false => outbox.say(message),
         }
     }
+}
 
-    /// Whether a message may overtake parameters on their way, because it needs none of them.
-    fn overtakes(&self, message: &ToWorker) -> bool {
-        match message {
-            ToWorker::Lease(lease) => {
-                self.parameters.as_ref().is_some_and(|newest| lease.after < newest.step)
-            }
-            ToWorker::Grant { .. }
-            | ToWorker::Deny { .. }
-            | ToWorker::Cancel { .. }
-            | ToWorker::Flush { .. }
-            | ToWorker::SumTaken { .. } => true,
-            _ => false,
-        }
+/// Whether a message may overtake the newest parameters on their way, because it needs none of them.
+fn overtakes(message: &ToWorker, newest: u64) -> bool {
+    match message {
+        ToWorker::Lease(lease) => lease.after < newest,
+        ToWorker::Grant { .. }
+        | ToWorker::Deny { .. }
+        | ToWorker::Flush { .. }
+        | ToWorker::SumTaken { .. } => true,
+        _ => false,
     }
 }
 
@@ -387,5 +377,33 @@ fn departure(event: &Event<'_>) -> What {
         Event::Lost { .. } => What::Lost,
         Event::Said { message: ToCoordinator::Leave { .. }, .. } => What::Left,
         _ => What::Expelled,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::message::Bye;
+
+    #[test]
+    fn messages_without_newest_parameters_overtake_them() {
+        let lease = |after| {
+            let work = Work::Prompt { ids: vec![1], sampling: Default::default() };
+            ToWorker::Lease(Box::new(Lease { lease: 1, device: 0, after, of: 1, work }))
+        };
+        for (message, expected) in [
+            (lease(4), true),
+            (lease(5), false),
+            (ToWorker::Grant { lease: 1 }, true),
+            (ToWorker::Deny { lease: 1 }, true),
+            // It may not overtake its lease.
+            (ToWorker::Cancel { lease: 1 }, false),
+            (ToWorker::Flush { step: 5 }, true),
+            (ToWorker::SumTaken { sum: 1 }, true),
+            (ToWorker::Parameters { step: 5, hash: [0; 32] }, false),
+            (ToWorker::Bye(Bye::Done), false),
+        ] {
+            assert_eq!(overtakes(&message, 5), expected, "{message:?}");
+        }
     }
 }

@@ -229,7 +229,10 @@ async fn write<Out: Spoken, W: WriteFrames>(
                 (number, last) = (number + 1, tokio::time::Instant::now());
                 Out::beat(number)
             }
-            Some(message) = urgent.recv() => message,
+            Some(message) = urgent.recv() => match end.is_parting() {
+                true => continue,
+                false => message,
+            },
             message = outgoing.recv() => match message {
                 Some(message) if end.is_parting() && !message.is_farewell() => continue,
                 Some(message) => message,

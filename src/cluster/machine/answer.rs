@@ -3,7 +3,7 @@
 
 use super::super::message::{Device as Named, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
 use super::Machine;
-use super::action::{Action, Note, Purpose};
+use super::action::{Action, Bad, Note, Purpose};
 use super::event::{DeviceId, Kind, MemberId};
 use super::fleet::{self, Device, Stopping};
 use super::ledger::{Alone, Found, Held, Status};
@@ -424,13 +424,14 @@ impl Machine {
                 self.stand_down(held.device);
             }
             Trouble::Value { tensor, value } => {
-                if self.postpones(lease, &held, (tensor, *value)) {
+                let bad = Bad { place: self.fleet.place(held.device), tensor: tensor.clone(), value: *value };
+                if self.postpones(lease, &held, &bad) {
                     return;
                 }
                 self.drop_lease(lease, &held);
                 match held.purpose {
                     Purpose::Verify => self.computed_again(lease, &held, None),
-                    _ => self.bad_value(lease, &held, (tensor, *value)),
+                    _ => self.bad_value(lease, &held, bad),
                 }
             }
         }

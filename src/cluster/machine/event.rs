@@ -106,12 +106,15 @@ pub struct Round {
     pub tokens: Vec<u64>,
     /// Most microbatches of an item: an island has several. Each has the fixed cost of one.
     pub microbatches: u64,
+    /// Size of each item of the next step, if that is to begin meanwhile, with the newest parameters. They follow the
+    /// items of the round, and the next round is of them. Empty but in training rounds of delayed steps.
+    pub ahead: Vec<u64>,
 }
 
 impl Round {
     /// A round of one microbatch for each item.
     pub fn of(kind: Kind, tokens: Vec<u64>) -> Self {
-        Round { kind, tokens, microbatches: 1 }
+        Round { kind, tokens, microbatches: 1, ahead: Vec::new() }
     }
 }
 
@@ -131,10 +134,6 @@ pub enum Event<'a> {
     /// are any. Only after [`super::Action::RoundDone`] or [`Event::Abandon`] of
     /// the previous round.
     Begin(Round),
-    /// The microbatches of the step after the round, by their tokens: they are computed with the newest parameters, and
-    /// their indices follow those of the round. The next `Begin` is of them. Only in a training round where steps are
-    /// delayed, once.
-    Ahead(Vec<u64>),
     /// The round is abandoned because of a signal: none of its results counts. The driver clears its total.
     Abandon,
     /// A connection has been welcomed. Precedes every message of that connection.

@@ -124,7 +124,7 @@ pub(super) struct Member {
     pub link: Option<Link>,
     /// Number of leases that were granted and are in no counted sum.
     pub granted: usize,
-    /// The same of the next step's leases.
+    /// Number of granted leases of the next step.
     pub granted_ahead: usize,
     flushed: Option<Duration>,
     /// Number of repeated requests since then.

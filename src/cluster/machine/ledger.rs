@@ -124,6 +124,11 @@ impl Ledger {
             self.items.push(Item { tokens, state: State::Open, live: Vec::new() });
             self.open.insert(self.rank(self.items.len() - 1));
         }
+        self.measure();
+    }
+
+    /// Finds the largest item.
+    fn measure(&mut self) {
         self.most = self.items.iter().map(|item| item.tokens).max().unwrap_or(1);
     }
 
@@ -138,13 +143,18 @@ impl Ledger {
         (self.own, self.counted) = (self.items.len(), 0);
         let open = |&i: &usize| self.items[i].state == State::Open;
         self.open = (0..self.own).filter(open).map(|i| self.rank(i)).collect();
-        self.most = self.items.iter().map(|item| item.tokens).max().unwrap_or(1);
+        self.measure();
     }
 
     /// The order of open items: those of the next step last, and the largest first, so that the last items, for which
     /// devices wait, are small.
     fn rank(&self, item: usize) -> (bool, Reverse<u64>, usize) {
         (self.is_ahead(item), Reverse(self.items[item].tokens), item)
+    }
+
+    /// Whether this is a lease of one of the round's own items.
+    pub fn is_own(&self, lease: LeaseId) -> bool {
+        self.leases.get(&lease).is_some_and(|held| !self.is_ahead(held.item))
     }
 
     /// Whether the item belongs to the next step.

@@ -106,7 +106,6 @@ impl Machine {
             Event::Time => {}
             Event::Parameters { after, hash } => self.take_parameters(after, hash),
             Event::Begin(round) => self.begin(round),
-            Event::Ahead(tokens) => self.begin_ahead(&tokens),
             Event::Abandon => self.abandon(),
             Event::Joined { member, name, here } => {
                 let mut joined = Member::new(name);
@@ -180,7 +179,8 @@ impl Machine {
 
     fn take_parameters(&mut self, after: u64, hash: Hash) {
         assert!(self.round.as_ref().is_none_or(|r| r.done), "parameters change between rounds only");
-        self.before = self.parameters.filter(|_| self.config.delay > 0);
+        let precedes = |(before, _): &(u64, Hash)| self.config.delay > 0 && before + 1 == after;
+        self.before = self.parameters.filter(precedes);
         self.parameters = Some((after, hash));
         let ready = self.fleet.members().iter().filter(|(_, m)| m.devices.is_some());
         let ready: Vec<MemberId> = ready.map(|(&id, _)| id).collect();

@@ -2,7 +2,7 @@
 
 use super::super::message::{Bye, Hash, LeaseId, ToWorker};
 use super::Machine;
-use super::action::{Action, Note, Tally};
+use super::action::{Action, Bad, Note, Tally};
 use super::event::{Kind, MemberId, Round};
 use super::fleet::Member;
 use super::ledger::{Found, Ledger};
@@ -36,7 +36,7 @@ pub(super) struct Next {
     pub hash: Hash,
     /// The first of its leases with a bad value. The report waits for its step: a run that ends earlier, or with
     /// another fault, is the same wherever it is computed.
-    pub bad: Option<(LeaseId, String, f64)>,
+    pub bad: Option<(LeaseId, Bad)>,
 }
 
 impl Current {
@@ -47,7 +47,7 @@ impl Current {
 
     /// Whether the lease is one of the round and not of the next step.
     pub fn owns(&self, lease: LeaseId) -> bool {
-        matches!(self.ledger.find(lease), Found::Here(held) if !self.ledger.is_ahead(held.item))
+        self.ledger.is_own(lease)
     }
 
     /// Whether no device of the member has work of this round, that of the next step aside.
@@ -63,16 +63,26 @@ impl Current {
 impl Machine {
     pub(super) fn begin(&mut self, round: Round) {
         assert!(self.round.as_ref().is_none_or(|r| r.done), "one round at a time");
-        if self.round.as_ref().is_none_or(|r| r.next.is_none()) {
+        let goes_on = self.round.as_ref().is_some_and(|r| r.next.is_some());
+        if !goes_on {
             self.forget_leases();
         }
         self.looks_at_speeds(&round);
-        if self.round.is_some() {
-            return self.goes_on(&round);
+        match goes_on {
+            true => self.goes_on(&round),
+            false => self.starts(&round),
         }
+        let newest = self.parameters.unwrap_or_default().1;
+        if let Some(current) = self.round.as_mut().filter(|_| !round.ahead.is_empty()) {
+            current.next = Some(Next { hash: newest, bad: None });
+            current.ledger.append(&round.ahead);
+        }
+    }
+
+    fn starts(&mut self, round: &Round) {
         let (after, newest) = self.parameters.unwrap_or_default();
         // A step is delayed by one: its gradient is that of the parameters before the newest, where there are any.
-        let before = self.before.filter(|(before, _)| round.kind == Kind::Train && before + 1 == after);
+        let before = self.before.filter(|_| round.kind == Kind::Train);
         self.round = Some(Current {
             kind: round.kind,
             microbatches: round.microbatches,
@@ -89,17 +99,6 @@ impl Machine {
         });
     }
 
-    /// The next step begins with the newest parameters, while the round is computed.
-    pub(super) fn begin_ahead(&mut self, tokens: &[u64]) {
-        let Some(round) =
-            self.round.as_mut().filter(|r| !r.done && r.kind == Kind::Train && r.next.is_none())
-        else {
-            return;
-        };
-        round.next = Some(Next { hash: self.parameters.unwrap_or_default().1, bad: None });
-        round.ledger.append(tokens);
-    }
-
     /// The round is complete, and its next step is the round.
     fn goes_on(&mut self, round: &Round) {
         let Some(current) = &mut self.round else { return };
@@ -111,11 +110,11 @@ impl Machine {
         (current.began, current.last, current.asked) = (self.now, self.now, None);
         (current.done, current.tally) = (false, Tally::default());
         self.fleet.owes_ahead();
-        if let Some((lease, tensor, value)) = next.bad
+        if let Some((lease, bad)) = next.bad
             && let Found::Here(held) = current.ledger.find(lease)
         {
             self.drop_lease(lease, &held);
-            self.bad_value(lease, &held, (&tensor, value));
+            self.bad_value(lease, &held, bad);
         }
     }
 

@@ -448,8 +448,8 @@ fn delayed() -> Bed {
     bed.event(Event::Parameters { after: 3, hash: OLDER });
     bed.event(Event::Parameters { after: 4, hash: HASH });
     bed.join(0, &["a"]);
-    bed.event(Event::Begin(Round::of(Kind::Train, vec![100])));
-    bed.event(Event::Ahead(vec![100, 100]));
+    let ahead = vec![100, 100];
+    bed.event(Event::Begin(Round { ahead, ..Round::of(Kind::Train, vec![100]) }));
     bed.now += Duration::from_millis(1);
     bed
 }
@@ -491,15 +491,21 @@ fn next_step_is_computed_while_a_sum_is_on_its_way() {
 }
 
 #[test]
-fn a_sum_of_two_steps_expels_its_sender() {
-    for message in [sum_of(1, 5, &[1, 2]), sum_of(1, 6, &[2]), sum_of(1, 5, &[2])] {
+fn sums_of_the_wrong_step_do_not_count() {
+    // A sum of another step is dropped: after a round it may be late.
+    for (message, expels) in
+        [(sum_of(1, 5, &[1, 2]), true), (sum_of(1, 5, &[2]), true), (sum_of(1, 6, &[2]), false)]
+    {
         let mut bed = delayed();
         bed.said(0, older(announced(1)));
         bed.said(0, announced(2));
-        let (of_next, out) = (message == sum_of(1, 6, &[2]), bed.said(0, older(message)));
-        // That of another step is dropped: after a round it may be late.
-        assert_eq!((expelled(&out, 0), done(&out)), (!of_next, false), "{out:?}");
+        let out = bed.said(0, older(message));
+        assert_eq!((expelled(&out, 0), done(&out)), (expels, false), "{out:?}");
     }
+}
+
+#[test]
+fn results_of_other_parameters_expel_their_sender() {
     let mut bed = delayed();
     assert!(expelled(&bed.said(0, announced(1)), 0), "it is computed with the older parameters");
     let mut bed = delayed();

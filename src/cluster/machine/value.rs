@@ -29,12 +29,12 @@ impl Machine {
         self.recheck.as_ref().map(|_| next(self.elsewhere()))
     }
 
-    /// Whether a bad value is one of the next step: then it is reported when that step is the round. Its item is not
-    /// leased again until then.
-    pub(super) fn postpones(&mut self, lease: LeaseId, held: &Held, (tensor, value): (&str, f64)) -> bool {
+    /// Keeps a bad value of the next step until that step is the round, and returns whether it did. Its item stays leased
+    /// unless its holder is lost.
+    pub(super) fn postpones(&mut self, lease: LeaseId, held: &Held, bad: &Bad) -> bool {
         let Some(round) = self.round.as_mut().filter(|r| r.ledger.is_ahead(held.item)) else { return false };
         if let Some(next) = &mut round.next {
-            next.bad.get_or_insert((lease, tensor.to_string(), value));
+            next.bad.get_or_insert_with(|| (lease, bad.clone()));
         }
         let now = self.now;
         self.fleet.device_mut(held.device).map(|d| d.leaves(lease, now));
@@ -42,8 +42,7 @@ impl Machine {
     }
 
     /// A device found a bad value in a lease. The ledger has ended that lease already.
-    pub(super) fn bad_value(&mut self, lease: LeaseId, held: &Held, (tensor, value): (&str, f64)) {
-        let bad = Bad { place: self.fleet.place(held.device), tensor: tensor.to_string(), value };
+    pub(super) fn bad_value(&mut self, lease: LeaseId, held: &Held, bad: Bad) {
         if let Some(recheck) = &self.recheck {
             if recheck.finding.item == held.item && recheck.device != held.device
                 || recheck.lease == Some(lease)

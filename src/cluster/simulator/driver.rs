@@ -17,7 +17,7 @@ pub struct Disk {
     pub epoch: u64,
     pub step: u64,
     pub parameters: Values,
-    /// Those before the last step.
+    /// Parameters before the last step.
     pub before: Values,
 }
 
@@ -80,9 +80,9 @@ pub struct Driver {
     pub disk: Disk,
     step: u64,
     parameters: Values,
-    /// Those before the last step.
+    /// Parameters before the last step.
     before: Values,
-    /// Members that have both.
+    /// Members that have the parameters of both steps.
     served: BTreeSet<MemberId>,
     /// The microbatches of the next step, once it has begun.
     ahead: Vec<Microbatch>,
@@ -287,14 +287,11 @@ impl Driver {
         step.is_multiple_of(3) && self.plan.evals > 0
     }
 
-    /// Begins the step after the one that has begun, unless an evaluation comes between them.
-    fn step_begins_ahead(&mut self, now: Micros) {
+    /// The microbatches of the step that is computed beside the next one; none if an evaluation comes between them.
+    fn step_ahead(&self) -> Vec<Microbatch> {
         let step = self.step + 1;
-        if self.plan.delay > 0 && step < self.plan.steps && !self.evaluates_after(step) {
-            self.ahead = self.plan.train(step + 1);
-            let tokens = self.ahead.iter().map(|b| b.ids.len() as u64).collect();
-            self.event(Event::Ahead(tokens), now);
-        }
+        let begins = self.plan.delay > 0 && step < self.plan.steps && !self.evaluates_after(step);
+        if begins { self.plan.train(step + 1) } else { Vec::new() }
     }
 
     fn next_round(&mut self, now: Micros) {
@@ -303,13 +300,13 @@ impl Driver {
         self.results.clear();
         match self.tasks.pop_front() {
             Some(task) => {
-                let round = task.round();
-                let (step, trains) = (self.step, round.kind == Kind::Train);
+                let mut round = task.round();
+                if round.kind == Kind::Train {
+                    self.ahead = self.step_ahead();
+                    round.ahead = self.ahead.iter().map(|b| b.ids.len() as u64).collect();
+                }
                 self.task = task;
                 self.event(Event::Begin(round), now);
-                if trains && self.step == step {
-                    self.step_begins_ahead(now);
-                }
             }
             None => self.outcome = Outcome::Done(self.parameters),
         }

@@ -19,6 +19,13 @@ pub(super) struct QueuedLease {
     pub reply: UnboundedSender<(u16, Report)>,
 }
 
+impl Lease {
+    /// The step that its gradient belongs to.
+    pub(super) fn step(&self) -> u64 {
+        self.work.batch().map_or(self.after + 1, |batch| batch.step)
+    }
+}
+
 #[derive(Default)]
 pub(super) struct DeviceQueue {
     state: Mutex<State>,

@@ -167,6 +167,11 @@ impl DeviceThreads {
         self.queues.get(usize::from(device)).and_then(|queue| queue.running())
     }
 
+    /// Whether a lease that a device computes was called back.
+    pub fn is_called_back(&self, device: u16, lease: LeaseId) -> bool {
+        self.queues.get(usize::from(device)).is_some_and(|queue| queue.is_called_back(lease))
+    }
+
     /// The queue of the only device, and most values of a microbatch's hidden states, if it is a seat of a line.
     pub fn seat(&self) -> Option<(&Arc<DeviceQueue>, usize)> {
         let portion = self.of.1.portion.as_ref();

@@ -20,11 +20,11 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 pub(super) struct Outbox<'a> {
     link: WorkerLink,
     waiting: VecDeque<ToCoordinator>,
-    /// Those that overtake sums.
+    /// Messages that overtake sums.
     small: VecDeque<ToCoordinator>,
     stop: &'a Stop,
-    /// Whether all other messages overtake sums on their way, in their own order: where devices compute the next step
-    /// meanwhile.
+    /// Whether all messages but the last one overtake sums on their way, in their own order: where devices compute the
+    /// next step meanwhile.
     pub overtakes: bool,
     /// Bytes of the model's files that came over this link, plus those that a partial file already had. The count never
     /// decreases: a file that is fetched again is counted again.
@@ -39,11 +39,11 @@ impl<'a> Outbox<'a> {
 
     /// Queues a message and sends as much of the queue as the link has room for.
     pub fn say(&mut self, message: ToCoordinator) {
-        let is_large = matches!(
+        let in_order = matches!(
             message,
             ToCoordinator::SumPiece { .. } | ToCoordinator::Sum { .. } | ToCoordinator::Leave { .. }
         );
-        match self.overtakes && !is_large {
+        match self.overtakes && !in_order {
             true => self.small.push_back(message),
             false => self.waiting.push_back(message),
         }
@@ -161,6 +161,7 @@ fn ended(bye: Bye) -> Outcome {
 mod tests {
     use super::*;
     use crate::cluster::link::pair;
+    use crate::cluster::message::Packed;
 
     /// Hashing a large model takes longer than a stopping worker may take.
     #[test]
@@ -179,5 +180,40 @@ mod tests {
             assert_eq!(outbox.meanwhile(work).await, Err(Outcome::Left));
         });
         drop(let_go);
+    }
+
+    /// With a delay small messages overtake sums, and keep their own order; the last message overtakes nothing.
+    #[test]
+    fn small_messages_overtake_sums_only_with_a_delay() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        for (overtakes, expected) in [(false, "01234abL"), (true, "01ab234L")] {
+            let stop = Stop::new();
+            // Two messages have room; the others wait.
+            let (link, mut other) = pair(2);
+            let mut outbox = Outbox::new(link, &stop);
+            outbox.overtakes = overtakes;
+            for offset in 0..5 {
+                let packed = Packed::Fixed(Default::default());
+                outbox.say(ToCoordinator::SumPiece { sum: 1, offset, len: 0, packed });
+            }
+            outbox.say(ToCoordinator::Stopped { lease: 7, micros: 0 });
+            outbox.say(ToCoordinator::Ask { device: 0, room: 8, together: 1 });
+            outbox.leave("done");
+            let heard = async {
+                let mut heard = String::new();
+                while let Some(message) = other.from.recv().await {
+                    heard.push(match message {
+                        ToCoordinator::SumPiece { offset, .. } => char::from(b'0' + offset as u8),
+                        ToCoordinator::Stopped { .. } => 'a',
+                        ToCoordinator::Ask { .. } => 'b',
+                        _ => 'L',
+                    });
+                }
+                drop(other.end);
+                heard
+            };
+            let heard = runtime.block_on(async { tokio::join!(outbox.finish(), heard).1 });
+            assert_eq!(heard, expected);
+        }
     }
 }

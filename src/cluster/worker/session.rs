@@ -172,8 +172,8 @@ impl<'a, 'w> Session<'a, 'w> {
             ToWorker::Lease(lease) => self.leased(*lease)?,
             ToWorker::Grant { lease } => {
                 if let Some(Waiting { finished, step, parameters, .. }) = self.waiting.remove(&lease) {
-                    let busy = self.threads.busy();
-                    let free = self.sum_of(step, parameters).add(lease, finished, busy);
+                    let (busy, at) = (self.threads.busy(), self.sum_of(step, parameters));
+                    let free = self.sums[at].add(lease, finished, busy);
                     self.free(free);
                     self.counts(lease);
                 }
@@ -181,11 +181,10 @@ impl<'a, 'w> Session<'a, 'w> {
             }
             ToWorker::Deliver { lease } => {
                 if let Some(Waiting { finished, step, parameters, .. }) = self.waiting.remove(&lease) {
-                    self.sent += 1;
-                    let (number, mut messages) = (self.sent, Vec::new());
-                    let running = self.sum_of(step, parameters);
-                    running.single(number, (lease, &finished), &mut |message| messages.push(message.clone()));
-                    messages.into_iter().for_each(|message| self.outbox.say(message));
+                    let at = self.sum_of(step, parameters);
+                    let Session { sums, outbox, sent, .. } = self;
+                    *sent += 1;
+                    sums[at].single(*sent, (lease, &finished), &mut |message| outbox.say(message.clone()));
                     self.threads.buffers.give_back(finished.gradient);
                     self.counts(lease);
                 }
@@ -252,7 +251,10 @@ impl<'a, 'w> Session<'a, 'w> {
         self.shows(Share { step, ..self.share.get() });
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
         for ((_, late), device) in up {
-            *late = self.threads.running(device).filter(|lease| !self.leased.contains_key(lease));
+            let is_over = |lease: &LeaseId| {
+                !self.leased.contains_key(lease) || self.threads.is_called_back(device, *lease)
+            };
+            *late = self.threads.running(device).filter(is_over);
             if late.is_none() {
                 self.outbox.say(ask(self.threads, device));
             }
@@ -260,16 +262,15 @@ impl<'a, 'w> Session<'a, 'w> {
         Ok(())
     }
 
-    /// The sum of a step, whose parameters have this hash.
-    fn sum_of(&mut self, step: u64, parameters: Hash) -> &mut Running {
-        let at = self.sums.iter().position(|running| running.step() == step).unwrap_or_else(|| {
+    /// The index of the sum of a step, whose parameters have this hash.
+    fn sum_of(&mut self, step: u64, parameters: Hash) -> usize {
+        self.sums.iter().position(|running| running.step() == step).unwrap_or_else(|| {
             let form = if self.threads.rounds() { Form::Fixed } else { Form::Single };
             let mut running = self.spare.pop().unwrap_or_else(|| Running::new(form));
             running.begin(step, parameters);
             self.sums.push(running);
             self.sums.len() - 1
-        });
-        &mut self.sums[at]
+        })
     }
 
     /// A microbatch of this worker counts.
@@ -304,7 +305,7 @@ impl<'a, 'w> Session<'a, 'w> {
             return Ok(());
         };
         if let Work::Train(_) | Work::Island(_) = &lease.work {
-            self.leased.insert(number, (step_of(&lease), lease.work.tokens()));
+            self.leased.insert(number, (lease.step(), lease.work.tokens()));
         }
         let reply = self.reply.clone();
         let index = usize::from(device);
@@ -440,11 +441,6 @@ async fn lost_neighbour(line: &mut Option<Attached>) -> String {
         Some(line) => line.lost().await,
         None => std::future::pending().await,
     }
-}
-
-/// The step that the gradient of a lease belongs to.
-pub(super) fn step_of(lease: &Lease) -> u64 {
-    lease.work.batch().map_or(lease.after + 1, |batch| batch.step)
 }
 
 /// Asks for leases for a device.

@@ -81,6 +81,10 @@ fn asked(p: &Prepared, (before, after): &(String, String), row: &Sample) -> Opti
     }
     let end = (0..whole).rev().find(|&i| row.supervised(i))? + 1;
     let start = (0..end).rev().find(|&i| !row.supervised(i))? + 1;
+    // The answer would end before the row does.
+    if end > p.config.longest_text(start) {
+        return None;
+    }
     let (ids, answer) = (&row.ids[..start], &row.ids[start..end]);
     let expected = p.tokenizer.decode(answer, Skip::Special).ok()?.trim().to_owned();
     let text = p.tokenizer.decode(ids, Skip::Nothing).ok()?;

@@ -8,7 +8,6 @@ use crate::cluster::worker::blueprint::Portion;
 use crate::cluster::worker::device_queue::{Act, Order, QueuedLease};
 use crate::cluster::worker::inbox::{Back, Neighbours};
 use crate::cluster::worker::parameters::Parameters;
-use crate::cluster::worker::session::step_of;
 use crate::cluster::worker::sum::Finished;
 #[cfg(feature = "faults")]
 use crate::model::stage::Fault;
@@ -363,7 +362,7 @@ impl DeviceWorker {
         let rounds = self.rounding.as_ref().zip(job.lease.work.batch());
         let first = sitting.portion.values.start;
         rounds.iter().for_each(|(rounding, batch)| rounding.round(batch, first, &mut gradient[pad..]));
-        self.shared.inject.after(step_of(&job.lease), &mut gradient[pad..], cap);
+        self.shared.inject.after(job.lease.step(), &mut gradient[pad..], cap);
         // A throttled lease that is called back was computed nevertheless.
         let _ = self.throttle(sitting.ended.map_or(began, |ended| ended.max(began)));
         let traffic = self.model.as_ref().map_or(sitting.traffic, |model| model.traffic());

@@ -4,7 +4,6 @@
 use super::{DeviceWorker, Failed, Report, Shared, bad_value, micros, say, throttle};
 use crate::cluster::message::Work;
 use crate::cluster::worker::device_queue::QueuedLease;
-use crate::cluster::worker::session::step_of;
 use crate::cluster::worker::sum::Finished;
 use crate::model::layout::Layout;
 use crate::model::stage::{LossSums, Microbatch, Traffic};
@@ -137,7 +136,7 @@ fn report(
     gradient.copy_from_slice(values);
     let rounds = rounding.zip(trained(job));
     rounds.iter().for_each(|(rounding, batch)| rounding.round(batch, 0, &mut gradient));
-    shared.inject.after(step_of(&job.lease), &mut gradient, cap);
+    shared.inject.after(job.lease.step(), &mut gradient, cap);
     match check(sums, &gradient, cap) {
         Ok(scalars) => {
             let finished = Finished { gradient, scalars, traffic: Traffic::default() };
