@@ -87,8 +87,9 @@ pub struct TokenRows<'a> {
     pub bounds: &'a [u32],
     /// Position of the first token of every row: 0 but for decoding with cached keys.
     pub past: u32,
-    /// Tokens, past ones included, up to which rows are rotated by the first rows of a table. Longer ones are rotated by
-    /// those from this row of the table on. `u32::MAX` where rows of any length have the same angles.
+    /// Rows of at most this many tokens, past ones included, are rotated by the rows of a table from 0 on, longer ones by
+    /// those from this one on. `u32::MAX` where rows of any length have the same angles. No model with convolutions,
+    /// for which positions are places in a row, has others.
     pub short: u32,
 }
 
@@ -276,3 +277,19 @@ impl<M> Clone for Norm<'_, M> {
     }
 }
 impl<M> Copy for Norm<'_, M> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longer_rows_are_rotated_by_later_rows_of_a_table() {
+        let positions = |bounds: &[u32], past, short| {
+            TokenRows { ids: &[], bounds, past, short }.positions().collect::<Vec<_>>()
+        };
+        assert_eq!(positions(&[0, 3, 8], 0, 3), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(positions(&[0, 3, 8], 0, 5), [0, 1, 2, 0, 1, 2, 3, 4]);
+        assert_eq!(positions(&[0, 1], 4, 3), [7]);
+        assert_eq!(positions(&[0, 1], 4, u32::MAX), [4]);
+    }
+}

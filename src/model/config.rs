@@ -25,7 +25,7 @@ pub use convolutions::Convolutions;
 pub use delta::DeltaRules;
 pub use experts::Experts;
 use read::Fields;
-pub use rope::{Rope, RopeScaling};
+pub use rope::{Rope, RopeScaling, longest_text};
 use serde_json::Value;
 
 /// A decoder's shape and variants.

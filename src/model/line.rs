@@ -26,6 +26,7 @@ pub struct Line {
     seats: Vec<Seat>,
     layout: Layout,
     longest_row: usize,
+    short_rows: Option<usize>,
     class: String,
 }
 
@@ -105,9 +106,11 @@ impl Line {
             return Err(fault("line", "its stages do not hold the layers of a model one after another"));
         }
         let longest_row = stages.iter().map(|stage| stage.longest_row()).min().unwrap_or(0);
+        let short_rows = stages.iter().filter_map(|stage| stage.short_rows()).min();
         let classes = stages.iter().map(|stage| (stage.class(), stage.span().layers));
         let class = class(&classes.collect::<Vec<_>>());
-        Ok(Line { seats: stages.into_iter().map(Seat::new).collect(), layout, longest_row, class })
+        let seats = stages.into_iter().map(Seat::new).collect();
+        Ok(Line { seats, layout, longest_row, short_rows, class })
     }
 
     /// Begins the same work on all seats, and waits for all of them.
@@ -439,9 +442,8 @@ impl Stage for Line {
         self.longest_row
     }
 
-    fn longest_text(&self, prompt: usize) -> usize {
-        let all = self.all(move |stage| stage.longest_text(prompt)).unwrap_or_default();
-        all.into_iter().min().unwrap_or(0)
+    fn short_rows(&self) -> Option<usize> {
+        self.short_rows
     }
 
     fn traffic(&self) -> Traffic {

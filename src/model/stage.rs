@@ -1,6 +1,7 @@
 //! The interface between a run and the model: layers a..b of a model on some backend. Without pipelining, one stage is
 //! the whole model. Several forward passes may wait for their backward passes at the same time: each has a ticket.
 
+use super::config::longest_text;
 use super::layout::Layout;
 pub use super::memory_fit::InUse;
 use super::preference::{Answers, Ranking, Rewards};
@@ -262,8 +263,12 @@ pub trait Stage {
 
     /// Largest number of tokens of a text that [`Stage::extend`] begins with `prompt` tokens.
     fn longest_text(&self, prompt: usize) -> usize {
-        let _ = prompt;
-        self.longest_row()
+        longest_text(self.longest_row(), self.short_rows(), prompt)
+    }
+
+    /// Longest row with LongRoPE's factors of short rows; `None` if all rows have the same factors.
+    fn short_rows(&self) -> Option<usize> {
+        None
     }
 
     /// Bytes moved to and from the device since it was opened.

@@ -160,6 +160,20 @@ fn a_line_generates_and_scores_as_one_stage() {
     }
 }
 
+/// The length before scaling is 14 here (LongRoPE).
+#[test]
+fn a_line_ends_texts_where_one_stage_does() {
+    let dir = case::golden().into_iter().find(|dir| dir.ends_with("phi3longer")).unwrap();
+    let case = Case::open(&dir);
+    let mut line = line(&case, &[0, 1], (Keep::Inputs, Cpu::new));
+    line.set_parameters(&case.adapter("adapter_final")).unwrap();
+    let sampling = Sampling { max_new_tokens: 40, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
+    for (prompt, new) in [(3, 11), (14, 0), (15, 40)] {
+        let prompt: Vec<u32> = (0..prompt).map(|i| i * 7 + 2).collect();
+        assert_eq!(generate(&mut line, &prompt, &sampling, &mut |_| true).unwrap().len(), new);
+    }
+}
+
 #[test]
 fn stages_that_make_no_model_are_refused() {
     let case = Case::open(&case::golden()[0]);

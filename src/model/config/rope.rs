@@ -282,12 +282,16 @@ fn yarn(
 }
 
 impl Config {
-    /// Most tokens of a text that is continued from a prompt. One that begins as a short row stays one: the keys of its
-    /// tokens have the angles of short rows.
+    /// Most tokens of a text that is continued from a prompt.
     pub fn longest_text(&self, prompt: usize) -> usize {
-        let short = self.rope.short_rows().filter(|short| prompt <= *short);
-        short.map_or(self.max_positions, |short| short.min(self.max_positions))
+        longest_text(self.max_positions, self.rope.short_rows(), prompt)
     }
+}
+
+/// Most tokens of a text that is continued from a prompt, where rows have at most `longest` tokens. A text that begins as
+/// a short row stays one: the keys of its tokens have the angles of short rows.
+pub fn longest_text(longest: usize, short: Option<usize>, prompt: usize) -> usize {
+    short.filter(|short| prompt <= *short).map_or(longest, |short| short.min(longest))
 }
 
 impl Rope {

@@ -343,8 +343,8 @@ impl<B: Fused> Stage for Decoder<B> {
         self.config.max_positions
     }
 
-    fn longest_text(&self, prompt: usize) -> usize {
-        self.config.longest_text(prompt)
+    fn short_rows(&self) -> Option<usize> {
+        self.config.rope.short_rows()
     }
 
     fn class(&self) -> String {

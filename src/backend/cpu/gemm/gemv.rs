@@ -1,5 +1,5 @@
-//! Frozen products of few rows, as decoding makes them: the weights are read once, in place, by all threads. Reading them,
-//! or what it takes to make numbers of codes, is most of the time. A task is a few panels, whose chains run side by side.
+//! Frozen products of few rows, as decoding makes them: the weights are read once, in place, by all threads. Reading or
+//! decoding them takes most of the time. A task is a few panels, whose chains run side by side.
 //!
 //! Every output is the chain that tiles compute, so that a token decoded alone has the bits of a token in a
 //! microbatch.
@@ -10,7 +10,7 @@ use super::added::Added;
 use super::product_tiles::{self, SLICE};
 use crate::backend::Write;
 
-/// Most rows for which chains are faster than tiles whose right factors need no widening.
+/// Most rows for which chains are faster than tiles of plain weights.
 pub const ROWS: usize = 2;
 /// Most rows whose chains are computed together.
 pub const AT_ONCE: usize = 8;

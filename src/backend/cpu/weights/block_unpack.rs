@@ -18,7 +18,7 @@ use super::{decode, simd_avx2::Avx2, simd_avx512::Avx512};
 use crate::numeric::block::{Packed, RUN, Visitor};
 use std::ops::Range;
 
-/// out[k][32] = the runs of 32 rows; what comes of rows that do not exist is not used.
+/// out[k][32] = the runs of 32 rows; columns of missing rows are unspecified.
 pub struct Upright<'a> {
     /// 32 numbers for each term.
     pub out: &'a mut [f32],
@@ -207,7 +207,7 @@ unsafe fn chains_avx2<P: Packed>(sums: &mut [Sums], x: &[&[f32]], rows: Rows, fr
     unsafe { decode::chains::<Avx2, P>(sums, x, rows, from) }
 }
 
-/// Whether codes are multiplied in vectors of outputs: then several rows of x share what a value costs.
+/// Whether blocks are decoded in vectors of outputs: then rows of x share the decoding.
 pub fn is_in_vectors() -> bool {
     #[cfg(target_arch = "x86_64")]
     return matches!(isa::best(), Isa::Avx512 | Isa::Avx2);

@@ -326,7 +326,7 @@ unsafe fn load_codes<V: Simd, P: Packed>(codes: &mut Codes<V>, blocks: &[*const 
             _ if const { selects::<V, P>() } => 0,
             CodeLayout::Split => P::split(run).less,
             CodeLayout::Halves { less, .. } | CodeLayout::Fifths { less, .. } => less,
-            _ => 0,
+            CodeLayout::Bytes { .. } | CodeLayout::Planes { .. } | CodeLayout::Pairs { .. } => 0,
         };
         if less != 0 {
             let less = V::word(i32::from_le_bytes([less as u8; 4]));

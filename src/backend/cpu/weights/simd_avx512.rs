@@ -68,7 +68,7 @@ impl Simd for Avx512 {
         };
         looked_up(codes: __m512i, levels: &Levels) -> [__m512; 4] = {
             let levels = _mm512_loadu_ps(levels.values.as_ptr());
-            // A lookup heeds the lowest four bits alone.
+            // A lookup uses the lowest four bits only.
             [
                 _mm512_permutexvar_ps(codes, levels),
                 _mm512_permutexvar_ps(_mm512_srli_epi32::<8>(codes), levels),
