@@ -33,9 +33,10 @@ pub(super) struct Cells {
     out: usize,
 }
 
-/// The cells that a range touches.
+/// The cells that a range touches; none if it is empty.
 fn touched(values: &Range<usize>) -> Range<usize> {
-    values.start / CELL..values.end.div_ceil(CELL)
+    let first = values.start / CELL;
+    first..if values.is_empty() { first } else { values.end.div_ceil(CELL) }
 }
 
 /// Why a part is refused.

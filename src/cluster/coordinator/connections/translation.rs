@@ -226,17 +226,11 @@ impl Translation {
                 self.announced(seat, lease, (parameters, micros, memory), None)
             }
             ToCoordinator::SumPiece { sum, offset, len, packed } => {
-                if !self.sums.contains_key(&sum) && self.sums.len() >= MOST_SUMS {
-                    let reason = format!("it began sum {sum} before {MOST_SUMS} others were complete");
-                    return Err(Fall::Lost(reason));
-                }
-                let values = &self.values;
-                let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
-                let cells = &mut self.sums.entry(sum).or_insert_with(fresh).cells;
-                let cells = cells.add(seat, (offset, len), packed).map_err(|wrong| match wrong {
-                    Wrong::Piece(reason) => Fall::Broke(reason),
-                    Wrong::Parts(reason) => Fall::Lost(reason),
-                })?;
+                let cells =
+                    self.begun(sum)?.cells.add(seat, (offset, len), packed).map_err(|wrong| match wrong {
+                        Wrong::Piece(reason) => Fall::Broke(reason),
+                        Wrong::Parts(reason) => Fall::Lost(reason),
+                    })?;
                 let piece =
                     |Cell { offset, len, packed }| ToCoordinator::SumPiece { sum, offset, len, packed };
                 Ok(Heard { driver: cells.into_iter().map(piece).collect(), seats: vec![] })
@@ -320,6 +314,17 @@ impl Translation {
         Heard { driver: vec![message], seats }
     }
 
+    /// The parts of a sum.
+    fn begun(&mut self, sum: u64) -> Result<&mut Sum, Fall> {
+        if !self.sums.contains_key(&sum) && self.sums.len() >= MOST_SUMS {
+            let reason = format!("it began sum {sum} before {MOST_SUMS} others were complete");
+            return Err(Fall::Lost(reason));
+        }
+        let values = &self.values;
+        let fresh = || Sum { cells: Cells::new(values), ends: vec![None; values.len()] };
+        Ok(self.sums.entry(sum).or_insert_with(fresh))
+    }
+
     /// The end of a seat's part of a sum.
     fn summed(&mut self, seat: usize, sum: u64, message: ToCoordinator) -> Result<Heard, Fall> {
         if let ToCoordinator::Sum { step, parameters, .. } = &message {
@@ -327,7 +332,11 @@ impl Translation {
         }
         let last = self.seats() - 1;
         let broke = |reason: &str| Err(Fall::Broke(format!("sum {sum} {reason}")));
-        let Some(parts) = self.sums.get_mut(&sum) else { return broke("has no pieces") };
+        // A seat without values sends no pieces, and may be the first to end.
+        if !self.values[seat].is_empty() && !self.sums.contains_key(&sum) {
+            return broke("has no pieces");
+        }
+        let parts = self.begun(sum)?;
         if !parts.cells.complete(seat) || parts.ends[seat].is_some() {
             return broke("ends twice, or before its last piece");
         }
@@ -378,7 +387,12 @@ mod tests {
 
     /// Two seats of 3 and 2 values that hold the parameters after step 7: the translation, their hashes, and that of all.
     fn standing() -> (Translation, [Hash; 2], Hash) {
-        let mut line = Translation::new(&[0..3, 3..5]);
+        standing_of(3)
+    }
+
+    /// The same with this number of values in the first seat.
+    fn standing_of(first: usize) -> (Translation, [Hash; 2], Hash) {
+        let mut line = Translation::new(&[0..first, first..5]);
         let values = little_endian(&[1.0, 2.0, 3.0, 4.0, 5.0]);
         // Pieces that end within a seat.
         let pieces = [(0, values.slice(..8)), (2, values.slice(8..))];
@@ -392,7 +406,7 @@ mod tests {
                 parts[seat].extend_from_slice(&bytes);
             }
         }
-        assert_eq!([&parts[0][..], &parts[1][..]], [&values[..12], &values[12..]]);
+        assert_eq!([&parts[0][..], &parts[1][..]], [&values[..4 * first], &values[4 * first..]]);
         let hash = *blake3::hash(&values).as_bytes();
         let hashes = [0, 1].map(|seat| *blake3::hash(&parts[seat]).as_bytes());
         let want = [0, 1].map(|seat| (seat, ToWorker::Parameters { step: 7, hash: hashes[seat] }));
@@ -511,6 +525,27 @@ mod tests {
         line.up(1, end(&[1, 2], 4, hashes[1])).unwrap();
         line.up(0, part(0, 3)).unwrap();
         assert!(line.up(0, end(&[1], 0, hashes[0])).is_err());
+    }
+
+    /// A seat whose layers train nothing sends no pieces; its end may come first.
+    #[test]
+    fn a_seat_without_values_has_a_part_of_a_sum() {
+        for (first, without) in [(0, 0), (5, 1)] {
+            for ends_first in [true, false] {
+                let (mut line, hashes, hash) = standing_of(first);
+                let with = 1 - without;
+                if ends_first {
+                    assert!(line.up(without, end(&[1], 2, hashes[without])).unwrap().driver.is_empty());
+                }
+                assert_eq!(line.up(with, part(0, 5)).unwrap().driver, [part(0, 5)]);
+                let mut last = line.up(with, end(&[1], 2, hashes[with])).unwrap().driver;
+                if !ends_first {
+                    assert!(last.is_empty());
+                    last = line.up(without, end(&[1], 2, hashes[without])).unwrap().driver;
+                }
+                assert!(matches!(&last[..], [ToCoordinator::Sum { parameters, .. }] if *parameters == hash));
+            }
+        }
     }
 
     #[test]
