@@ -67,8 +67,9 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         ("--task regression", "numbers"),
         ("--task reward", "pairs"),
         ("--task token-classification", "words"),
-        // The lower worker has nothing to train.
+        // The lower worker has nothing to train, then the upper one.
         ("--target-layers 2-3 --rank-pattern q_proj=2", "many"),
+        ("--target-layers 0-1", "many"),
         ("", "weighted"),
     ] {
         let data = format!("--data {data}.jsonl");

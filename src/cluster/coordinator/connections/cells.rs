@@ -33,10 +33,9 @@ pub(super) struct Cells {
     out: usize,
 }
 
-/// The cells that a range touches; none if it is empty.
+/// The cells that a range touches. An empty range touches the cell that it is inside, and none at a cell's start.
 fn touched(values: &Range<usize>) -> Range<usize> {
-    let first = values.start / CELL;
-    first..if values.is_empty() { first } else { values.end.div_ceil(CELL) }
+    values.start / CELL..values.end.div_ceil(CELL)
 }
 
 /// Why a part is refused.
