@@ -71,6 +71,7 @@ fn manifest() -> Manifest {
         tags: false,
         class_weights: None,
         quantize: None,
+        vocabulary: 96,
         lora: LoraSpec { rank: 3, alpha: 6.0, targets: vec![], ..LoraSpec::none() },
         parameters: layout.len() as u64,
         layout: layout.hash(),

@@ -198,6 +198,7 @@ fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {
     // Comparisons use f32: in bf16 a merged weight and its base round differently.
     let devices = DeviceOptions { dtype: ComputeDtype::F32, ..groups::devices(s)? };
     let mut base = base_model::open(&model_name(s, Some(from))?)?;
+    base.add_tokens_of(Some(from))?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());
     let base_template = base.files.tokenizer.chat_template.clone();
     let tokenizer = base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;

@@ -179,6 +179,7 @@ impl Speaker {
         let mut base = base_model::open_as(&model_name(s, first)?, recipe_of(s, first)?)?;
         let template = template_of(s, first)?;
         one_base(s, adapters)?;
+        adapters.iter().try_for_each(|named| base.add_tokens_of(Some(&named.dir)))?;
         let tokenizer = base.tokenizer_with(template.as_deref(), &groups::template_args(s)?)?;
         let tokenizer = Arc::new(tokenizer);
         let loaded = adapters.iter().map(|a| adapter::load(&a.dir, &base)).collect::<Result<Vec<_>, _>>()?;

@@ -350,6 +350,8 @@ pub struct Manifest {
     pub class_weights: Option<Vec<f32>>,
     /// How every worker quantizes the loaded model: text of `model::quantised::Recipe`.
     pub quantize: Option<String>,
+    /// Number of rows of the embedding, with those of added tokens.
+    pub vocabulary: u64,
     /// Configuration of the adapter.
     pub lora: LoraSpec,
     /// Number of values in the flat layout.

@@ -14,9 +14,11 @@ use super::preference::objective;
 use super::refusal::Refusal;
 use super::settings::Settings;
 pub use super::values::{
-    Amount, Every, class_weights, field_names, filled, real, size, template_args, weighted, whole, within,
+    Amount, Every, class_weights, field_names, filled, new_tokens, real, size, template_args, weighted,
+    whole, within,
 };
 use super::values::{amount, choice, eval_sets, layers, pairs};
+use crate::data::new_tokens::NewToken;
 use crate::data::{Learn, LongRows, Task};
 use crate::model::preference::{Loss, Objective};
 use crate::model::quantised::Recipe;
@@ -103,6 +105,8 @@ pub struct LoraOptions {
     pub choice: Choice,
     /// Texts of tokens whose rows are trained.
     pub tokens: Vec<String>,
+    /// Tokens that the tokenizer gets, whose rows are trained.
+    pub new_tokens: Vec<NewToken>,
     /// In [0, 1).
     pub dropout: f32,
     /// Whether the scale is alpha / sqrt(rank).
@@ -356,6 +360,7 @@ fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
         alpha: filled(s, "alpha", alpha)? as f32,
         choice: modules(s)?,
         tokens: s.list("train-tokens").to_vec(),
+        new_tokens: new_tokens(s)?,
         dropout: filled(s, "dropout", dropout)? as f32,
         rslora: s.switch("rslora")?,
         init_adapter: s.text("init-adapter")?.map(PathBuf::from),

@@ -132,6 +132,8 @@ pub const TABLE: &[Opt] = &[
     opt(Lora, "rank-pattern", Many("NAME=R"), "", "another rank for some projections: a suffix, or a regular expression of the end of their paths"),
     opt(Lora, "alpha-pattern", Many("NAME=A"), "", "another alpha for some projections; without it they keep --alpha, at any rank"),
     opt(Lora, "train-tokens", Commas("TOKEN"), "", "tokens of the tokenizer whose rows of embedding and head are trained too: added or reserved ones, by their text"),
+    opt(Lora, "add-tokens", Commas("TOKEN"), "", "tokens that the tokenizer gets, with rows of embedding and head, which are trained"),
+    opt(Lora, "add-special-tokens", Commas("TOKEN"), "", "the same for tokens that answers are shown without, such as those of a chat template"),
     opt(Lora, "dropout", One("P"), "0", "probability of dropping an input of the adapter"),
     opt(Lora, "rslora", Switch, "false", "divide alpha by sqrt(rank) instead of rank"),
     opt(Lora, "init-adapter", One("DIR"), "", "start from this PEFT adapter"),

@@ -4,6 +4,7 @@
 use super::refusal::Refusal;
 use super::settings::Settings;
 use crate::data::Counts;
+use crate::data::new_tokens::NewToken;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -196,6 +197,23 @@ pub fn pairs<T: FromStr>(
             return Err(s.refuse(name, format!("{key} is given twice: leave one out")));
         }
         all.push((key.to_owned(), value));
+    }
+    Ok(all)
+}
+
+/// The tokens of --add-tokens, then those of --add-special-tokens.
+pub fn new_tokens(s: &Settings) -> Result<Vec<NewToken>, Refusal> {
+    let mut all: Vec<NewToken> = Vec::new();
+    for (name, special) in [("add-tokens", false), ("add-special-tokens", true)] {
+        for text in s.list(name) {
+            if text.trim().is_empty() {
+                return Err(s.refuse(name, "a token has no text"));
+            }
+            if all.iter().any(|token| token.text == *text) {
+                return Err(s.refuse(name, format!("{text:?} is given twice: leave one out")));
+            }
+            all.push(NewToken { text: text.clone(), special });
+        }
     }
     Ok(all)
 }

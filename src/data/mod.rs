@@ -11,6 +11,7 @@ pub mod files;
 pub mod form;
 pub mod labels;
 pub mod learn;
+pub mod new_tokens;
 pub mod plan;
 pub mod preview;
 pub mod samples;

@@ -126,6 +126,11 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The text of the token with this id.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The id of the end-of-text token.
     pub fn eos_id(&self) -> Option<u32> {
         self.eos_token().and_then(|t| self.inner.token_to_id(t))

@@ -80,6 +80,14 @@ pub const ALL: [Wrapper; 5] = [
     },
 ];
 
+/// Sets the number of rows of the text model's embedding in a config.json.
+pub fn set_vocabulary(config: &mut serde_json::Value, rows: usize) {
+    match config.get_mut("text_config").filter(|text| text.is_object()) {
+        Some(text) => text["vocab_size"] = rows.into(),
+        None => config["vocab_size"] = rows.into(),
+    }
+}
+
 /// The text model's name (`model.layers.0.mlp.up_proj.weight`) of a tensor of the whole checkpoint, in the spelling of
 /// transformers 5 (`model.language_model.layers...`, `lm_head.weight`) or of files (`language_model.model.layers...`,
 /// `language_model.lm_head.weight`); `None` for tensors of other parts.

@@ -3,7 +3,7 @@
 //! model.
 
 use super::config::Config;
-use super::layout::{EMBEDDING_B, Layout, SCORE};
+use super::layout::{EMBEDDING_B, EMBEDDING_ROWS, HEAD_ROWS, Layout, SCORE};
 use crate::families::wrapped::PATH;
 use crate::numeric::rng::Stream;
 
@@ -437,10 +437,12 @@ pub struct Named<'a> {
 }
 
 /// Returns an adapter's tensors as one flat vector. Each tensor of the layout must be present exactly once, without
-/// extra tensors.
+/// extra tensors but for the rows of a head that is the embedding: PEFT writes them twice if the model was enlarged.
 pub fn from_adapter(layout: &Layout, tensors: &[Named]) -> Result<Vec<f32>, LoraError> {
     let name = |t: &Named| t.name.to_owned();
-    if let Some(t) = tensors.iter().find(|t| layout.find(t.name).is_none()) {
+    let of_embedding = tensors.iter().find(|t| t.name.ends_with(EMBEDDING_ROWS)).map(|t| t.values);
+    let again = |t: &Named| t.name == HEAD_ROWS && Some(t.values) == of_embedding;
+    if let Some(t) = tensors.iter().find(|t| layout.find(t.name).is_none() && !again(t)) {
         return Err(LoraError::Extra { name: name(t) });
     }
     let mut parts = Vec::with_capacity(tensors.len());

@@ -4,6 +4,7 @@ pub mod block;
 pub mod config;
 pub mod decoder;
 mod embedding_change;
+pub mod enlarged;
 pub mod generate;
 pub mod head;
 mod head_change;

@@ -5,6 +5,7 @@ use crate::config::cache;
 use crate::config::demo;
 use crate::config::refusal::{self, Refusal, nearest};
 use crate::config::verb::{self, VERBS};
+use crate::data::new_tokens::NewToken;
 use crate::data::template::{CHATML, with_defaults};
 use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
@@ -27,6 +28,8 @@ pub struct BaseModel {
     pub files: ModelFiles,
     /// Its shape.
     pub config: Config,
+    /// Tokens that its files do not have, with their ids.
+    pub added: Vec<(u32, NewToken)>,
 }
 
 /// Resolves and opens a model.
@@ -38,7 +41,7 @@ fn at(path: PathBuf) -> Result<BaseModel, Refusal> {
     let files = format::open(&path)?;
     let config = config(&path, &files.config)?;
     check_ends(&path, &files, config.vocab)?;
-    Ok(BaseModel { path, files, config })
+    Ok(BaseModel { path, files, config, added: Vec::new() })
 }
 
 /// Refuses end tokens outside the vocabulary: `stop_ids` would skip them, and no answer would end.
@@ -70,11 +73,11 @@ pub fn open_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refusal>
 
 fn quantised(base: BaseModel, recipe: Option<Recipe>) -> Result<BaseModel, Refusal> {
     let Some(recipe) = recipe else { return Ok(base) };
-    let BaseModel { path, files, config } = base;
+    let BaseModel { path, files, config, added } = base;
     let at = |e: QuantiseError| Refusal::configuration(format!("{}: {e}", path.display()));
     let tensors = Arc::new(Quantised::new(files.tensors, recipe).map_err(at)?);
     let kind = format!("{}, quantised to {}", files.kind, recipe.name());
-    Ok(BaseModel { path, files: ModelFiles { tensors, kind, ..files }, config })
+    Ok(BaseModel { path, files: ModelFiles { tensors, kind, ..files }, config, added })
 }
 
 /// Like [`open_as`] for callers that read no weights: for a Hub model that is not in the cache only shapes are fetched.
@@ -100,7 +103,7 @@ fn without_weights(path: &Path) -> Result<Option<BaseModel>, Refusal> {
     let dtype = Encoding::Plain(weights.dtype).name().to_lowercase();
     let kind = format!("{dtype}, estimated from config.json; weights are not here");
     let files = format::with_weights(path, json, Arc::new(weights), kind)?;
-    let base = BaseModel { path: path.to_owned(), files, config };
+    let base = BaseModel { path: path.to_owned(), files, config, added: Vec::new() };
     quantised(base, in_nf4.then_some(Recipe::Nf4)).map(Some)
 }
 

@@ -313,6 +313,7 @@ fn manifest(
         tags: p.config.tags,
         class_weights: options.data.class_weights.clone(),
         quantize: options.model.quantize.map(|recipe| recipe.name().into()),
+        vocabulary: p.config.vocab as u64,
         lora: p.spec.clone(),
         parameters: job.writer.layout.len() as u64,
         layout: job.writer.layout.hash(),

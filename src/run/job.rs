@@ -13,6 +13,7 @@ pub use expect::need;
 pub use team::Team;
 
 use super::adapter::{self, Writer};
+use super::base_model::BaseModel;
 use super::folder::{Claim, RUN_FILE, RunFolder};
 use super::prepare::Prepared;
 use super::run_file::RunFile;
@@ -163,6 +164,7 @@ impl Job {
             .with_some("learn", options.data.learn.unusual())
             .with_some("wire", wire(&options.cluster))
             .with_some("quantize", options.model.quantize.map(Recipe::name))
+            .with_some("added_tokens", added_tokens(&p.base))
             .with_some("best_metric", p.eval_sets.first().map(|(set, _)| set))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let reference = Reference::new(p, &writer, &model_hash, options)?;
@@ -419,6 +421,12 @@ impl Job {
 fn mixture(p: &Prepared, options: &Options) -> Option<String> {
     let sets = p.train.sets().into_iter().zip(&options.data.weights);
     let all: Vec<String> = sets.map(|(rows, weight)| format!("{} x {weight}", rows.len())).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
+/// Tokens that the base's tokenizer got.
+fn added_tokens(base: &BaseModel) -> Option<String> {
+    let all: Vec<String> = base.added.iter().map(|(id, token)| format!("{id} {:?}", token.text)).collect();
     (!all.is_empty()).then(|| all.join(", "))
 }
 

@@ -3,6 +3,7 @@
 //! use the same code.
 
 pub mod adapter;
+mod added_tokens;
 pub mod auto_micro_batch;
 pub mod base_model;
 pub mod coordinator;

@@ -119,6 +119,8 @@ fn read(
     let mut base = open(&options.model.model, options.model.quantize)?;
     let hash = hash(&base.path);
     let model = &options.model;
+    base.add_tokens_of(options.lora.init_adapter.as_deref())?;
+    base.add_tokens(&options.lora.new_tokens)?;
     let tokenizer = base.tokenizer_with(model.chat_template.as_deref(), &model.template_args)?;
     check_base(settings, options, &base.config)?;
     let spec = spec(settings, options, (&base.config, &tokenizer))?;

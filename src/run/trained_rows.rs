@@ -1,4 +1,4 @@
-//! The tokens of --train-tokens: their ids, and where their rows are trained.
+//! The tokens of --train-tokens, and those that are added: their ids, and where their rows are trained.
 
 use crate::config::Settings;
 use crate::config::groups::{Gpus, Options, Wanted};
@@ -16,13 +16,14 @@ pub fn of(
     let id = |text: &String| {
         tokenizer.token_to_id(text).ok_or_else(|| {
             let why = format!(
-                "the tokenizer has no token {text:?}; only tokens that it has, such as added and reserved ones, can be \
-                 trained: the vocabulary is not enlarged"
+                "the tokenizer has no token {text:?}: give --add-tokens {text:?}, which adds it and trains its row"
             );
             settings.refuse(TRAIN_TOKENS, why)
         })
     };
-    let embedding: Vec<u32> = options.lora.tokens.iter().map(id).collect::<Result<_, _>>()?;
+    let lora = &options.lora;
+    let all = lora.tokens.iter().chain(lora.new_tokens.iter().map(|token| &token.text));
+    let embedding: Vec<u32> = all.map(id).collect::<Result<_, _>>()?;
     let own_head = !config.tied && config.labels.is_none() && !options.data.task.has_head();
     let rows = TrainedRows { head: if own_head { embedding.clone() } else { Vec::new() }, embedding };
     Ok(rows)

@@ -4,10 +4,23 @@ use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use serde_json::{Value, json};
 
 const TOKENS: &str = "--train-tokens '<|im_end|>,git,<|endoftext|>'";
+/// Tokens that the tokenizer gets, and some that it has.
+const NEW: &str =
+    "--add-tokens '<call>,</call>' --add-special-tokens '<|done|>' --train-tokens '<|im_end|>,git'";
 /// Adapters on embedding and head.
 const ENDS: &str =
     "--target-modules q_proj,lm_head,embed_tokens --rank-pattern embed_tokens=2 --alpha-pattern lm_head=3";
 const RUN: &str = "--max-steps 4 --batch-size 4 --rank 3 --learning-rate 5e-3 --save-steps 2 -q";
+
+/// Rows with the tokens of [`NEW`].
+fn calls(n: usize) -> String {
+    let row = |i: usize| {
+        let say = ["git branch", "git log --oneline"][i % 2];
+        let answer = format!("<call>{say}</call><|done|>");
+        json!({ "prompt": format!("Show the {} {}", ["branch", "log"][i % 2], i / 2), "completion": answer })
+    };
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}
 
 /// A copy of the demonstration with a head of its own, whose rows are those of the embedding in another order.
 fn untied(b: &Bench) {
@@ -36,7 +49,11 @@ fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
     untied(&b);
     b.file("classes.jsonl", &classes(24));
     b.file("pairs.jsonl", &pairs(24));
+    b.file("calls.jsonl", &calls(24));
     for (model, of, more, data) in [
+        ("demo", NEW, "--dropout 0.2", "calls"),
+        ("untied", NEW, "--quantize q8_0 --dtype f32", "calls"),
+        ("untied", NEW, "--task classify --num-classes 2", "classes"),
         ("demo", TOKENS, "--dropout 0.2 --weight-decay 0.1", "rows"),
         ("untied", TOKENS, "--quantize q8_0 --target-layers 2-3", "rows"),
         ("untied", TOKENS, "--task classify --num-classes 2", "classes"),
@@ -47,7 +64,7 @@ fn rows_of_tokens_train_to_the_same_bytes_however_computed() {
         let run = format!("{model} --data {data}.jsonl {RUN} {of} {more}");
         b.ok(&format!("{run} -o one"));
         for how in ["--gpus cpu,cpu", "--gpus cpu+cpu", "--offload 2", "--threads 1"] {
-            if (model, of, how) == ("demo", TOKENS, "--gpus cpu+cpu") {
+            if model == "demo" && of != ENDS && how == "--gpus cpu+cpu" {
                 let part = "--gpus: does not go with --train-tokens on this model: its head is its embedding";
                 b.refuses(&format!("{run} {how}"), 78, part);
                 continue;
@@ -157,15 +174,77 @@ fn exports_hold_rows_of_tokens_or_are_refused() {
     let tuned = b.ok(&format!("generate --adapter run8 {prompt}"));
     assert!(tuned.starts_with("git branch"), "{tuned:?}");
     assert_eq!(b.ok(&format!("generate ./m8.gguf {prompt}")), tuned);
-    use finetune::format::gguf::Gguf;
-    let [base, merged] = ["base.gguf", "m8.gguf"].map(|file| Gguf::open(&b.path(file)).unwrap());
-    let rows = |file: &Gguf| {
-        let info = &file.tensors()["token_embd.weight"];
-        let bytes = file.bytes(info);
-        bytes.chunks(bytes.len() / info.shape[0]).map(<[u8]>::to_vec).collect::<Vec<_>>()
-    };
-    let changed = rows(&base).into_iter().zip(rows(&merged)).enumerate().filter(|(_, (a, b))| a != b);
+    let [base, merged] = ["base.gguf", "m8.gguf"].map(|file| stored_rows(&b.path(file), "token_embd.weight"));
+    let changed = base.into_iter().zip(merged).enumerate().filter(|(_, (a, b))| a != b);
     assert_eq!(changed.map(|(row, _)| row).collect::<Vec<_>>(), [0, 2, 364]);
+}
+
+/// The rows of the matrix in a GGUF file, as bytes.
+fn stored_rows(path: &std::path::Path, name: &str) -> Vec<Vec<u8>> {
+    let file = finetune::format::gguf::Gguf::open(path).unwrap();
+    let info = &file.tensors()[name];
+    let bytes = file.bytes(info);
+    bytes.chunks(bytes.len() / info.shape[0]).map(<[u8]>::to_vec).collect()
+}
+
+#[test]
+fn added_tokens_are_answered_and_exported() {
+    let b = Bench::new();
+    untied(&b);
+    b.file("calls.jsonl", &calls(24));
+    b.file("held.jsonl", &calls(6));
+    b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 -q -o plain");
+    b.ok("export plain --to merged-gguf --outtype q8_0 -o base.gguf");
+    let prompt = "--prompt 'Show the branch 3' --max-new-tokens 16";
+    let run = format!("--data calls.jsonl --max-steps 40 --learning-rate 1e-2 --rank 8 -q {NEW}");
+    for model in ["demo", "untied", "./base.gguf"] {
+        b.ok(&format!("{model} {run} --eval-data held.jsonl --eval-steps 40 --overwrite -o run"));
+        // The vocabulary has 2,048 tokens.
+        let ids = json!([2, 364, 2048, 2049, 2050]);
+        let both = json!({"embed_tokens": ids, "lm_head": ids});
+        let written = if model == "untied" { both } else { ids };
+        assert_eq!(config(&b, "run")["trainable_token_indices"], written, "{model}");
+        let tokenizer: Value = serde_json::from_slice(&b.read("run/tokenizer.json")).unwrap();
+        let added = tokenizer["added_tokens"].as_array().unwrap();
+        let new: Vec<_> = added.iter().filter(|t| t["id"].as_u64() >= Some(2048)).collect();
+        let texts: Vec<_> = new.iter().map(|t| (t["content"].as_str().unwrap(), &t["special"])).collect();
+        assert_eq!(
+            texts,
+            [("<call>", &json!(false)), ("</call>", &json!(false)), ("<|done|>", &json!(true))]
+        );
+        // Special tokens are not shown.
+        let tuned = b.ok(&format!("generate --adapter run {prompt}"));
+        assert!(tuned.trim_end().starts_with("<call>git branch</call>"), "{model}: {tuned:?}");
+        assert!(!tuned.contains("done"), "{model}: {tuned:?}");
+        let last = b.events("run", "eval").pop().unwrap();
+        let said = b.ok("eval --adapter run --data held.jsonl --gpus cpu --json");
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["loss"], last["eval_loss"], "{model}");
+        // Another run begins with it and has its tokens, also where it is resumed.
+        let again = RUN.replace("--rank 3", "--rank 8");
+        b.ok(&format!("{model} --data calls.jsonl {again} --init-adapter run --overwrite -o next"));
+        assert_eq!(config(&b, "next"), config(&b, "run"), "{model}");
+        assert_eq!(b.read("next/tokenizer.json"), b.read("run/tokenizer.json"));
+        std::fs::remove_dir_all(b.path("next/checkpoint-4")).unwrap();
+        let whole = b.read("next/adapter_model.safetensors");
+        std::fs::remove_file(b.path("next/adapter_model.safetensors")).unwrap();
+        b.ok("--resume=next -q");
+        assert!(b.read("next/adapter_model.safetensors") == whole, "{model}");
+        b.ok("export run --to merged --overwrite -o merged");
+        let merged: Value = serde_json::from_slice(&b.read("merged/config.json")).unwrap();
+        assert_eq!(merged["vocab_size"], 2051);
+        assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned, "{model}");
+        b.ok("export run --to merged-gguf --overwrite -o m.gguf");
+        assert_eq!(b.ok(&format!("generate ./m.gguf {prompt}")), tuned, "{model}");
+        b.ok("export run --to peft --overwrite -o peft");
+        b.same_adapter("run", "peft");
+        assert_eq!(b.read("run/tokenizer.json"), b.read("peft/tokenizer.json"));
+    }
+    // Blocks of rows that are not trained stay.
+    let [base, merged] = ["base.gguf", "m.gguf"].map(|file| stored_rows(&b.path(file), "token_embd.weight"));
+    assert_eq!((base.len(), merged.len()), (2048, 2051));
+    let changed = base.into_iter().zip(merged).enumerate().filter(|(_, (a, b))| a != b);
+    assert_eq!(changed.map(|(row, _)| row).collect::<Vec<_>>(), [2, 364]);
 }
 
 #[test]
@@ -219,9 +298,22 @@ fn adapters_on_embedding_and_head_are_exported_or_refused() {
 fn tokens_without_a_row_end_with_one_line() {
     let b = Bench::new();
     for (tokens, code, part) in [
-        ("'<|new|>'", 78, "--train-tokens: the tokenizer has no token \"<|new|>\""),
+        ("'<|new|>'", 78, "--train-tokens: the tokenizer has no token \"<|new|>\": give --add-tokens"),
         ("git,git", 78, "--train-tokens: the row of token 364 is trained twice"),
     ] {
         b.refuses(&format!("demo --data rows.jsonl {RUN} --train-tokens {tokens}"), code, part);
     }
+    let twice = "--add-special-tokens: \"<a>\" is given twice";
+    b.refuses(
+        &format!("demo --data rows.jsonl {RUN} --add-tokens '<a>' --add-special-tokens '<a>'"),
+        78,
+        twice,
+    );
+    // An adapter whose token is another one in the named base.
+    b.ok(&format!("demo --data rows.jsonl {RUN} --add-tokens '<a>' -o first"));
+    b.ok(&format!("demo --data rows.jsonl {RUN} --add-tokens '<b>' -o other"));
+    let part = "token \"<a>\" is 2048, in the base 2048 is \"<b>\"";
+    b.ok("export other --to merged -o enlarged");
+    let out = b.run("generate ./enlarged --adapter first --prompt x");
+    assert!(out.status.code() == Some(78) && stderr(&out).contains(part), "{}", stderr(&out));
 }

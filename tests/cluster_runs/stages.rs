@@ -63,6 +63,7 @@ fn a_line_of_workers_runs_every_kind_of_task() {
         (evaluated, "many"),
         ("--quantize nf4", "many"),
         ("--task classify --num-classes 2", "classes"),
+        ("--task classify --num-classes 2 --add-tokens rce,atus", "classes"),
         ("--task dpo --nll-weight 0.5", "pairs"),
         ("--task regression", "numbers"),
         ("--task reward", "pairs"),

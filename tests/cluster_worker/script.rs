@@ -112,6 +112,7 @@ pub fn manifest() -> Manifest {
         tags: shape.tags,
         class_weights: shape.class_weights,
         quantize: None,
+        vocabulary: shape.vocabulary.unwrap(),
         lora: shape.lora,
         parameters: layout.len() as u64,
         layout: layout.hash(),

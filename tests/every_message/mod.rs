@@ -161,6 +161,7 @@ pub fn manifest() -> Manifest {
         tags: true,
         class_weights: Some(vec![1.0, f32::NAN]),
         quantize: None,
+        vocabulary: 96,
         lora: LoraSpec {
             rank: 4,
             alpha: 8.0,

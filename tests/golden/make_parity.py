@@ -5,8 +5,8 @@ usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with tor
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
       qwen35 qwen35one qwen35vl qwen35cls layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
-      ends endscls endsweighted granite4 granite4nope phi3longer (default: all; the last three with
-      transformers 5.24.0)
+      ends endscls endsweighted granite4 granite4nope phi3longer newtokens newtokensboth (default: all; the last five
+      with transformers 5.24.0)
 """
 import json, math, os, random, sys
 import torch
@@ -97,6 +97,8 @@ CONFIGS = {
     # rows of some tokens are trained: in a tied embedding that is scaled, in embedding and head, with row weights
     'tokens': lambda: CONFIGS['gemma3'](), 'tokensweighted': lambda: CONFIGS['weighted'](),
     'tokensboth': lambda: CONFIGS['qwen2untied'](),
+    # the same with tokens that the saved model does not have
+    'newtokens': lambda: CONFIGS['gemma3'](), 'newtokensboth': lambda: CONFIGS['qwen2untied'](),
     # adapters on embedding and head: tied with scaled embeddings, a classifier, untied with row weights
     'ends': lambda: CONFIGS['gemma3'](), 'endsweighted': lambda: CONFIGS['qwen2untied'](),
     'qwen2untied': lambda: Qwen2Config(**SIZES, tie_word_embeddings=False, rope_theta=1000000.0),
@@ -145,7 +147,8 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False),
     'granite4': (4, 8, [*SEVEN[:4], 'input_linear', 'output_linear'], False),
     'granite4nope': (3, 8, ['k_proj', 'input_linear', 'output_linear'], True),
-    'phi3longer': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj'], False)}
+    'phi3longer': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj'], False),
+    'newtokens': (3, 6, ['q_proj', 'up_proj'], False), 'newtokensboth': (3, 6, ['v_proj'], False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
@@ -154,6 +157,8 @@ MORE = {  # further settings of LoraConfig
     'patternsvl': dict(rank_pattern={r'.*layers\.1\..*(q|k)_proj': 5}, alpha_pattern={'v_proj': 2}),
     'tokens': dict(trainable_token_indices=[77, 0, 31, 5]), 'tokenscls': dict(trainable_token_indices=[40, 7, 101]),
     'tokensboth': dict(trainable_token_indices=dict(embed_tokens=[3, 90, 17], lm_head=[90, 0]), layers_to_transform=[1]),
+    'newtokens': dict(trainable_token_indices=[121, 31, 120]),
+    'newtokensboth': dict(trainable_token_indices=dict(embed_tokens=[122, 120, 121], lm_head=[121, 120])),
     'tokensweighted': dict(trainable_token_indices=[0, 64]), 'ends': dict(rank_pattern=dict(embed_tokens=2)),
     'endsweighted': dict(alpha_pattern=dict(lm_head=3), rank_pattern=dict(lm_head=4))}
 
@@ -161,6 +166,13 @@ MORE = {  # further settings of LoraConfig
 def added(config, key):  # whether the norm adds 1 to its gain
     kind = str(type(config)).lower()
     return 'gemma3' in kind or 'qwen3_5' in kind and not key.endswith('linear_attn.norm.weight')
+
+
+def enlarge(model, more):  # rows of new tokens begin as the mean of all others, in the type of the saved model
+    own = model.config.vocab_size
+    model.resize_token_embeddings(own + more, mean_resizing=False)
+    for end in (model.get_input_embeddings(), model.get_output_embeddings()):
+        end.weight.data[own:] = end.weight.data[:own].double().mean(0).float().to(torch.bfloat16).float()
 
 
 def make(out, name, seed):
@@ -176,6 +188,8 @@ def make(out, name, seed):
         elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
+    more = {'newtokens': 2, 'newtokensboth': 3}.get(name, 0)
+    if more: enlarge(model, more)
     rank, alpha, targets, rslora = LORA[name]
     modules = SEVEN if targets == 'all' else targets
     if name in WRAPPED: modules = r'.*language_model.*\.(' + '|'.join(modules) + ')'
@@ -191,11 +205,12 @@ def make(out, name, seed):
 
     rows = []
     for _ in range(STEPS * BATCH):
-        ids = [random.randrange(2, SIZES['vocab_size']) for _ in range(random.randint(2, 21))]
+        ids = [random.randrange(2, SIZES['vocab_size'] + more) for _ in range(random.randint(2, 21))]
         rows.append(dict(ids=ids, label=random.randrange(3)) if classes else dict(ids=ids + [0]))
         if name.endswith('weighted'): rows[-1]['weight'] = random.choice([-0.75, 0.0, 0.25, 1.0, 1.5, 3.0])
     if os.path.exists(f'{out}/model/generation_config.json'): os.remove(f'{out}/model/generation_config.json')
     expected = dict(arch=name, rank=rank, alpha=alpha, lr=LR, warmup_steps=WARMUP, steps=STEPS, batch=BATCH, clip=CLIP)
+    if more: expected['vocabulary'] = SIZES['vocab_size'] + more
     train(out, peft, rows, expected, classes)
 
 

@@ -6,6 +6,7 @@
 
 use finetune::format::{self, peft, safetensors};
 use finetune::model::config::Config;
+use finetune::model::enlarged::enlarge;
 use finetune::model::layout::{self, Layout};
 use finetune::model::lora::{self, LoraSpec, Named, TrainedRows};
 use finetune::model::stage::{IGNORE, Microbatch, Targets};
@@ -37,9 +38,13 @@ impl Case {
 
     /// A case with a model that is open already.
     pub fn of(dir: &Path, config: &Value, tensors: Arc<dyn Tensors>) -> Case {
-        let config = Config::from_json(config).unwrap();
+        let mut config = Config::from_json(config).unwrap();
         let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
-        let expected = serde_json::from_str(&expected).unwrap();
+        let expected: Value = serde_json::from_str(&expected).unwrap();
+        let tensors = match expected["vocabulary"].as_u64() {
+            Some(rows) => enlarge(tensors, &mut config, rows as usize).unwrap(),
+            None => tensors,
+        };
         let adapter = peft::read(&dir.join("adapter_init")).unwrap().config;
         let choice = Choice {
             targets: adapter.target_modules.clone(),

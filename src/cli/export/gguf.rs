@@ -235,6 +235,10 @@ fn metadata(
         all.remove(|key| key.starts_with("quantize.imatrix."));
     }
     all.set(MARK, mark);
+    if !base.added.is_empty() {
+        gguf::extend_tokenizer(&mut all, stored, files, base.config.vocab)
+            .map_err(|why| Refusal::configuration(format!("{}: {why}", base.path.display())))?;
+    }
     if let Some(template) = &files.chat_template {
         all.set("tokenizer.chat_template", Meta::Text(template.clone()));
     }
@@ -335,9 +339,10 @@ fn plans(
             Outtype::Mix(mix) => mix.kind(&model, &as_stored, row),
         };
         let stays = info.is_some() && own == kind;
-        let some_rows = merged.replaced(&name).is_some();
+        let more_rows = info.is_some_and(|info| info.shape.first() < about.shape.first() && share.of == 1);
+        let some_rows = merged.replaced(&name).is_some() || more_rows;
         let from = match some_rows {
-            _ if stays && !merged.touches(&name) => From::Stored,
+            _ if stays && !merged.touches(&name) && !more_rows => From::Stored,
             true if stays => From::Rows(name),
             _ => From::Merged(parts.into_values().collect(), orders.of(&name), share),
         };
@@ -412,6 +417,10 @@ fn bytes<'a>(
         From::Stored => as_stored(),
         From::Rows(name) => {
             let mut all = as_stored()?;
+            let own = stored.and_then(|file| file.tensors().get(&table.name)).map(|info| info.shape[0]);
+            if own.is_some_and(|own| own < table.shape[0]) {
+                all.extend(rows_beyond(merged.base, name, all.len())?);
+            }
             let size = all.len() / table.shape[0];
             for (row, values) in merged.replaced(name).into_iter().flatten() {
                 let place = all.get_mut(row * size..(row + 1) * size).ok_or("has too few rows")?;
@@ -437,6 +446,15 @@ fn bytes<'a>(
             Ok(all)
         }
     }
+}
+
+/// The bytes of a matrix of the base after the first `from`: rows of added tokens, which the file does not have.
+fn rows_beyond(base: &dyn Tensors, name: &str, from: usize) -> Result<Vec<u8>, String> {
+    let rest = match base.blocks(name)? {
+        Some(blocks) => blocks.bytes.get(from..).map(<[u8]>::to_vec),
+        None => base.tensor(name)?.and_then(|tensor| Some(tensor.bytes.get(from..)?.to_vec())),
+    };
+    rest.ok_or_else(|| "has fewer rows than its file".into())
 }
 
 /// Refuses values that the type cannot represent.

@@ -83,7 +83,7 @@ const TRL: &[&str] = &[
 ];
 
 /// What is still not had.
-const LEFT: [&str; 23] = [
+const LEFT: [&str; 20] = [
     "lr_scheduler_type",
     "adapter",
     "peft_use_dora",
@@ -91,7 +91,6 @@ const LEFT: [&str; 23] = [
     "chat_template",
     "default_system_message",
     "special_tokens",
-    "tokens",
     "added_tokens_overrides",
     "unfrozen_parameters",
     "finetuning_type",
@@ -99,8 +98,6 @@ const LEFT: [&str; 23] = [
     "additional_target",
     "template",
     "rope_scaling",
-    "resize_vocab",
-    "new_special_tokens",
     "reward_model",
     "use_peft",
     "lora_modules_to_save",

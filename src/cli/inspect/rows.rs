@@ -2,7 +2,7 @@
 
 use super::{delimiters, options, print};
 use crate::cli::invocation::Invocation;
-use crate::config::groups::{filled, template_args, whole, within};
+use crate::config::groups::{filled, new_tokens, template_args, whole, within};
 use crate::config::refusal::Refusal;
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
@@ -23,6 +23,7 @@ const LONGEST: usize = 5;
 pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let s = &inv.settings;
     let mut base = base_model::open(s.text("model")?.unwrap_or_default())?;
+    base.add_tokens(&new_tokens(s)?)?;
     let tokenizer = base.tokenizer_with(s.text("chat-template")?, &template_args(s)?)?;
     let options = options(s, Some(&base))?;
     let shown = filled(s, "rows", whole(s, "rows", 0)?)?;

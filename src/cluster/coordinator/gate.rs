@@ -137,6 +137,7 @@ pub(super) mod tests {
             tags: false,
             class_weights: None,
             quantize: None,
+            vocabulary: 96,
             lora,
             parameters: 12,
             layout: [0; 32],

@@ -3,6 +3,7 @@
 use crate::cluster::message::{Capacity, Manifest, SeatPlan};
 use crate::format::{self, FormatError};
 use crate::model::config::{Config, ConfigError};
+use crate::model::enlarged::{NoRoom, enlarge};
 use crate::model::layout::{self, Layout};
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
@@ -36,6 +37,8 @@ pub struct Shape {
     pub class_weights: Option<Vec<f32>>,
     /// How the base model is quantized.
     pub quantize: Option<String>,
+    /// Number of rows of the embedding; `None`: those in the files.
+    pub vocabulary: Option<u64>,
     /// The adapter.
     pub lora: LoraSpec,
     /// Tokens of the longest microbatch.
@@ -91,6 +94,7 @@ impl Shape {
             tags: false,
             class_weights: None,
             quantize: None,
+            vocabulary: None,
             lora,
             tokens,
             dtype: None,
@@ -108,6 +112,7 @@ impl Shape {
             tags: manifest.tags,
             class_weights: manifest.class_weights.clone(),
             quantize: manifest.quantize.clone(),
+            vocabulary: Some(manifest.vocabulary),
             lora: manifest.lora.clone(),
             tokens: usize::try_from(manifest.tokens).unwrap_or(usize::MAX),
             dtype: manifest.dtype.clone(),
@@ -131,6 +136,9 @@ pub enum Unfit {
     /// The requested quantization is not possible.
     #[error(transparent)]
     Quantise(#[from] QuantiseError),
+    /// The embedding cannot have the rows of the run.
+    #[error(transparent)]
+    Rows(#[from] NoRoom),
 }
 
 impl Unfit {
@@ -138,7 +146,7 @@ impl Unfit {
     pub fn is_configuration(&self) -> bool {
         match self {
             Unfit::Format(e) => e.is_configuration(),
-            Unfit::Config(_) | Unfit::Quantise(_) => true,
+            Unfit::Config(_) | Unfit::Quantise(_) | Unfit::Rows(_) => true,
         }
     }
 }
@@ -157,6 +165,10 @@ impl Blueprint {
         let tensors: Arc<dyn Tensors> = match &shape.quantize {
             Some(name) => Arc::new(Quantised::new(files.tensors, Recipe::named(name)?)?),
             None => files.tensors,
+        };
+        let tensors = match shape.vocabulary {
+            Some(rows) => enlarge(tensors, &mut config, usize::try_from(rows).unwrap_or(usize::MAX))?,
+            None => tensors,
         };
         Ok(Blueprint { config, tensors, shape })
     }

@@ -4,6 +4,8 @@
 //! approximation would give different ids without any error.
 
 use super::pretokenizer;
+use super::reader::Gguf;
+use super::value::Value as Stored;
 use super::write::{Meta, Metadata};
 use crate::format::TokenizerFiles;
 use serde_json::Value;
@@ -13,6 +15,8 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+/// The score that llama.cpp's converter gives to added tokens.
+const NO_SCORE: f32 = -1000.0;
 
 /// Adds all metadata of the tokenizer; the error says what cannot be written. `config` is config.json, for the ids of
 /// special tokens that the tokenizer does not name.
@@ -52,6 +56,42 @@ pub fn add(all: &mut Metadata, files: &TokenizerFiles, config: &Value, vocab: us
     Ok(())
 }
 
+/// Gives the tokens of `file` those of tokenizer.json's added tokens that they lack, in a vocabulary of `vocab`.
+pub fn extend(all: &mut Metadata, file: &Gguf, files: &TokenizerFiles, vocab: usize) -> Result<(), String> {
+    let json: Value = serde_json::from_str(&files.tokenizer_json)
+        .map_err(|e| format!("tokenizer.json is not valid JSON: {e}"))?;
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let get = |name: &str| file.get(&key(name));
+    let mut texts = get("tokens").and_then(Stored::as_texts).map(<[String]>::to_vec).unwrap_or_default();
+    let kinds = get("token_type").and_then(Stored::as_ints).unwrap_or_default();
+    let mut kinds: Vec<i32> = kinds.iter().map(|kind| *kind as i32).collect();
+    kinds.resize(texts.len(), NORMAL);
+    kinds.resize(vocab, UNUSED);
+    texts.extend((texts.len()..vocab).map(|id| format!("[PAD{id}]")));
+    for (id, text, kind) in added(&json) {
+        if let Some(place) = texts.get_mut(id).filter(|place| **place != text) {
+            (*place, kinds[id]) = (text, kind);
+        }
+    }
+    if let Some(scores) = get("scores").and_then(Stored::as_floats) {
+        let mut scores = scores.to_vec();
+        scores.resize(vocab, NO_SCORE);
+        all.set(&key("scores"), Meta::Floats(scores));
+    }
+    all.set(&key("tokens"), Meta::Texts(texts));
+    all.set(&key("token_type"), Meta::Ints(kinds));
+    Ok(())
+}
+
+/// The added tokens of tokenizer.json: id, text and type.
+fn added(json: &Value) -> impl Iterator<Item = (usize, String, i32)> {
+    json["added_tokens"].as_array().into_iter().flatten().filter_map(|token| {
+        let (id, text) = (token["id"].as_u64()?, token["content"].as_str()?);
+        let control = token["special"] == true || looks_special(text);
+        Some((id as usize, text.to_owned(), if control { CONTROL } else { USER_DEFINED }))
+    })
+}
+
 /// The list `single` of the template among the post-processors.
 fn template_of(processor: &Value) -> Vec<Value> {
     let inside = processor["processors"].as_array().cloned().unwrap_or_else(|| vec![processor.clone()]);
@@ -67,11 +107,7 @@ fn tokens(json: &Value, vocab: usize) -> Result<Vec<(String, i32)>, String> {
         let id = id.as_u64().ok_or("tokenizer.json: an id is no number")? as usize;
         by_id.insert(id, (text.clone(), NORMAL));
     }
-    for token in json["added_tokens"].as_array().into_iter().flatten() {
-        let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) else { continue };
-        let control = token["special"] == true || looks_special(text);
-        by_id.insert(id as usize, (text.to_owned(), if control { CONTROL } else { USER_DEFINED }));
-    }
+    by_id.extend(added(json).map(|(id, text, kind)| (id, (text, kind))));
     if let Some((id, _)) = by_id.last_key_value().filter(|(id, _)| **id >= vocab) {
         return Err(format!("the tokenizer has id {id}, the embedding {vocab} rows"));
     }
