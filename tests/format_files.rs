@@ -144,6 +144,7 @@ fn adapter_round_trips() {
     let extras = Extras {
         labels: Some(vec!["no".into(), "yes".into()]),
         numbers: false,
+        enlarged: None,
         files: vec![("tokenizer.json".into(), b"{}".to_vec())],
     };
     let config = config(TaskType::SeqCls);

@@ -261,7 +261,8 @@ impl Writer {
             use_dora: false,
         };
         let (labels, numbers) = (config.labels.clone(), config.numbers);
-        let extras = Extras { labels, numbers, files: base.tokenizer_files() };
+        let enlarged = (!base.added.is_empty()).then_some(config.vocab);
+        let extras = Extras { labels, numbers, enlarged, files: base.tokenizer_files() };
         let (kind, layout) = (base.files.kind.clone(), layout::of(config, spec, 0..config.layers));
         Writer { config: adapter, extras, kind, layout }
     }

@@ -2,16 +2,32 @@
 
 use crate::generated;
 use crate::server::adapters;
+use crate::tested_adapters;
 use std::io::Write;
 use std::process::Stdio;
 
 #[test]
 fn chat_answers_as_generate_and_switches_adapters() {
+    for more in ["", "--quantize q8_0", "--offload 2"] {
+        answers_as_generate(&format!("--gpus none {more}"));
+    }
+}
+
+#[test]
+fn chat_on_a_gpu_answers_as_generate() {
+    for tested in tested_adapters::all() {
+        for more in ["", "--quantize q8_0 --offload 2"] {
+            answers_as_generate(&format!("{} {more}", tested.options()));
+        }
+    }
+}
+
+fn answers_as_generate(device: &str) {
     let bench = adapters();
-    let flags = "--gpus none --max-new-tokens 8";
+    let flags = format!("{device} --max-new-tokens 8");
     let of = |options: &str| generated(bench, &format!("{options} --chat {flags}"), "Show the branch");
     let (base, a, b) = (of("demo"), of("--adapter a"), of("--adapter b"));
-    assert!(base != a && a != b, "{base:?} {a:?} {b:?}");
+    assert!(base != a && a != b, "{device}: {base:?} {a:?} {b:?}");
     let mut child = bench
         .command(&format!("chat --adapter a --adapter second=b {flags}"))
         .stdin(Stdio::piped())
@@ -25,7 +41,7 @@ fn chat_answers_as_generate_and_switches_adapters() {
     let (shown, said) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{said}");
     let compared = format!("> [base] {base}\n[a] {a}\n[second] {b}\n");
-    assert_eq!(shown, format!("> {a}\n> > > {base}\n> > > {b}\n{compared}> > \n"));
+    assert_eq!(shown, format!("> {a}\n> > > {base}\n> > > {b}\n{compared}> > \n"), "{device}");
     assert!(said.contains("there is no /nothing"), "{said}");
 }
 

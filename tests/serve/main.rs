@@ -7,6 +7,8 @@ mod conversation;
 mod hostile;
 mod python;
 mod server;
+#[path = "../tested_adapters/mod.rs"]
+mod tested_adapters;
 
 use cli_fixture::Bench;
 use serde_json::{Value, json};

@@ -2,8 +2,9 @@
 
 use crate::browser::Browser;
 use crate::cli_fixture::Bench;
-use crate::server::Server;
+use crate::server::{self, Server};
 use serde_json::{Value, json};
+use std::process::Stdio;
 
 const STATE: &str = "document.getElementById('state').textContent";
 
@@ -33,9 +34,10 @@ fn a_person_gets_from_rows_to_an_answer() {
     browser.until("document.getElementById('exported').textContent.startsWith('written: ')");
     assert!(bench.path("mine-merged/model.safetensors").exists());
     stop_and_resume(&mut browser);
+    join(&mut browser, &bench);
 
     browser.click("nav a[href='#runs']");
-    browser.until("document.querySelectorAll('#list input').length === 2");
+    browser.until("document.querySelectorAll('#list input').length === 3");
     browser.click("#list input[value='mine']");
     browser.click("#list input[value='long']");
     browser.click("#compare");
@@ -74,9 +76,11 @@ fn choose(browser: &mut Browser) {
     browser.until("!document.getElementById('browser').open");
 }
 
-fn fill(browser: &mut Browser, option: &str, text: &str) {
-    browser.click(&format!("[data-option={option}]"));
-    browser.eval(&format!("document.querySelector('[data-option={option}]').value = ''"));
+/// Types into the field of an option, or into that of further options.
+fn fill(browser: &mut Browser, name: &str, text: &str) {
+    let field = if name == "more" { "#more".to_string() } else { format!("[data-option={name}]") };
+    browser.click(&field);
+    browser.eval(&format!("document.querySelector('{field}').value = ''"));
     browser.text(text);
 }
 
@@ -120,8 +124,7 @@ fn stop_and_resume(browser: &mut Browser) {
     browser.click("nav a[href='#new']");
     fill(browser, "output", "long");
     browser.click("#new details summary");
-    browser.click("#more");
-    browser.text("max_steps: 1000000\nsave_steps: 0");
+    fill(browser, "more", "max_steps: 1000000\nsave_steps: 0");
     browser.click("#start");
     browser.until("location.hash === '#run=long'");
     state(browser, "running");
@@ -133,6 +136,25 @@ fn stop_and_resume(browser: &mut Browser) {
     state(browser, "running");
     browser.click("#stop-now");
     state(browser, "stopped");
+}
+
+/// A run of two machines: the page has the line to paste on the second one, and shows both with their devices.
+fn join(browser: &mut Browser, bench: &Bench) {
+    browser.click("nav a[href='#new']");
+    fill(browser, "output", "team");
+    browser.eval("document.querySelector('[data-option=role]').value = 'coordinator'");
+    fill(browser, "more", "max_steps: 8\nbind: 127.0.0.1:0\nexpect_workers: 2");
+    browser.click("#start");
+    browser.until("location.hash === '#run=team'");
+    let address = "document.getElementById('invitation').textContent.match(/--coordinator (\\S+)/)?.[1]";
+    browser.until(&format!("!document.getElementById('invite').hidden && {address}"));
+    let address = browser.eval(address);
+    let worker = format!("--role worker --gpus cpu --coordinator {}", address.as_str().unwrap());
+    let mut worker = server::at_home(bench, &worker).stderr(Stdio::null()).spawn().unwrap();
+    state(browser, "complete");
+    assert!(worker.wait().unwrap().success());
+    browser.until("document.querySelectorAll('#body table.devices tr').length === 3");
+    browser.fits("team");
 }
 
 /// No script failed, no rule of the page was broken, and no other host was asked.

@@ -61,7 +61,7 @@ pub fn card(config: &AdapterConfig, base_kind: &str, extras: &Extras, training: 
             let _ = writeln!(text, "| {name} | {} |", inline(value).replace('|', "\\|"));
         }
     }
-    text.push_str(&transformers(config, base.unwrap_or("BASE")));
+    text.push_str(&transformers(config, base.unwrap_or("BASE"), extras.enlarged));
     text.push_str(&vllm(config, base.unwrap_or("BASE")));
     text
 }
@@ -98,7 +98,7 @@ fn scalar(text: &str) -> String {
     if word && text.chars().all(plain) { text.into() } else { json!(text).to_string() }
 }
 
-fn transformers(config: &AdapterConfig, base: &str) -> String {
+fn transformers(config: &AdapterConfig, base: &str, enlarged: Option<usize>) -> String {
     let (class, more) = match config.task {
         TaskType::CausalLm if !config.path.is_empty() => ("AutoModelForImageTextToText", ""),
         TaskType::CausalLm => ("AutoModelForCausalLM", ""),
@@ -111,11 +111,12 @@ fn transformers(config: &AdapterConfig, base: &str) -> String {
             "import json\nlabels = json.load(open(\"ADAPTER/label_map.json\"))[\"id2label\"]\n"
         }
     };
+    let enlarge = enlarged.map(|rows| format!("model.resize_token_embeddings({rows})\n")).unwrap_or_default();
     let revision = config.revision.as_ref().map(|r| format!(", revision=\"{r}\"")).unwrap_or_default();
     format!(
         "\n## With transformers and PEFT\n\n```python\n\
          from peft import PeftModel\nfrom transformers import AutoTokenizer, {class}\n\n{labels}\
-         model = {class}.from_pretrained(\"{base}\"{revision}{more})\n\
+         model = {class}.from_pretrained(\"{base}\"{revision}{more})\n{enlarge}\
          model = PeftModel.from_pretrained(model, \"ADAPTER\")\n\
          tokenizer = AutoTokenizer.from_pretrained(\"ADAPTER\")\n```\n"
     )

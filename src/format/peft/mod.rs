@@ -82,6 +82,8 @@ pub struct Extras {
     pub labels: Option<Vec<String>>,
     /// Whether the outputs of the head are numbers, not classes.
     pub numbers: bool,
+    /// Rows of the embedding, where tokens were added to the base for this adapter.
+    pub enlarged: Option<usize>,
     /// Further files by name (README.md, tokenizer.json, chat_template.jinja ...).
     pub files: Vec<(String, Vec<u8>)>,
 }
