@@ -96,7 +96,8 @@ unsafe fn chain<V: Simd, P: Packed, const ROUND: bool, const T: usize>(
                 panel.iter().for_each(|row| soon(row.wrapping_add(next + at)));
             }
             run.load::<P>(&panel, from + i);
-            let x = std::array::from_fn(|t| &x[t.min(x.len() - 1)].as_chunks().0[i]);
+            // Four by four: how many products `take` adds is then known to the compiler.
+            let x = std::array::from_fn(|t| &x[t.min(x.len() - 1)].as_chunks().0.as_chunks().0[i]);
             let mut chain = Chain { sums, x };
             run.values::<P, ROUND>(&mut chain);
             sums = chain.sums;
@@ -164,19 +165,17 @@ trait Sink<V: Simd> {
 /// sums[t][side] += x[t][k] * value
 struct Chain<'a, V: Simd, const T: usize> {
     sums: [[V::Floats; SIDES]; T],
-    x: [&'a [f32; RUN]; T],
+    x: [&'a [[f32; 4]; RUN / 4]; T],
 }
 
 impl<V: Simd, const T: usize> Sink<V> for Chain<'_, V, T> {
     #[inline(always)]
     unsafe fn take(&mut self, k: usize, side: usize, values: [V::Floats; 4]) {
         for (sums, x) in self.sums.iter_mut().zip(&self.x) {
-            let mut sum = sums[side];
-            for (&value, &x) in values.iter().zip(&x[k..]) {
+            for (&value, &x) in values.iter().zip(&x[k / 4]) {
                 // SAFETY: the caller's promise.
-                sum = unsafe { V::fma(V::float(x), value, sum) };
+                sums[side] = unsafe { V::fma(V::float(x), value, sums[side]) };
             }
-            sums[side] = sum;
         }
     }
 }
@@ -234,7 +233,8 @@ impl<V: Simd> Run<V> {
     #[inline(always)]
     unsafe fn load<P: Packed>(&mut self, panel: &Panel, run: usize) {
         let (block, run) = (run / (P::ELEMENTS / RUN) * P::BYTES, run % (P::ELEMENTS / RUN));
-        let here = panel.map(|row| row.wrapping_add(block));
+        let mut here = *panel;
+        here.iter_mut().for_each(|row| *row = row.wrapping_add(block));
         for (rows, (codes, scales)) in
             here.chunks_exact(V::LANES).zip(self.codes.iter_mut().zip(&mut self.scales))
         {
@@ -262,10 +262,12 @@ impl<V: Simd> Run<V> {
                     for (side, (codes, &(by, plus))) in sides.take(COLS / V::LANES) {
                         let mut values = levels::<V, P>(codes[j]);
                         for value in &mut values {
-                            *value = V::mul(*value, by);
-                            if P::SCALES.add() {
-                                *value = V::add(*value, plus);
-                            }
+                            // Where an offset is added the product is exact: a scale has at most 17 bits (an f16 times
+                            // six bits), a code at most 5. So one rounding is that of the sum.
+                            *value = match P::SCALES.add() {
+                                true => V::fma(*value, by, plus),
+                                false => V::mul(*value, by),
+                            };
                             if ROUND {
                                 *value = V::rounded(*value);
                             }

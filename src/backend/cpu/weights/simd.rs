@@ -103,8 +103,6 @@ pub trait Simd: Copy {
     unsafe fn float(x: f32) -> Self::Floats;
     /// a * b
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// a + b
-    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// a * b + c, rounded once
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// -x

@@ -27,7 +27,6 @@ impl Simd for Avx2 {
         shuffled(x: __m256i, shuffle: &Shuffle) -> __m256i = _mm256_shuffle_epi8(x, twice(shuffle));
         float(x: f32) -> __m256 = _mm256_set1_ps(x);
         mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
-        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
         fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
         minus(x: __m256) -> __m256 = _mm256_xor_ps(x, _mm256_set1_ps(-0.0));
         floats(x: __m256i) -> __m256 = _mm256_castsi256_ps(x);

@@ -30,7 +30,6 @@ impl Simd for Avx512 {
         };
         float(x: f32) -> __m512 = _mm512_set1_ps(x);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
-        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
         minus(x: __m512) -> __m512 = _mm512_xor_ps(x, _mm512_set1_ps(-0.0));
         floats(x: __m512i) -> __m512 = _mm512_castsi512_ps(x);
