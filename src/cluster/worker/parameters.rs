@@ -143,6 +143,15 @@ mod tests {
     }
 
     #[test]
+    fn a_seat_that_trains_nothing_has_parameters_at_every_step() {
+        let mut arriving = Arriving::default();
+        for step in [0, 1, 7] {
+            assert_eq!(arriving.take(step, 0), Ok(Parameters::new(step, Vec::new())));
+        }
+        assert_eq!(arriving.take(1, 3), Err("0 of 3 parameters came".into()));
+    }
+
+    #[test]
     fn changes_that_do_not_follow_are_refused() {
         let before = Parameters::new(7, vec![0.5; 9]);
         let whole = packed(&[0.25; 9]);
