@@ -170,8 +170,7 @@ impl Job {
         let reference = Reference::new(p, &writer, &model_hash, options)?;
         let identity = o.islands.iter().fold(identity, with_islands);
         let identity = reference.iter().fold(identity, |identity, reference| reference.identify(identity));
-        let (state, from) = (State::new(parameters, optim), None);
-        let (ahead, history) = (OnceCell::new(), Live::default());
+        let (state, from, ahead) = (State::new(parameters, optim), None, OnceCell::new());
         let job = Job {
             prepared,
             plan,
@@ -184,7 +183,7 @@ impl Job {
             reference,
             from,
             ahead,
-            history,
+            history: Live::default(),
         };
         // An invalid prompt is refused before a folder is created.
         job.sampler(options, &|_| String::new())?;

@@ -10,7 +10,7 @@ use crate::families::tensors::of_expert;
 use crate::format::gguf::mix::Model;
 use crate::format::gguf::order::{self, Order, Orders};
 use crate::format::gguf::{
-    self, F32, Gguf, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_taps, stored_names,
+    self, F32, Gguf, Info, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_taps, stored_names,
 };
 use crate::format::{FormatError, atomic};
 use crate::model::config::{Config, RopeScaling};
@@ -305,8 +305,7 @@ fn plans(
     merged: &Merged,
     outtype: Outtype,
 ) -> Result<Vec<Plan>, Refusal> {
-    let orders: Orders = shape(base)?.orders();
-    let names = names(base, merged)?;
+    let (orders, names): (Orders, _) = (shape(base)?.orders(), names(base, merged)?);
     let model = mixed(&base.config, &names);
     let mut plans = Vec::new();
     // Tensors of the base's file that are not weights (`rope_freqs`) are copied unchanged.
@@ -339,7 +338,7 @@ fn plans(
             Outtype::Mix(mix) => mix.kind(&model, &as_stored, row),
         };
         let stays = info.is_some() && own == kind;
-        let more_rows = info.is_some_and(|info| info.shape.first() < about.shape.first() && share.of == 1);
+        let more_rows = lacks_rows(base, &as_stored, info);
         let some_rows = merged.replaced(&name).is_some() || more_rows;
         let from = match some_rows {
             _ if stays && !merged.touches(&name) && !more_rows => From::Stored,
@@ -359,6 +358,12 @@ fn plans(
         plans.push(Plan { table, from: From::Values(factors) });
     }
     Ok(plans)
+}
+
+/// Whether the base's file has no rows of added tokens in this tensor.
+fn lacks_rows(base: &BaseModel, as_stored: &str, info: Option<&Info>) -> bool {
+    let of_tokens = ["token_embd.weight", "output.weight"].contains(&as_stored);
+    of_tokens && info.is_some_and(|info| info.shape[0] < base.config.vocab)
 }
 
 /// llama.cpp's number of the file's types.
