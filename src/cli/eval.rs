@@ -66,6 +66,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let chosen = devices::choose(&groups::devices(s)?)?;
     let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     base.add_tokens_of(dir.as_deref())?;
+    base.add_tokens_of(s.text("reference-adapter")?.map(Path::new))?;
     let template = template_of(s, dir.as_deref())?;
     let tokenizer = base.tokenizer_with(template.as_deref(), &groups::template_args(s)?)?;
     let Loaded { config, spec, flat, .. } = adapter::load_or_base(dir.as_deref(), &base)?;

@@ -71,7 +71,8 @@ const LOSS: Rule = When(
     No(KTO),
 );
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
-const TOKENS: &str = "tokens and their meaning are the model's own";
+const TOKENS: &str =
+    "the model's own special tokens are not replaced; add_tokens and add_special_tokens add new ones";
 /// Modules that are trained in full.
 #[rustfmt::skip]
 const MODULES: Rule = When(&[("score", Same), ("classifier", Same), ("score,classifier", Same), ("classifier,score", Same)], No("only a head is trained in full (task: classify, token-classification, regression, reward)"));

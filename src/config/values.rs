@@ -212,7 +212,7 @@ pub fn new_tokens(s: &Settings) -> Result<Vec<NewToken>, Refusal> {
             if all.iter().any(|token| token.text == *text) {
                 return Err(s.refuse(name, format!("{text:?} is given twice: leave one out")));
             }
-            all.push(NewToken { text: text.clone(), special });
+            all.push(NewToken { text: text.clone(), special, entry: None });
         }
     }
     Ok(all)

@@ -1,4 +1,4 @@
-//! Tokens that are added to a tokenizer.json, as transformers' `add_tokens` does.
+//! Tokens that are added to a tokenizer.json.
 
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
@@ -7,13 +7,15 @@ use serde_json::{Value, json};
 /// A token that a tokenizer gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewToken {
-    /// Its text, which is always one token from then on.
+    /// Its text.
     pub text: String,
     /// Whether answers are shown without it, as without the tokens of a chat template.
     pub special: bool,
+    /// Its entry in the tokenizer.json of an adapter.
+    pub entry: Option<Value>,
 }
 
-/// `tokens` with the next free ids, without those that the tokenizer has.
+/// `tokens` with the ids above the highest one, without those that the tokenizer has.
 pub fn numbered(tokenizer: &Tokenizer, tokens: &[NewToken]) -> Vec<(u32, NewToken)> {
     let new = tokens.iter().filter(|token| tokenizer.token_to_id(&token.text).is_none());
     (tokenizer.vocab_size() as u32..).zip(new.cloned()).collect()
@@ -25,14 +27,35 @@ pub fn added(tokenizer_json: &str, tokens: &[(u32, NewToken)]) -> Result<String,
     if !json["added_tokens"].is_array() {
         json["added_tokens"] = json!([]);
     }
-    let entries = tokens.iter().map(|(id, token)| {
-        json!({
-            "id": id, "content": token.text, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": token.special,
-        })
-    });
-    json["added_tokens"].as_array_mut().into_iter().for_each(|list| list.extend(entries.clone()));
-    Ok(json.to_string())
+    for (id, token) in tokens {
+        // A GGUF file has a text for each row of its embedding, also for rows without a token.
+        if let Some(vocabulary) = json["model"]["vocab"].as_object_mut()
+            && vocabulary.remove(&unused(*id)).is_some()
+        {
+            vocabulary.insert(token.text.clone(), json!(id));
+        }
+        let entry = token.entry.clone().unwrap_or_else(|| {
+            json!({
+                "id": id, "content": token.text, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": token.special,
+            })
+        });
+        json["added_tokens"].as_array_mut().into_iter().for_each(|list| list.push(entry.clone()));
+    }
+    let json = json.to_string();
+    // The library numbers added tokens by their order, whatever their entries say.
+    let read = Tokenizer::new(&json, None, None, None)?;
+    match tokens.iter().find(|(id, token)| read.token_to_id(&token.text) != Some(*id)) {
+        None => Ok(json),
+        Some((id, NewToken { text, .. })) => Err(DataError::Tokenizer(format!(
+            "token {text:?} cannot be added as {id}: the ids below it are not all in use"
+        ))),
+    }
+}
+
+/// llama.cpp's text of a row without a token.
+pub fn unused(id: u32) -> String {
+    format!("[PAD{id}]")
 }
 
 /// The tokens that a tokenizer.json names as added, with their ids.
@@ -42,7 +65,7 @@ pub fn of(tokenizer_json: &str) -> Result<Vec<(u32, NewToken)>, DataError> {
     let token = |entry: &Value| {
         let id = u32::try_from(entry["id"].as_u64()?).ok()?;
         let text = entry["content"].as_str()?.to_owned();
-        Some((id, NewToken { text, special: entry["special"] == true }))
+        Some((id, NewToken { text, special: entry["special"] == true, entry: Some(entry.clone()) }))
     };
     Ok(each.filter_map(token).collect())
 }

@@ -32,7 +32,10 @@ pub fn enlarge(base: Arc<dyn Tensors>, config: &mut Config, rows: usize) -> Resu
     let own = std::mem::replace(&mut config.vocab, rows);
     match rows.checked_sub(own) {
         Some(0) => Ok(base),
-        Some(1..=MOST) => Ok(Arc::new(Enlarged { base, rows, means: Mutex::default() })),
+        Some(1..=MOST) => {
+            let own = [own, config.hidden];
+            Ok(Arc::new(Enlarged { base, own, rows, means: Mutex::default() }))
+        }
         _ => Err(NoRoom { own, asked: rows }),
     }
 }
@@ -40,6 +43,8 @@ pub fn enlarge(base: Arc<dyn Tensors>, config: &mut Config, rows: usize) -> Resu
 /// A base with more rows.
 struct Enlarged {
     base: Arc<dyn Tensors>,
+    /// Shape of the matrices in the file. Another one is a fault of the file, which its reader reports.
+    own: [usize; 2],
     /// Rows of the embedding and the head.
     rows: usize,
     /// The mean row of each matrix that was read.
@@ -53,8 +58,8 @@ impl Enlarged {
             return Ok(None);
         }
         let shape = self.base.about(name)?.map(|about| about.shape).unwrap_or_default();
-        let &[rows, cols] = &shape[..] else { return Ok(None) };
-        Ok((rows < self.rows).then(|| (self.rows - rows, cols)))
+        let [rows, cols] = self.own;
+        Ok((shape == [rows, cols]).then(|| (self.rows - rows, cols)))
     }
 
     /// The mean of the rows of `cols` values that `widen` gives by their numbers.
@@ -64,20 +69,23 @@ impl Enlarged {
         (rows, cols): (usize, usize),
         widen: impl Fn(usize) -> Vec<f32> + Sync,
     ) -> Vec<f32> {
-        let mut means = self.means.lock().unwrap_or_else(PoisonError::into_inner);
-        let mean = means.entry(name.to_owned()).or_insert_with(|| {
-            let sum = |task: usize| {
-                let mut sum = vec![0f64; cols];
-                for row in task * TASK..rows.min((task + 1) * TASK) {
-                    sum.iter_mut().zip(widen(row)).for_each(|(sum, x)| *sum += f64::from(x));
-                }
-                sum
-            };
-            let sums: Vec<Vec<f64>> = (0..rows.div_ceil(TASK)).into_par_iter().map(sum).collect();
-            let of_column = |col: usize| sums.iter().map(|sum| sum[col]).sum::<f64>() / rows.max(1) as f64;
-            (0..cols).map(|col| of_column(col) as f32).collect()
-        });
-        mean.clone()
+        let means = || self.means.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mean) = means().get(name) {
+            return mean.clone();
+        }
+        // Not under the lock: a thread that waits for tasks may begin another one that comes here.
+        let sum = |task: usize| {
+            let mut sum = vec![0f64; cols];
+            for row in task * TASK..rows.min((task + 1) * TASK) {
+                sum.iter_mut().zip(widen(row)).for_each(|(sum, x)| *sum += f64::from(x));
+            }
+            sum
+        };
+        let sums: Vec<Vec<f64>> = (0..rows.div_ceil(TASK)).into_par_iter().map(sum).collect();
+        let of_column = |col: usize| sums.iter().map(|sum| sum[col]).sum::<f64>() / rows.max(1) as f64;
+        let mean: Vec<f32> = (0..cols).map(|col| of_column(col) as f32).collect();
+        means().insert(name.to_owned(), mean.clone());
+        mean
     }
 }
 
@@ -230,6 +238,13 @@ mod tests {
             );
             assert_eq!(large.tensor("model.norm.weight").unwrap().unwrap().shape, [5]);
         }
+    }
+
+    #[test]
+    fn a_file_with_other_rows_than_its_configuration_gets_none() {
+        let mut config = Config { vocab: 6, ..config() };
+        let large = enlarge(Arc::new(Base(None)), &mut config, 8).unwrap();
+        assert_eq!(large.tensor("model.embed_tokens.weight").unwrap().unwrap().shape, [5, 256]);
     }
 
     #[test]

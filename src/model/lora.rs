@@ -436,8 +436,9 @@ pub struct Named<'a> {
     pub values: &'a [f32],
 }
 
-/// Returns an adapter's tensors as one flat vector. Each tensor of the layout must be present exactly once, without
-/// extra tensors but for the rows of a head that is the embedding: PEFT writes them twice if the model was enlarged.
+/// Returns an adapter's tensors as one flat vector. Each tensor of the layout must be present exactly once.
+/// Extra tensors are refused, except a copy of the embedding's rows under the head's name, which PEFT writes if a model
+/// was enlarged.
 pub fn from_adapter(layout: &Layout, tensors: &[Named]) -> Result<Vec<f32>, LoraError> {
     let name = |t: &Named| t.name.to_owned();
     let of_embedding = tensors.iter().find(|t| t.name.ends_with(EMBEDDING_ROWS)).map(|t| t.values);

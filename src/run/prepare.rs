@@ -121,6 +121,7 @@ fn read(
     let model = &options.model;
     base.add_tokens_of(options.lora.init_adapter.as_deref())?;
     base.add_tokens(&options.lora.new_tokens)?;
+    base.add_tokens_of(options.data.reference.as_deref())?;
     let tokenizer = base.tokenizer_with(model.chat_template.as_deref(), &model.template_args)?;
     check_base(settings, options, &base.config)?;
     let spec = spec(settings, options, (&base.config, &tokenizer))?;
@@ -434,7 +435,7 @@ fn spec(
     trained_rows::has_both(settings, options, (config, &spec.rows))?;
     if let Some((dir, _)) = own.as_ref().filter(|(_, own)| !own.rows.is_empty() && own.rows != spec.rows) {
         let why = format!("{} has rows of other tokens: leave it out, or --init-adapter", dir.display());
-        return Err(settings.refuse(TRAIN_TOKENS, why));
+        return Err(settings.refuse(trained_rows::option(settings).unwrap_or(TRAIN_TOKENS), why));
     }
     for (dir, differs) in own.iter().filter(|_| !options.output.quiet).flat_map(|(dir, own)| {
         scale_notes(own, &spec, config.layers).into_iter().map(move |note| (dir, note))
@@ -477,7 +478,7 @@ fn take_over(
     if take("alpha-pattern", typed(&of_file.alphas)) {
         choice.alphas = of_file.alphas;
     }
-    if !settings.is_given(TRAIN_TOKENS) {
+    if trained_rows::option(settings).is_none() {
         common.rows = own.rows.clone();
     }
     // These decide together.

@@ -22,11 +22,17 @@ pub fn of(
         })
     };
     let lora = &options.lora;
-    let all = lora.tokens.iter().chain(lora.new_tokens.iter().map(|token| &token.text));
+    let new = lora.new_tokens.iter().map(|token| &token.text).filter(|text| !lora.tokens.contains(text));
+    let all = lora.tokens.iter().chain(new);
     let embedding: Vec<u32> = all.map(id).collect::<Result<_, _>>()?;
     let own_head = !config.tied && config.labels.is_none() && !options.data.task.has_head();
     let rows = TrainedRows { head: if own_head { embedding.clone() } else { Vec::new() }, embedding };
     Ok(rows)
+}
+
+/// The first given option that names trained rows.
+pub fn option(settings: &Settings) -> Option<&'static str> {
+    [TRAIN_TOKENS, "add-tokens", "add-special-tokens"].into_iter().find(|name| settings.is_given(name))
 }
 
 /// Refuses a division of the layers that has a tied embedding in one place and the head in another.
@@ -44,6 +50,9 @@ pub fn has_both(
     if !divided || !rows.shared(config) || options.data.task.has_head() {
         return Ok(());
     }
-    let why = "does not go with --train-tokens on this model: its head is its embedding, and the rows would be in two places";
+    let rows = self::option(settings).unwrap_or(TRAIN_TOKENS);
+    let why = format!(
+        "does not go with --{rows} on this model: its head is its embedding, and the rows would be in two places"
+    );
     Err(settings.refuse(option, why))
 }

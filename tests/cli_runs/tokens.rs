@@ -309,11 +309,61 @@ fn tokens_without_a_row_end_with_one_line() {
         78,
         twice,
     );
+    let line = format!("demo --data rows.jsonl {RUN} --add-tokens '<a>' --gpus cpu+cpu");
+    b.refuses(&line, 78, "--add-tokens on this model");
     // An adapter whose token is another one in the named base.
     b.ok(&format!("demo --data rows.jsonl {RUN} --add-tokens '<a>' -o first"));
     b.ok(&format!("demo --data rows.jsonl {RUN} --add-tokens '<b>' -o other"));
     let part = "token \"<a>\" is 2048, in the base 2048 is \"<b>\"";
     b.ok("export other --to merged -o enlarged");
-    let out = b.run("generate ./enlarged --adapter first --prompt x");
-    assert!(out.status.code() == Some(78) && stderr(&out).contains(part), "{}", stderr(&out));
+    for command in [
+        "generate ./enlarged --adapter first --prompt x",
+        "serve --adapter other --adapter first --bind 127.0.0.1:0",
+        "eval demo --adapter other --reference-adapter first --data rows.jsonl",
+    ] {
+        let out = b.run(command);
+        assert!(out.status.code() == Some(78) && stderr(&out).contains(part), "{command}: {}", stderr(&out));
+    }
+    // Rows of a run are those of its initial adapter.
+    let run = format!("demo --data rows.jsonl {RUN} --add-tokens '<a>,<c>'");
+    b.refuses(&format!("{run} --init-adapter first"), 78, "--add-tokens: first has rows of other tokens");
+    b.ok(&format!("demo --data rows.jsonl {RUN} -o plain"));
+    b.refuses(&format!("{run} --init-adapter plain"), 78, "token_adapter.trainable_tokens_delta");
+}
+
+/// Tokens in an adapter's tokenizer without trained rows, and rows of a GGUF file without tokens.
+#[test]
+fn tokens_of_an_adapter_keep_their_ids() {
+    let b = Bench::new();
+    b.file("calls.jsonl", &calls(24));
+    let run = "--data calls.jsonl --max-steps 30 --learning-rate 1e-2 --rank 4 -q";
+    b.ok(&format!("demo {run} --add-tokens '<pad>,<call>,</call>' --add-special-tokens '<|done|>' -o run"));
+    let prompt = "--prompt 'Show the branch 3' --max-new-tokens 16";
+    let tuned = b.ok(&format!("generate --adapter run {prompt}"));
+    assert!(tuned.starts_with("<call>git branch</call>"), "{tuned}");
+    // Another trainer trains no row of its padding token.
+    let mut config = config(&b, "run");
+    config["trainable_token_indices"] = json!([2049, 2050, 2051]);
+    b.file("run/adapter_config.json", &config.to_string());
+    let weights = b.read("run/adapter_model.safetensors");
+    let file = safetensors::SafeTensors::deserialize(&weights).unwrap();
+    let view = |name: &str| {
+        let tensor = file.tensor(name).unwrap();
+        let (mut shape, mut data) = (tensor.shape().to_vec(), tensor.data());
+        if name.ends_with("trainable_tokens_delta") {
+            (shape[0], data) = (3, &data[shape[1] * 4..]);
+        }
+        safetensors::tensor::TensorView::new(tensor.dtype(), shape, data).unwrap()
+    };
+    let views: Vec<_> = file.names().into_iter().map(|name| (name.to_string(), view(name))).collect();
+    b.bytes("run/adapter_model.safetensors", &safetensors::serialize(views, None).unwrap());
+    assert_eq!(b.ok(&format!("generate --adapter run {prompt}")), tuned);
+    // The base as a GGUF file whose last rows have no tokens.
+    b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 --rank 1 --add-tokens '<p>,<q>,<r>,<s>' -q -o four");
+    b.ok("export four --to merged -o base");
+    let demo = crate::cli_fixture::demo().join("model");
+    std::fs::copy(demo.join("tokenizer.json"), b.path("base/tokenizer.json")).unwrap();
+    b.ok("./base --data rows.jsonl --max-steps 1 --learning-rate 0 --rank 1 -q -o nothing");
+    b.ok("export nothing --to merged-gguf -o padded.gguf");
+    assert_eq!(b.ok(&format!("generate ./padded.gguf --adapter run {prompt}")), tuned);
 }
