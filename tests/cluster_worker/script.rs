@@ -112,7 +112,7 @@ pub fn manifest() -> Manifest {
         tags: shape.tags,
         class_weights: shape.class_weights,
         quantize: None,
-        vocabulary: shape.vocabulary.unwrap(),
+        vocabulary: blueprint().config.vocab as u64,
         lora: shape.lora,
         parameters: layout.len() as u64,
         layout: layout.hash(),
