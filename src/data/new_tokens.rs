@@ -24,24 +24,23 @@ pub fn numbered(tokenizer: &Tokenizer, tokens: &[NewToken]) -> Vec<(u32, NewToke
 /// tokenizer.json with these tokens in addition.
 pub fn added(tokenizer_json: &str, tokens: &[(u32, NewToken)]) -> Result<String, DataError> {
     let mut json = parsed(tokenizer_json)?;
-    if !json["added_tokens"].is_array() {
-        json["added_tokens"] = json!([]);
-    }
+    let mut list = json["added_tokens"].as_array_mut().map(std::mem::take).unwrap_or_default();
     for (id, token) in tokens {
-        // A GGUF file has a text for each row of its embedding, also for rows without a token.
+        // A row without a token may have a text in the vocabulary.
         if let Some(vocabulary) = json["model"]["vocab"].as_object_mut()
-            && vocabulary.remove(&unused(*id)).is_some()
+            && let Some(place) = vocabulary.iter().find(|(_, own)| **own == *id).map(|(text, _)| text.clone())
         {
+            vocabulary.shift_remove(&place);
             vocabulary.insert(token.text.clone(), json!(id));
         }
-        let entry = token.entry.clone().unwrap_or_else(|| {
+        list.push(token.entry.clone().unwrap_or_else(|| {
             json!({
                 "id": id, "content": token.text, "single_word": false, "lstrip": false, "rstrip": false,
                 "normalized": false, "special": token.special,
             })
-        });
-        json["added_tokens"].as_array_mut().into_iter().for_each(|list| list.push(entry.clone()));
+        }));
     }
+    json["added_tokens"] = list.into();
     let json = json.to_string();
     // The library numbers added tokens by their order, whatever their entries say.
     let read = Tokenizer::new(&json, None, None, None)?;
@@ -51,11 +50,6 @@ pub fn added(tokenizer_json: &str, tokens: &[(u32, NewToken)]) -> Result<String,
             "token {text:?} cannot be added as {id}: the ids below it are not all in use"
         ))),
     }
-}
-
-/// llama.cpp's text of a row without a token.
-pub fn unused(id: u32) -> String {
-    format!("[PAD{id}]")
 }
 
 /// The tokens that a tokenizer.json names as added, with their ids.

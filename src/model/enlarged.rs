@@ -1,6 +1,6 @@
 //! A base with rows for added tokens in its embedding, and in a head of its own. Each new row is the mean of the rows in
-//! the file, as transformers begins them (Hewitt 2021, <https://nlp.stanford.edu/~johnhew/vocab-expansion.html>) but for the noise,
-//! rounded to the type of the matrix. The same file gives the same rows on every machine.
+//! the file (Hewitt 2021, <https://nlp.stanford.edu/~johnhew/vocab-expansion.html>), rounded to the type of the matrix.
+//! transformers adds noise to that mean; here the same file gives the same rows on every machine.
 
 use super::config::Config;
 use crate::numeric::block::{Blocks, quantise};
@@ -52,23 +52,20 @@ struct Enlarged {
 }
 
 impl Enlarged {
-    /// The number of rows that the matrix `name` lacks, and its columns.
-    fn lacks(&self, name: &str) -> Result<Option<(usize, usize)>, String> {
-        if !["embed_tokens.weight", "lm_head.weight"].iter().any(|end| name.ends_with(end)) {
-            return Ok(None);
-        }
-        let shape = self.base.about(name)?.map(|about| about.shape).unwrap_or_default();
-        let [rows, cols] = self.own;
-        Ok((shape == [rows, cols]).then(|| (self.rows - rows, cols)))
+    /// Whether the matrix `name` gets rows.
+    fn grows(&self, name: &str) -> Result<bool, String> {
+        let of_tokens = ["embed_tokens.weight", "lm_head.weight"].iter().any(|end| name.ends_with(end));
+        Ok(of_tokens && self.base.about(name)?.is_some_and(|about| about.shape == self.own))
     }
 
-    /// The mean of the rows of `cols` values that `widen` gives by their numbers.
-    fn mean(
-        &self,
-        name: &str,
-        (rows, cols): (usize, usize),
-        widen: impl Fn(usize) -> Vec<f32> + Sync,
-    ) -> Vec<f32> {
+    /// Number of rows that it gets.
+    fn more(&self) -> usize {
+        self.rows - self.own[0]
+    }
+
+    /// The mean of the rows, which `widen` gives by their numbers.
+    fn mean(&self, name: &str, widen: impl Fn(usize) -> Vec<f32> + Sync) -> Vec<f32> {
+        let [rows, cols] = self.own;
         let means = || self.means.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mean) = means().get(name) {
             return mean.clone();
@@ -82,7 +79,7 @@ impl Enlarged {
             sum
         };
         let sums: Vec<Vec<f64>> = (0..rows.div_ceil(TASK)).into_par_iter().map(sum).collect();
-        let of_column = |col: usize| sums.iter().map(|sum| sum[col]).sum::<f64>() / rows.max(1) as f64;
+        let of_column = |col: usize| sums.iter().map(|sum| sum[col]).sum::<f64>() / rows as f64;
         let mean: Vec<f32> = (0..cols).map(|col| of_column(col) as f32).collect();
         means().insert(name.to_owned(), mean.clone());
         mean
@@ -91,52 +88,53 @@ impl Enlarged {
 
 impl Tensors for Enlarged {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some((more, cols)) = self.lacks(name)? else { return self.base.tensor(name) };
+        if !self.grows(name)? {
+            return self.base.tensor(name);
+        }
+        let [rows, cols] = self.own;
+        let shape = vec![self.rows, cols];
         if let Some(blocks) = self.blocks(name)? {
-            let mut values = vec![0.0; blocks.rows * blocks.cols];
-            blocks.block.widen(&mut values, &blocks.bytes);
-            let bytes = Dtype::F32.narrow(&values).into();
-            return Ok(Some(Tensor { shape: vec![blocks.rows, cols], dtype: Dtype::F32, bytes }));
+            let bytes = Dtype::F32.narrow(&blocks.first(blocks.rows)).into();
+            return Ok(Some(Tensor { shape, dtype: Dtype::F32, bytes }));
         }
-        let Some(Tensor { shape, dtype, bytes }) = self.base.tensor(name)? else { return Ok(None) };
+        let Some(Tensor { dtype, bytes, .. }) = self.base.tensor(name)? else { return Ok(None) };
         let size = cols * dtype.size();
-        if shape[..] != [self.rows - more, cols] || bytes.len() != shape[0] * size {
-            return Err(format!("a tensor of shape {shape:?} and {} bytes gets no rows", bytes.len()));
+        if bytes.len() != rows * size {
+            return Err(format!("a tensor of {rows} rows of {cols} has {} bytes", bytes.len()));
         }
-        let row = |row: usize| dtype.widen(&bytes[row * size..(row + 1) * size]);
-        let mean = dtype.narrow(&self.mean(name, (shape[0], cols), row));
+        let mean = self.mean(name, |row| dtype.widen(&bytes[row * size..(row + 1) * size]));
         let mut all = bytes.into_owned();
-        (0..more).for_each(|_| all.extend(&mean));
-        Ok(Some(Tensor { shape: vec![self.rows, cols], dtype, bytes: all.into() }))
+        all.extend(dtype.narrow(&mean).repeat(self.more()));
+        Ok(Some(Tensor { shape, dtype, bytes: all.into() }))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        match self.lacks(name)? {
-            None => self.base.blocks(name),
-            Some(_) => Ok(self.block_parts(name)?.and_then(Blocks::joined)),
+        match self.grows(name)? {
+            false => self.base.blocks(name),
+            true => Ok(self.block_parts(name)?.and_then(Blocks::joined)),
         }
     }
 
     fn block_parts(&self, name: &str) -> Result<Option<Vec<Blocks>>, String> {
-        let Some((more, cols)) = self.lacks(name)? else { return self.base.block_parts(name) };
-        let Some(mut parts) = self.base.block_parts(name)? else { return Ok(None) };
+        let parts = self.base.block_parts(name)?;
+        if !self.grows(name)? {
+            return Ok(parts);
+        }
+        let Some(mut parts) = parts else { return Ok(None) };
         let Some(whole) = Blocks::joined(parts.clone()) else { return Ok(None) };
-        let row = |row: usize| {
-            let mut values = vec![0.0; cols];
-            whole.block.widen(&mut values, whole.row(row));
-            values
-        };
-        let mean = self.mean(name, (whole.rows, cols), row);
-        let bytes = quantise(whole.block, &mean).map(|row| row.repeat(more));
-        let new = bytes.and_then(|bytes| Blocks::new((more, cols), whole.block, bytes.into()));
-        parts.push(new.ok_or_else(|| format!("a row of {cols} values is not whole blocks"))?);
+        let mean = self.mean(name, |row| whole.range(row..row + 1).first(1));
+        let bytes = quantise(whole.block, &mean).map(|row| row.repeat(self.more()));
+        let new = bytes.and_then(|bytes| Blocks::new((self.more(), whole.cols), whole.block, bytes.into()));
+        parts.push(new.ok_or_else(|| format!("a row of {} values is not whole blocks", whole.cols))?);
         Ok(Some(parts))
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
         let about = self.base.about(name)?;
-        let Some((_, cols)) = self.lacks(name)? else { return Ok(about) };
-        Ok(about.map(|about| About { shape: vec![self.rows, cols], ..about }))
+        match self.grows(name)? {
+            false => Ok(about),
+            true => Ok(about.map(|about| About { shape: vec![self.rows, self.own[1]], ..about })),
+        }
     }
 
     fn names(&self) -> Vec<String> {
@@ -155,8 +153,7 @@ impl Tensors for Enlarged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numeric::block::Block;
-    use crate::numeric::block::Encoding;
+    use crate::numeric::block::{Block, Encoding};
 
     /// An embedding of 5 rows of 256 values, plain or in blocks, and a norm.
     struct Base(Option<Block>);

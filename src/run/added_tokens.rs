@@ -6,7 +6,7 @@ use crate::data::error::DataError;
 use crate::data::new_tokens::{self, NewToken};
 use crate::data::tokenizer::Tokenizer;
 use crate::families::wrapped;
-use crate::format::peft;
+use crate::format::{gguf, peft};
 use crate::model::enlarged::enlarge;
 use crate::support::stderr::say;
 use std::path::Path;
@@ -53,7 +53,7 @@ impl BaseModel {
         for (id, NewToken { text, .. }) in &new {
             let taken = own.token_to_id(text).map(|other| format!("the base's tokenizer has it as {other}"));
             // A GGUF file has a text for each row of its embedding, also for rows without a token.
-            let other = own.id_to_token(*id).filter(|other| *other != new_tokens::unused(*id));
+            let other = own.id_to_token(*id).filter(|other| *other != gguf::unused(*id as usize));
             let taken = taken.or_else(|| Some(format!("in the base {id} is {:?}", other?)));
             if let Some(why) = taken {
                 let what = format!("{}: token {text:?} is {id}, {why}", file.display());

@@ -248,6 +248,24 @@ fn added_tokens_are_answered_and_exported() {
 }
 
 #[test]
+fn a_classifier_reads_added_tokens() {
+    let b = Bench::new();
+    untied(&b);
+    b.file("classes.jsonl", &classes(24));
+    let of_classes =
+        "--task classify --num-classes 2 --add-tokens rce,atus --max-steps 8 --rank 4 -q -o classes";
+    b.ok(&format!("untied --data classes.jsonl {of_classes}"));
+    b.ok("export classes --model untied --to merged --save-dtype f32 -o merged-classes");
+    let read = "--data classes.jsonl --gpus cpu --dtype f32 --json";
+    let said = |model: &str| -> f64 {
+        let said = b.ok(&format!("eval {model} --task classify {read}"));
+        serde_json::from_str::<Value>(&said).unwrap()["loss"].as_f64().unwrap()
+    };
+    let off = (said("./merged-classes") - said("untied --adapter classes")).abs();
+    assert!(off < 1e-5, "{off}");
+}
+
+#[test]
 fn adapters_on_embedding_and_head_are_exported_or_refused() {
     let b = Bench::new();
     untied(&b);

@@ -134,6 +134,27 @@ fn a_merged_checkpoint_keeps_its_tower() {
 }
 
 #[test]
+fn added_tokens_enlarge_the_text_model_beside_a_tower() {
+    for wrapper in &ALL {
+        let b = Bench::new();
+        random_base::write(&b, wrapper.family);
+        wrap(&b, wrapper);
+        let prompt = "--prompt 'Show the <call> that I am on' --max-new-tokens 12 --dtype f32";
+        b.ok("./whole --data rows.jsonl --max-steps 2 --rank 4 --learning-rate 5e-3 --add-tokens '<call>' -q -o out");
+        let tuned = b.ok(&format!("generate --adapter out {prompt}"));
+        b.ok("export out --to merged -o merged");
+        let mut want = config(&b, "whole")["text_config"].clone();
+        want["vocab_size"] = json!(2049);
+        assert_eq!(config(&b, "merged")["text_config"], want, "{}", wrapper.class);
+        let written = tensors(&b.path("merged/model.safetensors"));
+        let rows = |end: &str| written.iter().find(|(name, _)| name.ends_with(end)).map(|(_, t)| t.shape[0]);
+        assert_eq!(rows("embed_tokens.weight"), Some(2049), "{}", wrapper.class);
+        assert!(rows("vision_tower.layers.0.self_attn.q_proj.weight") == Some(3), "{}", wrapper.class);
+        assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned, "{}", wrapper.class);
+    }
+}
+
+#[test]
 fn what_a_tower_excludes_is_refused_by_name() {
     let b = Bench::new();
     random_base::write(&b, ALL[0].family);

@@ -104,11 +104,12 @@ fn a_forgotten_pass_leaves_nothing_in_use() {
             stage.forward(&batch, None, Want::Gradient(Ticket(ticket))).unwrap();
         }
         // The same ticket again frees the values of its earlier pass.
+        drop(stage.forward(&batch, None, Want::Gradient(Ticket(2))).unwrap());
         let open = rest(&mut stage);
         (0..9).for_each(|_| drop(stage.forward(&batch, None, Want::Gradient(Ticket(2))).unwrap()));
         let again = rest(&mut stage);
-        // A buffer that is used again may have more room than it is asked for, before or after.
-        assert!(again <= open + open / 100, "{again} bytes in use, {open} before");
+        // A buffer that is used again may have more room than it is asked for.
+        assert!(again.abs_diff(open) <= open / 100, "{again} bytes in use, {open} before");
         assert!(open > empty);
         (1..4).for_each(|ticket| stage.forget(Ticket(ticket)));
         assert_eq!(rest(&mut stage), empty);

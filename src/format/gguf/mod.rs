@@ -22,7 +22,7 @@ pub use reader::{Gguf, Info};
 pub use value::Value;
 pub use write::{Meta, Metadata, Planned, write};
 pub use write_config::{Rules, Scaling, Shape, file_type_of, stored_names};
-pub use write_tokenizer::{add as add_tokenizer, extend as extend_tokenizer};
+pub use write_tokenizer::{add as add_tokenizer, extend as extend_tokenizer, unused};
 
 use super::ModelFiles;
 use super::directory::{id_of_cache_path, looks_like_id};

@@ -67,7 +67,7 @@ pub fn extend(all: &mut Metadata, file: &Gguf, files: &TokenizerFiles, vocab: us
     let mut kinds: Vec<i32> = kinds.iter().map(|kind| *kind as i32).collect();
     kinds.resize(texts.len(), NORMAL);
     kinds.resize(vocab, UNUSED);
-    texts.extend((texts.len()..vocab).map(|id| format!("[PAD{id}]")));
+    texts.extend((texts.len()..vocab).map(unused));
     for (id, text, kind) in added(&json) {
         if let Some(place) = texts.get_mut(id).filter(|place| **place != text) {
             (*place, kinds[id]) = (text, kind);
@@ -81,6 +81,11 @@ pub fn extend(all: &mut Metadata, file: &Gguf, files: &TokenizerFiles, vocab: us
     all.set(&key("tokens"), Meta::Texts(texts));
     all.set(&key("token_type"), Meta::Ints(kinds));
     Ok(())
+}
+
+/// llama.cpp's text of a row without a token.
+pub fn unused(id: usize) -> String {
+    format!("[PAD{id}]")
 }
 
 /// The added tokens of tokenizer.json: id, text and type.
@@ -111,7 +116,7 @@ fn tokens(json: &Value, vocab: usize) -> Result<Vec<(String, i32)>, String> {
     if let Some((id, _)) = by_id.last_key_value().filter(|(id, _)| **id >= vocab) {
         return Err(format!("the tokenizer has id {id}, the embedding {vocab} rows"));
     }
-    Ok((0..vocab).map(|id| by_id.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED))).collect())
+    Ok((0..vocab).map(|id| by_id.remove(&id).unwrap_or_else(|| (unused(id), UNUSED))).collect())
 }
 
 /// Whether a text looks like a control token: some models do not mark tokens of their chat template.
