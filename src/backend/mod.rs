@@ -100,6 +100,9 @@ impl Target {
     }
 }
 
+/// The class of devices that compute in f32 with the same bits, whatever their kind (docs/explain/numerics.md).
+pub const PORTABLE: &str = "portable-f32";
+
 /// Memory and verbs of one device. All numbers that cross this seam are f32.
 pub trait Backend {
     /// Device memory of f32 values.

@@ -124,15 +124,18 @@ pub enum ComputeDtype {
     F32,
     /// Factors of products are rounded to bf16.
     Bf16,
+    /// No rounding, and the same bits on every device.
+    Portable,
 }
 
 /// Reads the `devices` group only, which other verbs have too.
 pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let backend = backend(s)?;
     let gpus = gpus(s, backend)?;
-    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "expected auto, f32 or bf16")? {
+    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16", "portable"], "expected auto, f32, bf16 or portable")? {
         "f32" => ComputeDtype::F32,
         "bf16" => ComputeDtype::Bf16,
+        "portable" => ComputeDtype::Portable,
         _ => ComputeDtype::Auto,
     };
     let threads = whole(s, "threads", 1)?;

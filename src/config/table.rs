@@ -164,7 +164,7 @@ pub const TABLE: &[Opt] = &[
 
     opt(Devices, "gpus", Commas("auto|cpu|0,1|0+1|1/2|NAME"), "auto", "cpu, indices of `finetune devices` (0,0: device 0 twice; 0+1: one model in both), part of a name; 1/2: half of cards, cores and memory; auto: all cards, else the CPU"),
     opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "interface to the devices, an error if it is missing; auto: cuda if NVIDIA's cards of 8.0 or later are the only discrete ones, else wgpu; with cpu, the indices of --gpus are parts of the CPU"),
-    opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
+    opt(Devices, "dtype", One("auto|f32|bf16|portable"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it; portable: f32 with the same bits on CPUs and GPUs"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "memory that each device may use (2GB, 1500MiB; default: its free memory)"),
     opt(Devices, "offload", One("auto|never|N"), "auto", "layers that are read from the model's files in each pass instead of being kept in memory (auto: as few as make the model fit); changes no result"),

@@ -5,6 +5,7 @@
 
 use super::drivers;
 use super::visible::visible;
+use crate::backend::Cpu;
 use crate::backend::facts::{Facts, Kind};
 use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted};
 use crate::config::refusal::Refusal;
@@ -82,7 +83,7 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
         Gpus::Named(wanted) => wanted.iter().all(Wanted::is_cpu),
         Gpus::Auto | Gpus::Share(_) => false,
     };
-    let name = if cpu { CPU } else { options.backend.unwrap_or_else(|| automatic(&options.gpus)) };
+    let name = if cpu { CPU } else { options.backend.unwrap_or_else(|| automatic(options)) };
     let driver = drivers::named(name);
     let devices = if name == CPU { &[] } else { driver.devices() };
     let facts: Vec<&Facts> = devices.iter().map(|device| device.facts()).collect();
@@ -109,16 +110,16 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
 }
 
 /// The driver of `--gpu-backend auto`.
-fn automatic(gpus: &Gpus) -> &'static str {
+fn automatic(options: &DeviceOptions) -> &'static str {
     let facts = |name| drivers::named(name).devices().iter().map(|device| device.facts()).collect::<Vec<_>>();
     let cuda = facts(CUDA);
-    if !are_new(&cuda) {
+    if options.dtype == ComputeDtype::Portable || !are_new(&cuda) {
         return WGPU;
     }
     let all = facts(WGPU);
     let (seen, _) = visible(&all, &|name| std::env::var(name).ok());
     let seen: Vec<&Facts> = seen.into_iter().map(|at| all[at]).collect();
-    if is_for_cuda(gpus, &cuda, &seen) { CUDA } else { WGPU }
+    if is_for_cuda(&options.gpus, &cuda, &seen) { CUDA } else { WGPU }
 }
 
 /// Whether NVIDIA's driver lists cards, all of them with the kernels that ran on a card: those of capability 8.0 and later.
@@ -196,6 +197,11 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
             format!("--dtype bf16: {name} has no bf16 arithmetic: leave --dtype out, or use --gpus cpu");
         return Err(refuse(why));
     }
+    if options.dtype == ComputeDtype::Portable
+        && let Some(why) = not_portable(cards.driver, devices.iter().any(|(id, _)| facts(*id).is_none()))
+    {
+        return Err(refuse(format!("--dtype portable: {why}")));
+    }
     // A user may name a software adapter.
     let software = |id| facts(id).filter(|facts| facts.kind == Kind::Software);
     if let Some(Facts { name, .. }) = devices.iter().find_map(|(id, _)| software(*id)) {
@@ -214,6 +220,14 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
     };
     let picks = shared(number_repeated(devices), part(options), cards);
     Ok(Chosen { picks, lines, notes, options: options.clone() })
+}
+
+/// Why the cards of this driver, or the processor if it is among the devices, are not of the portable class.
+fn not_portable(driver: &str, processor: bool) -> Option<&'static str> {
+    if processor && !Cpu::is_portable() {
+        return Some("a multiply-add of this processor rounds twice: use f32, or a card");
+    }
+    (driver == CUDA).then_some("its kernels for CUDA are not written: leave --gpu-backend out, or use wgpu")
 }
 
 /// The part of the cards that this process takes, where it names none.

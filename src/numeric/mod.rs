@@ -8,6 +8,7 @@ pub mod fixed;
 pub mod line;
 pub mod pack;
 pub mod rng;
+pub mod slices;
 pub mod tensor;
 
 /// Revision of the numerics: everything that determines the bits of a result, such as kernels, orders of summation,

@@ -8,6 +8,7 @@ mod edges;
 mod fused;
 #[path = "../op_cases/mod.rs"]
 mod op_cases;
+mod portable;
 mod rig;
 mod short;
 #[path = "../tested_adapters/mod.rs"]

@@ -12,6 +12,8 @@ pub struct Cpu {
     pub(super) isa: Isa,
     pub(super) products: Products,
     pub(super) precision: Precision,
+    /// Whether its class is the portable one.
+    pub(super) portable: bool,
     pub(super) recycling: Recycling,
 }
 
@@ -33,10 +35,23 @@ impl Checked<Cpu> {
     pub fn new(threads: usize) -> Self {
         let (threads, precision) = (Threads::new(threads), Precision::F32);
         let (isa, products, recycling) = (isa::best(), Products::Tiles, Recycling::default());
-        Checked::around(Cpu { threads, isa, products, precision, recycling })
+        Checked::around(Cpu { threads, isa, products, precision, portable: false, recycling })
     }
 
-    /// The same with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own
+    /// The same as one of the portable class, whose bits f32 has here; `None` if a multiply-add of this processor rounds
+    /// twice.
+    pub fn portable(threads: usize) -> Option<Self> {
+        let mut cpu = Self::new(threads);
+        cpu.portable = true;
+        Self::is_portable().then_some(cpu)
+    }
+
+    /// Whether f32 has the bits of the portable class on this processor.
+    pub fn is_portable() -> bool {
+        isa::best() != Isa::Generic
+    }
+
+    /// [`Cpu::new`] with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own
     /// kernels multiply, of adapters. Sums, the residual stream, parameters and their gradients stay f32; what only
     /// products, gates and the gradient of attention read is then kept in 16 bits (`bf16_activations.rs`).
     pub fn bf16(threads: usize) -> Self {

@@ -64,6 +64,16 @@ struct Part<'a> {
 
 impl Wgpu {
     fn part(&mut self, part: &Part, (count, params): (usize, &[u32])) {
+        if let Some((kernel, constants, cost)) = self.portable_attention(part.kernel, part.heads.size) {
+            return self.gpu.dispatch(Call {
+                kernel,
+                constants: &constants,
+                params,
+                slots: part.slots,
+                groups: (count * part.each) as u64,
+                work: cost * part.work * count as f64,
+            });
+        }
         let fast = match part.kernel.name {
             "attention" => Some(&FLASH),
             "attention_grad_q" => Some(&FLASH_Q),
@@ -151,7 +161,13 @@ impl Wgpu {
         self.delta(view_mut(&mut beside, 2 * t, h), dout, &saved, heads);
         let [q, k, v] = [saved.qkv.q, saved.qkv.k, saved.qkv.v].map(|x| self.at(x));
         let (d, both) = (self.at(dout), self.at(view(&beside, 2 * t, h)));
-        let [dq, dk, dv] = [&grad.dq, &grad.dk, &grad.dv].map(|x| self.at_mut(x));
+        let mut parts = [(); 2].map(|()| self.parts_of_heads(t, heads));
+        let [dq, mut dk, mut dv] = [&grad.dq, &grad.dk, &grad.dv].map(|x| self.at_mut(x));
+        for (place, part) in [&mut dk, &mut dv].into_iter().zip(&mut parts) {
+            if let Some(part) = part {
+                *place = self.at_mut(&view_mut(part, t, h * heads.size));
+            }
+        }
         let integers = self.integers(&tokens.integers);
         let scale = self.scale(heads);
         let inputs = [&q, &k, &v, &d, &both].map(|p: &Place| p.slot.clone());
@@ -174,11 +190,18 @@ impl Wgpu {
             self.part(&part, (count, &params));
         }
         let work = Self::per_query(tokens.pairs(heads), t, heads, 4.0);
-        let part = Part { kernel: &GRAD_KV, heads, each: heads.kv, slots: &to_kv, work };
+        let each = if self.portable.is_some() { heads.query } else { heads.kv };
+        let part = Part { kernel: &GRAD_KV, heads, each, slots: &to_kv, work };
         for (from, count) in self.pieces(t, 0, work) {
             let params: Vec<u32> =
                 [dk.base, dv.base].into_iter().chain(at).chain(range(from, count)).collect();
             self.part(&part, (count, &params));
+        }
+        for (out, part) in [grad.dk, grad.dv].into_iter().zip(parts) {
+            if let Some(part) = part {
+                self.gather_heads(out, &part, heads);
+                self.recycle(part);
+            }
         }
         self.recycle(beside);
     }

@@ -1,7 +1,7 @@
 //! Every kernel text that a device may compile, for tests that translate all of them without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
-use super::{attention, convolution, delta, device, encodings, loss, products, rows, variants};
+use super::{attention, convolution, delta, device, encodings, loss, portable, products, rows, variants};
 use crate::numeric::block::Block;
 
 /// A kernel with one set of constants.
@@ -39,7 +39,7 @@ pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
         variants::KERNELS,
         device::KERNELS,
     ];
-    let kernels: Vec<&'static Kernel> = lists.concat();
+    let kernels: Vec<&'static Kernel> = [lists.concat(), portable::kernels()].concat();
     let mut pieces: Vec<&'static str> = kernels.iter().flat_map(|k| k.source.iter().copied()).collect();
     pieces.push(PRELUDE);
     pieces.extend(Block::ALL.iter().flat_map(|block| encodings::pieces(*block).iter().copied()));
@@ -71,7 +71,14 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
     let encoding = ("ENCODING", &every[..]);
     let frozen = [&[encoding][..], &ACROSS[..]].concat();
     match kernel.name {
-        "embed" | "linear" | "linear_grad" => product(&[encoding, ("VECTOR", &[0])]),
+        "portable_product" => portable::product_sets(),
+        name if name.starts_with("portable_attention") && name != "portable_attention_delta" => {
+            let sizes = [16, 32, 64, 80, 128, 256].map(portable::constants_of);
+            let sets = sizes.iter().flat_map(|set| [0, 1].map(|fused| [&set[..], &[("FUSED", fused)]].concat()));
+            sets.collect()
+        }
+        name if name.starts_with("portable") => product(&[("FUSED", &[0, 1])]),
+        "embed" | "head_subtract" | "linear" | "linear_grad" => product(&[encoding, ("VECTOR", &[0])]),
         "widen" => {
             let blocks: Vec<u32> = every.iter().copied().filter(|n| encodings::is_block(*n)).collect();
             product(&[("ENCODING", &blocks[..]), ("VECTOR", &[0])])

@@ -95,6 +95,15 @@ impl Wgpu {
         factors
     }
 
+    /// Whether its class has no gated delta rule, which is a fault of the device.
+    fn lacks_rule(&mut self) -> bool {
+        let lacks = self.portable.is_some();
+        if lacks {
+            self.gpu.faults.raise("--dtype portable has no gated delta rule on GPUs");
+        }
+        lacks
+    }
+
     /// Runs `count` workgroups for the rows of tokens, each of which takes `work` for a token.
     fn over_rows(
         &mut self,
@@ -129,7 +138,7 @@ impl Wgpu {
         tokens: &Tokens,
     ) {
         let heads = inputs.heads;
-        if tokens.len() == 0 {
+        if tokens.len() == 0 || self.lacks_rule() {
             return;
         }
         let factors = self.delta_factors(inputs);
@@ -158,7 +167,7 @@ impl Wgpu {
         tokens: &Tokens,
     ) {
         let heads = inputs.heads;
-        if tokens.len() == 0 {
+        if tokens.len() == 0 || self.lacks_rule() {
             return;
         }
         let DeltaHeads { values, keys, value_size, key_size } = heads;

@@ -46,6 +46,12 @@ impl Wgpu {
         at: &[&Place],
     ) {
         let slots: Vec<_> = at.iter().map(|p| p.slot.clone()).collect();
+        if let Some((kernel, constants, each)) = self.portable_kernel(kernel) {
+            let work = 4.0 * ELEMENT * (count * size) as f64;
+            let groups = count.div_ceil(each) as u64;
+            let call = Call { kernel, constants: &constants, params, slots: &slots, groups, work };
+            return self.gpu.dispatch(call);
+        }
         let work = (count * size.next_multiple_of(256)) as f64 * ELEMENT;
         let groups = count as u64;
         let fast = match kernel.name {

@@ -31,6 +31,7 @@ mod open;
 mod pace;
 mod pipelines;
 mod pool;
+mod portable;
 mod products;
 mod rows;
 mod template;
@@ -63,6 +64,8 @@ pub struct Wgpu {
     /// The variants in use.
     variants: Variants,
     origin: Origin,
+    /// How it multiplies and adds, if it computes as the portable class does.
+    portable: Option<portable::MultiplyAdd>,
     /// Most bytes of one binding.
     binding_limit: u64,
     poison: bool,

@@ -32,6 +32,8 @@ pub struct Options {
     pub checks: Checks,
     /// How products with frozen matrices may be rounded.
     pub precision: Precision,
+    /// Computes as the portable class does, in f32.
+    pub portable: bool,
     /// Tries these variants instead of those that the adapter offers.
     pub variants: Option<Vec<Variant>>,
     /// A variant that computes wrong results: for tests.
@@ -94,6 +96,7 @@ impl Checked<Wgpu> {
             class,
             variants,
             origin,
+            portable: None,
             binding_limit: binding,
             poison,
             tried: vec![],
@@ -101,7 +104,10 @@ impl Checked<Wgpu> {
             keep,
             kept: 0,
         };
-        device.choose()?;
+        match options.portable {
+            true => device.become_portable(adapter.is_software())?,
+            false => device.choose()?,
+        }
         Ok(Checked::around(device))
     }
 }

@@ -74,9 +74,9 @@ struct Window {
 }
 
 impl Wgpu {
-    /// The windows of an m x n output: rows and columns from..from+count.
-    fn windows(&self, (m, n, k): (usize, usize, usize)) -> Vec<((usize, usize), (usize, usize))> {
-        let most = (self.gpu.pace.most() / (2.0 * k.max(1) as f64)) as usize;
+    /// The windows of an m x n output, each number of which takes `work`: rows and columns from..from+count.
+    pub(super) fn windows(&self, (m, n): (usize, usize), work: f64) -> Vec<((usize, usize), (usize, usize))> {
+        let most = (self.gpu.pace.most() / work) as usize;
         let tiles = (most / (TILE * TILE)).max(1);
         let across = n.div_ceil(TILE).min(tiles);
         let down = (tiles / across.max(1)).max(1);
@@ -95,7 +95,7 @@ impl Wgpu {
         let (m, n, k) = window.sizes;
         let matmul = std::ptr::eq(window.kernel, &MATMUL);
         let add = u32::from(window.write == Write::Add);
-        for ((i, rows), (j, cols)) in self.windows((m, n, k)) {
+        for ((i, rows), (j, cols)) in self.windows((m, n), 2.0 * k.max(1) as f64) {
             let out = window.out.base + (i * window.stride + j) as u32;
             let a = left.place.base + (i * left.out) as u32;
             let b = right.place.base + (j * right.out) as u32;
@@ -195,6 +195,9 @@ impl Wgpu {
     }
 
     pub(super) fn frozen(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
+        if let Some(fma) = self.portable {
+            return self.portable_frozen((y, write), x, w, (fma, None));
+        }
         let (stride, slab) = (y.cols, self.slab(w, y.rows));
         for (from, rows) in self.pieces(y.rows, y.cols.max(x.cols), 0.0) {
             let view = y.again().rows(from, rows);
@@ -224,6 +227,9 @@ impl Wgpu {
         dy: View<Memory>,
         w: &Weight,
     ) {
+        if let Some(fma) = self.portable {
+            return self.portable_frozen_grad((dx, write), dy, (w, 0..w.rows), (fma, None));
+        }
         let (stride, slab) = (dx.cols, self.slab(w, dx.rows));
         for (from, rows) in self.pieces(dx.rows, dx.cols.max(dy.cols), 0.0) {
             let view = dx.again().rows(from, rows);
@@ -274,6 +280,9 @@ impl Wgpu {
     }
 
     pub(super) fn trained(&mut self, mut out: ViewMut<Memory>, write: Write, of: Product<Memory>) {
+        if let Some(fma) = self.portable {
+            return self.portable_matmul((out, write), of, fma);
+        }
         let Product { a, b, transpose, scale } = of;
         let (stride, n) = (out.cols, out.cols);
         let constants = [

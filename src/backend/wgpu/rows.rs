@@ -14,8 +14,8 @@ macro_rules! kernel {
         static $name: Kernel = Kernel {
             name: $stem,
             source: &[
-                $(include_str!(concat!("../../../kernels/wgsl/", $piece, ".wgsl")),)*
-                include_str!(concat!("../../../kernels/wgsl/", $stem, ".wgsl")),
+                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/wgsl/", $piece, ".wgsl")),)*
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/wgsl/", $stem, ".wgsl")),
             ],
             buffers: &[$($access),*],
         };
@@ -54,10 +54,13 @@ impl Wgpu {
     /// One lane per element.
     pub(super) fn each(&mut self, kernel: &'static Kernel, n: usize, params: &[u32], places: &[&Place]) {
         let slots: Vec<_> = places.iter().map(|p| p.slot.clone()).collect();
-        let (groups, work) = (n.div_ceil(256) as u64, n as f64 * ELEMENT);
+        let portable = self.portable_kernel(kernel);
+        let (kernel, constants, each) =
+            portable.as_ref().map_or((kernel, &[][..], 256), |(kernel, c, each)| (*kernel, &c[..], *each));
+        let (groups, work) = (n.div_ceil(each) as u64, n as f64 * ELEMENT);
         self.gpu.dispatch(super::device::Call {
             kernel,
-            constants: &[],
+            constants,
             params,
             slots: &slots,
             groups,

@@ -49,6 +49,10 @@ impl Device for Processor {
         (None, Some(free_memory()))
     }
 
+    fn is_portable(&self) -> bool {
+        Cpu::is_portable()
+    }
+
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {
         Ok(Box::new(cpu(share.dtype, share.threads)))
     }
@@ -79,6 +83,7 @@ pub fn cpu(dtype: ComputeDtype, threads: usize) -> Cpu {
         ComputeDtype::Auto if Cpu::bf16_is_fast() => Cpu::bf16(threads),
         ComputeDtype::Auto | ComputeDtype::F32 => Cpu::new(threads),
         ComputeDtype::Bf16 => Cpu::bf16(threads),
+        ComputeDtype::Portable => Cpu::portable(threads).unwrap_or_else(|| Cpu::new(threads)),
     }
 }
 

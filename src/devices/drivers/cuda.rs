@@ -51,7 +51,7 @@ impl Driver for Nvidia {
     fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
         let footprint = match dtype {
             ComputeDtype::Bf16 => cuda::Footprint::of_bf16(),
-            ComputeDtype::Auto | ComputeDtype::F32 => cuda::Footprint::of_f32(),
+            _ => cuda::Footprint::of_f32(),
         };
         Ok(Load { home, ..speaking(whole).load_on(Target::Cuda(footprint))? })
     }
@@ -79,7 +79,7 @@ impl Card {
             }
             ComputeDtype::Bf16 => (device.bf16()?, &[]),
             ComputeDtype::Auto if device.driver().capability().0 == 7 => (device, &[Tier::F16]),
-            ComputeDtype::Auto | ComputeDtype::F32 => (device, &[]),
+            _ => (device, &[]),
         })
     }
 
@@ -122,6 +122,10 @@ impl Device for Card {
             ComputeDtype::Auto if self.facts.has_bf16() => ComputeDtype::Bf16,
             as_it_is => as_it_is,
         }
+    }
+
+    fn is_portable(&self) -> bool {
+        false
     }
 
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault> {

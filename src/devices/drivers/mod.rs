@@ -70,6 +70,11 @@ pub trait Device: Send + Sync {
         dtype
     }
 
+    /// Whether its kernels are of the portable class, as far as its driver decides that.
+    fn is_portable(&self) -> bool {
+        true
+    }
+
     /// Opens the device.
     fn open(&self, share: Share) -> Result<Box<dyn Opened>, Fault>;
 
@@ -163,6 +168,7 @@ impl dyn Device + '_ {
         let refused = |why: &str| Err(ModelError::Source(format!("the run computes in {dtype}, {why}")));
         match dtype {
             "f32" => Ok(ComputeDtype::F32),
+            "portable" if self.is_portable() => Ok(ComputeDtype::Portable),
             "bf16" if facts.has_bf16() => Ok(ComputeDtype::Bf16),
             _ if facts.kind == Kind::Cpu => refused("this device cannot"),
             _ => refused(

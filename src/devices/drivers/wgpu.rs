@@ -66,7 +66,8 @@ impl Device for Card {
         let exact = share.dtype != ComputeDtype::Auto || self.found.facts.kind == Kind::Software;
         let precision = if exact { Precision::F32 } else { Precision::F16 };
         let (cache, memory) = (compiled::of(&self.found.adapter), Some(share.limit.bytes()));
-        let options = Options { precision, cache, memory, ..Options::default() };
+        let portable = share.dtype == ComputeDtype::Portable;
+        let options = Options { precision, portable, cache, memory, ..Options::default() };
         let device = Wgpu::open(&self.found.adapter, options)?;
         #[cfg(feature = "faults")]
         self.breaker.lock().unwrap_or_else(|e| e.into_inner()).replace(device.breaker());

@@ -6,15 +6,15 @@
 //! a few times only. Both loops run over L2: a panel and a block of rows of the left factor.
 
 use super::super::operands::{COLS, Context, Factors, Part, Place, ROWS, Sizes, Strided, Target};
+use super::super::runtime::isa::kernel;
 use super::super::runtime::memory::Memory;
 use super::super::runtime::threads::Shared;
 use super::tile::{self, Ahead};
 use super::transpose::transpose;
 use crate::backend::Write;
+pub use crate::numeric::slices::{SLICE, slices};
 use std::cell::RefCell;
 
-/// Most terms of one slice.
-pub const SLICE: usize = 768;
 /// Most rows of the left factor in a task: 22 tiles, 0.8 MB of a slice, which stays in L2.
 const BLOCK: usize = 264;
 /// Most panels of a task: the slices of its left factor are read once for all of them.
@@ -33,13 +33,6 @@ thread_local! {
 /// Runs `work` with this thread's room for two panels.
 pub fn with_panel<R>(work: impl FnOnce(&mut [f32]) -> R) -> R {
     PANEL.with_borrow_mut(|p| work(p.values_mut()))
-}
-
-/// The slices of an inner dimension: equal parts, in whole 32s, of at most [`SLICE`].
-pub fn slices(k: usize) -> impl Iterator<Item = (usize, usize)> {
-    let parts = k.div_ceil(SLICE).max(1);
-    let size = k.div_ceil(parts).next_multiple_of(32);
-    (0..k.max(1)).step_by(size.max(1)).map(move |from| (from, size.min(k - from)))
 }
 
 /// A share of an output: rows and panels.
@@ -102,16 +95,22 @@ fn across(cx: Context, target: Target, sizes: Sizes, f: Factors) {
         let at = target.from(i, 0).pointer(rows, n);
         // SAFETY: sizes were checked; `flat` is ours, and so are these rows of the output.
         unsafe {
-            tile(here, transposed, Factors { a, b, scale: f.scale });
+            tile(here, transposed, Factors { a, b, scale: 1.0 });
             for r in 0..rows {
                 let row = std::slice::from_raw_parts_mut(at.add(r * target.stride), n);
-                for (j, out) in row.iter_mut().enumerate() {
-                    let v = flat[j * COLS + r];
-                    *out = if target.write == Write::Add { *out + v } else { v };
-                }
+                put_column(cx.isa, row, target.write, (&flat[r..], f.scale));
             }
         }
     });
+}
+
+kernel! {
+    /// row (=|+=) scale * a column of `flat`
+    fn put_column<L>(row: &mut [f32], write: Write, column: (&[f32], f32)) {
+        for (out, &v) in row.iter_mut().zip(column.0.iter().step_by(COLS)) {
+            *out = if write == Write::Add { L::fma(v, column.1, *out) } else { v * column.1 };
+        }
+    }
 }
 
 /// See [`super::product::tile`], which has checked the sizes.

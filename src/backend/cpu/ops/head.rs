@@ -14,13 +14,10 @@ use super::super::runtime::math;
 use super::super::runtime::memory::Memory;
 use super::loss;
 use crate::backend::Write;
+use crate::numeric::slices::{BLOCK, part_of_vocabulary as part};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Parts of a vocabulary, at most.
-const PARTS: usize = 8;
-/// Columns of logits at a time.
-const BLOCK: usize = 256;
 /// Distance between rows of logits: not a power of two, so that rows do not share cache sets.
 const STRIDE: usize = BLOCK + 16;
 /// Most rows of a task.
@@ -148,11 +145,6 @@ pub fn room(threads: usize, (n, c): (usize, usize), vocab: usize, gradient_cols:
 /// Blocks of rows at a time: enough tasks for all threads.
 fn wave(threads: usize) -> usize {
     (threads / 4).max(2)
-}
-
-/// Columns of a part of a vocabulary: whole blocks.
-fn part(vocab: usize) -> usize {
-    vocab.div_ceil(PARTS).next_multiple_of(BLOCK)
 }
 
 fn rows_of_task(n: usize, c: usize) -> usize {

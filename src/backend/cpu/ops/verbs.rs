@@ -37,6 +37,9 @@ impl Backend for Cpu {
     type Ids = Ids;
 
     fn class(&self) -> String {
+        if self.portable && self.products == Products::Tiles {
+            return PORTABLE.into();
+        }
         let name = self.isa.name();
         let dtype = if self.precision == Precision::F32 { "f32" } else { "bf16" };
         // The reference adds in another order: another class.

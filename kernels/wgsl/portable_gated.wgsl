@@ -1,0 +1,15 @@
+// gated.wgsl with the CPU's bits.
+struct Params { out_at: u32, gate_at: u32, up_at: u32, n: u32, act: u32, zero: u32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read> gate: array<f32>;
+@group(0) @binding(3) var<storage, read> up: array<f32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let i = flat(group, groups) * 256u + lane;
+    if (i < p.n) {
+        let g = gate[p.gate_at + i];
+        out[p.out_at + i] = act(g).x * up[p.up_at + i];
+    }
+}

@@ -1,0 +1,139 @@
+// One slice of a product, out[m, n] (=|+=) scale * a b, with the CPU's bits: an output is one chain of fused multiply-adds
+// in ascending k. mode 0 sets, 1 adds the chain to the output, 2 continues the chain that the output holds. Tiles as in
+// product_tiled.wgsl.
+struct Params { out_at: u32, out_stride: u32, a_at: u32, a_row: u32, a_k: u32, b_at: u32, b_k: u32, b_col: u32, m: u32, n: u32, k: u32, scale: f32, mode: u32, zero: u32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read> a: array<f32>;
+@group(0) @binding(3) var<storage, read> b: array<u32>;
+
+// Numbers are stored k by k: four neighbouring rows (or columns) of one k are one vector.
+var<workgroup> a_tile: array<vec4<f32>, ${BK * BM / 4}>;
+var<workgroup> b_tile: array<vec4<f32>, ${BK * BN / 4}>;
+
+fn a_number(row: u32, k: u32) -> f32 {
+    let at = p.a_at + min(row, p.m - 1u) * p.a_row + min(k, p.k - 1u) * p.a_k;
+    return select(0.0, a[at], k < p.k);
+}
+
+#if ENCODING < 3
+fn b_number(k: u32, col: u32) -> f32 {
+    let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col, p.n - 1u) * p.b_col;
+    return select(0.0, value_of(at), k < p.k);
+}
+#end
+
+fn held(row: u32, col: u32) -> f32 {
+    return out[p.out_at + min(row, p.m - 1u) * p.out_stride + min(col, p.n - 1u)];
+}
+
+fn put(row: u32, col: u32, sum: f32) {
+    if (row < p.m && col < p.n) {
+        let at = p.out_at + row * p.out_stride + col;
+        if (p.mode == 1u) {
+            out[at] = mad(sum, p.scale, out[at]);
+        } else {
+            out[at] = sum * p.scale;
+        }
+    }
+}
+
+@compute @workgroup_size(${BM / TM * (BN / TN)})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let across = (p.n + ${BN - 1}u) / ${BN}u;
+    let tiles = across * ((p.m + ${BM - 1}u) / ${BM}u);
+    let number = flat(group, groups);
+    if (number >= tiles) {
+        return;
+    }
+    let row0 = number / across * ${BM}u;
+    let col0 = number % across * ${BN}u;
+    let my_row = lane / ${BN / TN}u;
+    let my_col = lane % ${BN / TN}u;
+#for i in 0..TM
+#for j in 0..TN / 4
+    var sum${i}_$j = vec4<f32>();
+#end
+#end
+    if (p.mode == 2u) {
+#for i in 0..TM
+#for j in 0..TN / 4
+#for l in 0..4
+        sum${i}_$j[$l] = held(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u);
+#end
+#end
+#end
+    }
+    for (var k0 = 0u; k0 < p.k; k0 += ${BK}u) {
+        // Neighbouring lanes read neighbouring numbers, whatever the layout of a factor.
+        for (var e = lane; e < ${BK * BM / 4}u; e += ${BM / TM * (BN / TN)}u) {
+#if LEFT_ACROSS
+            let x = e % ${BM / 4}u;
+            let k = e / ${BM / 4}u;
+#else
+            let x = e / ${BK}u;
+            let k = e % ${BK}u;
+#end
+            let r = row0 + x * 4u;
+            a_tile[k * ${BM / 4}u + x] = vec4<f32>(a_number(r, k0 + k), a_number(r + 1u, k0 + k), a_number(r + 2u, k0 + k), a_number(r + 3u, k0 + k));
+        }
+#if ENCODING >= 3 && RIGHT_ACROSS
+        // Blocks run along the columns: four neighbours are a vector.
+        for (var e = lane; e < ${BK * BN / 4}u; e += ${BM / TM * (BN / TN)}u) {
+            let k = k0 + e / ${BN / 4}u;
+            let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col0 + e % ${BN / 4}u * 4u, p.n - 4u);
+            b_tile[e] = select(vec4<f32>(), quad_of(at), k < p.k);
+        }
+#end
+#if ENCODING >= 3 && RIGHT_ACROSS == 0
+        // Blocks run along k, which is whole blocks: four neighbours of each of four columns, transposed.
+        for (var e = lane; e < ${BK * BN / 16}u; e += ${BM / TM * (BN / TN)}u) {
+            let x = e / ${BK / 4}u;
+            let k = e % ${BK / 4}u * 4u;
+            let at = p.b_at + k0 + k;
+            let c = col0 + x * 4u;
+#for i in 0..4
+            let q$i = quad_of(at + min(c + ${i}u, p.n - 1u) * p.b_col);
+#end
+#for i in 0..4
+            b_tile[(k + ${i}u) * ${BN / 4}u + x] = vec4<f32>(q0[$i], q1[$i], q2[$i], q3[$i]);
+#end
+        }
+#end
+#if ENCODING < 3
+        for (var e = lane; e < ${BK * BN / 4}u; e += ${BM / TM * (BN / TN)}u) {
+#if RIGHT_ACROSS
+            let x = e % ${BN / 4}u;
+            let k = e / ${BN / 4}u;
+#else
+            let x = e / ${BK}u;
+            let k = e % ${BK}u;
+#end
+            let c = col0 + x * 4u;
+            b_tile[k * ${BN / 4}u + x] = vec4<f32>(b_number(k0 + k, c), b_number(k0 + k, c + 1u), b_number(k0 + k, c + 2u), b_number(k0 + k, c + 3u));
+        }
+#end
+        workgroupBarrier();
+        for (var k = 0u; k < ${BK}u; k += 1u) {
+#for j in 0..TN / 4
+            let b$j = b_tile[k * ${BN / 4}u + my_col + ${j * (BN / TN)}u];
+#end
+#for i in 0..TM / 4
+            let a$i = a_tile[k * ${BM / 4}u + my_row + ${i * (BM / TM)}u];
+#for l in 0..4
+#for j in 0..TN / 4
+            sum${i * 4 + l}_$j = mad4(a$i[$l], b$j, sum${i * 4 + l}_$j);
+#end
+#end
+#end
+        }
+        workgroupBarrier();
+    }
+#for i in 0..TM
+#for j in 0..TN / 4
+#for l in 0..4
+    put(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l]);
+#end
+#end
+#end
+}

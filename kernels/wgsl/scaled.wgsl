@@ -1,0 +1,13 @@
+// out = scale x
+struct Params { out_at: u32, x_at: u32, n: u32, scale: f32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read> x: array<f32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let i = flat(group, groups) * 256u + lane;
+    if (i < p.n) {
+        out[p.out_at + i] = p.scale * x[p.x_at + i];
+    }
+}

@@ -1,0 +1,117 @@
+//! The portable class: f32 with the CPU's bits (docs/explain/numerics.md, "Portable"). A verb takes the kernel that has them
+//! in place of its usual one; products, the gradient of attention and the loss over a vocabulary follow the CPU's slices,
+//! blocks and parts.
+//!
+//! A kernel's parameters end with a 0 that the driver does not know, with which it is kept from fusing and reordering:
+//! parameters that a call leaves out are 0.
+
+mod attention;
+mod head;
+mod products;
+mod trial;
+
+use super::Wgpu;
+use super::kernel::Access::{Read, Write as Written};
+use super::kernel::{Constant, Kernel};
+use super::rows::kernel;
+pub(super) use attention::constants_of;
+pub(super) use products::{Low, product_sets};
+
+kernel!(RMSNORM, "portable_rmsnorm", ["portable", "portable_rows"], [Written, Written, Read, Read]);
+kernel!(RMSNORM_GRAD, "portable_rmsnorm_grad", ["portable", "portable_rows"], [Written, Read, Read, Read, Read]);
+kernel!(
+    SCALE_ROWS_GRAD,
+    "portable_scale_rows_grad",
+    ["portable", "portable_rows"],
+    [Written, Written, Read, Read]
+);
+kernel!(CROSS_ENTROPY, "portable_cross_entropy", ["portable", "portable_rows"], [Written, Written, Read, Read]);
+kernel!(DELTA, "portable_attention_delta", ["portable", "portable_rows"], [Written, Read, Read, Read]);
+kernel!(ROPE, "portable_rope", ["portable"], [Written, Read, Read]);
+kernel!(GATED, "portable_gated", ["portable", "portable_act"], [Written, Read, Read]);
+kernel!(GATED_GRAD, "portable_gated_grad", ["portable", "portable_act"], [Written, Written, Read]);
+kernel!(DROPOUT, "portable_dropout", ["portable"], [Written, Read, Read, Read]);
+kernel!(CONVOLUTION, "portable_convolution", ["portable"], [Written, Read, Read, Read, Read, Read]);
+kernel!(
+    CONVOLUTION_GRAD,
+    "portable_convolution_grad",
+    ["portable"],
+    [Written, Written, Read, Read, Read, Read, Read, Read]
+);
+kernel!(SILU, "portable_convolution_silu", ["portable"], [Written, Read, Read, Read]);
+kernel!(SILU_GRAD, "portable_convolution_silu_grad", ["portable"], [Written, Read, Read, Read, Read]);
+
+/// The kernels of this file.
+const KERNELS: &[&Kernel] = &[
+    &RMSNORM,
+    &RMSNORM_GRAD,
+    &SCALE_ROWS_GRAD,
+    &CROSS_ENTROPY,
+    &DELTA,
+    &ROPE,
+    &GATED,
+    &GATED_GRAD,
+    &DROPOUT,
+    &CONVOLUTION,
+    &CONVOLUTION_GRAD,
+    &SILU,
+    &SILU_GRAD,
+];
+
+/// All kernels of the portable class.
+pub(super) fn kernels() -> Vec<&'static Kernel> {
+    [KERNELS, products::KERNELS, attention::KERNELS, head::KERNELS, trial::KERNELS].concat()
+}
+
+/// How a device makes a multiply-add that rounds once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MultiplyAdd {
+    /// By `fma`.
+    Fused,
+    /// Of integers, about a hundred of them: for tests on software drivers, whose `fma` rounds twice.
+    OfIntegers,
+}
+
+impl MultiplyAdd {
+    fn constant(self) -> Constant {
+        ("FUSED", u32::from(self == MultiplyAdd::Fused))
+    }
+
+    /// What an operation costs, relative to a device's own.
+    fn cost(self) -> f64 {
+        if self == MultiplyAdd::Fused { 1.0 } else { 64.0 }
+    }
+}
+
+/// The portable kernel of a usual one, and how many elements, rows or groups of a row a workgroup has.
+fn counterpart(name: &str) -> Option<(&'static Kernel, usize)> {
+    const ROWS: usize = 4;
+    const ELEMENTS: usize = 256;
+    Some(match name {
+        "rmsnorm" => (&RMSNORM, ROWS),
+        "rmsnorm_grad" => (&RMSNORM_GRAD, ROWS),
+        "scale_rows_grad" => (&SCALE_ROWS_GRAD, ROWS),
+        "cross_entropy" => (&CROSS_ENTROPY, ROWS),
+        "attention_delta" => (&DELTA, ROWS),
+        "rope" => (&ROPE, ELEMENTS),
+        "gated" => (&GATED, ELEMENTS),
+        "gated_grad" => (&GATED_GRAD, ELEMENTS),
+        "dropout" => (&DROPOUT, ELEMENTS),
+        "convolution" => (&CONVOLUTION, ELEMENTS),
+        "convolution_grad" => (&CONVOLUTION_GRAD, ELEMENTS),
+        "convolution_silu" => (&SILU, ELEMENTS),
+        "convolution_silu_grad" => (&SILU_GRAD, ELEMENTS),
+        _ => return None,
+    })
+}
+
+/// A portable kernel, its constants, and how many elements or rows a workgroup has.
+pub(super) type Chosen = (&'static Kernel, [Constant; 1], usize);
+
+impl Wgpu {
+    /// The portable kernel in place of a usual one, if this device is of the portable class and the usual one has other bits.
+    pub(super) fn portable_kernel(&self, usual: &Kernel) -> Option<Chosen> {
+        let (kernel, each) = counterpart(usual.name)?;
+        Some((kernel, [self.portable?.constant()], each))
+    }
+}

@@ -1,0 +1,60 @@
+//! The portable class: every op case has the CPU's bits on every adapter of tests/tested_adapters, and so do cases of sizes
+//! that the others do not have: several slices of a sum, several stretches of a row, several parts of a vocabulary.
+
+use crate::op_cases::{Case, Set, USED_BY_ALL, cases};
+use crate::tested_adapters;
+use finetune::backend::wgpu::Options;
+use finetune::backend::{Backend, Cpu, Op, PORTABLE, Wgpu};
+
+/// Ops that the class does not have.
+const LACKING: [Op; 2] = [Op::delta_rule, Op::delta_rule_grad];
+
+/// Numbers below this may differ: GPUs may replace those below 2^-126 by 0, and what is made of them.
+const SMALL: f32 = 1e-30;
+
+fn differ((a, b): (&f32, &f32)) -> bool {
+    let both_small = a.abs() < SMALL && b.abs() < SMALL;
+    a.to_bits() != b.to_bits() && !both_small
+}
+
+/// The first output that differs.
+fn difference(cpu: &[Vec<f32>], got: &[Vec<f32>]) -> Option<String> {
+    assert_eq!(cpu.len(), got.len());
+    let differs = |(i, (a, b)): (usize, (&Vec<f32>, &Vec<f32>))| {
+        let at = a.iter().zip(b).position(differ)?;
+        let count = a.iter().zip(b).filter(|pair| differ(*pair)).count();
+        Some(format!("output {i}: {count} of {} differ, at {at} {:e}, on the CPU {:e}", a.len(), b[at], a[at]))
+    };
+    cpu.iter().zip(got).enumerate().find_map(differs)
+}
+
+fn check(cpu: &mut Cpu, card: &mut Wgpu, (on_cpu, on_card): (Case<Cpu>, Case<Wgpu>)) -> Option<String> {
+    let name = on_cpu.name.clone();
+    let want = on_cpu.run(cpu, &name).unwrap();
+    match on_card.run(card, &name) {
+        Ok(got) => difference(&want, &got).map(|what| format!("{name}: {what}")),
+        Err(fault) => Some(format!("{name}: {fault}")),
+    }
+}
+
+#[test]
+fn every_op_case_of_the_portable_class_has_the_bits_of_the_cpu() {
+    let Some(cpu) = Cpu::portable(2) else { return println!("skipped: this processor rounds multiply-adds twice") };
+    let mut cpu = cpu.poisoning();
+    for tested in tested_adapters::all() {
+        let options = Options { portable: true, poison: true, ..Options::default() };
+        let mut card = tested.open(options).unwrap();
+        assert_eq!((card.class(), cpu.class()), (PORTABLE.to_string(), PORTABLE.to_string()));
+        let (mut failed, mut ran) = (Vec::new(), 0);
+        for op in Op::ALL.iter().filter(|op| !USED_BY_ALL.contains(op) && !LACKING.contains(op)) {
+            let began = std::time::Instant::now();
+            for pair in cases::<Cpu>(*op, Set::Odd).zip(cases::<Wgpu>(*op, Set::Odd)) {
+                ran += 1;
+                failed.extend(check(&mut cpu, &mut card, pair).map(|what| format!("{op:?} {what}")));
+            }
+            println!("{op:?} {:.1} s", began.elapsed().as_secs_f64());
+        }
+        println!("{ran} cases on {}", tested.adapter.name());
+        assert!(failed.is_empty(), "{}:\n{}", tested.adapter.name(), failed.join("\n"));
+    }
+}
