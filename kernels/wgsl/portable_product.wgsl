@@ -50,6 +50,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let col0 = number % across * ${BN}u;
     let my_row = lane / ${BN / TN}u;
     let my_col = lane % ${BN / TN}u;
+#if FUSED == 0
+    // A multiply-add is long: loops keep the text short, so that drivers compile it in seconds.
+    var sums: array<f32, 16>;
+    for (var e = 0u; e < 16u; e += 1u) {
+        sums[e] = select(0.0, held(row0 + my_row * 4u + e / 4u, col0 + my_col * 4u + e % 4u), p.mode == 2u);
+    }
+#else
 #for i in 0..TM
 #for j in 0..TN / 4
     var sum${i}_$j = vec4<f32>();
@@ -64,6 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #end
 #end
     }
+#end
     for (var k0 = 0u; k0 < p.k; k0 += ${BK}u) {
         // Neighbouring lanes read neighbouring numbers, whatever the layout of a factor.
         for (var e = lane; e < ${BK * BM / 4}u; e += ${BM / TM * (BN / TN)}u) {
@@ -115,6 +123,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #end
         workgroupBarrier();
         for (var k = 0u; k < ${BK}u; k += 1u) {
+#if FUSED == 0
+            let a_four = a_tile[k * 4u + my_row];
+            let b_four = b_tile[k * 4u + my_col];
+            for (var e = 0u; e < 16u; e += 1u) {
+                sums[e] = mad(a_four[e / 4u], b_four[e % 4u], sums[e]);
+            }
+#else
 #for j in 0..TN / 4
             let b$j = b_tile[k * ${BN / 4}u + my_col + ${j * (BN / TN)}u];
 #end
@@ -126,13 +141,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #end
 #end
 #end
+#end
         }
         workgroupBarrier();
     }
+#if FUSED == 0
+    for (var e = 0u; e < 16u; e += 1u) {
+        put(row0 + my_row * 4u + e / 4u, col0 + my_col * 4u + e % 4u, sums[e]);
+    }
+#else
 #for i in 0..TM
 #for j in 0..TN / 4
 #for l in 0..4
     put(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l]);
+#end
 #end
 #end
 #end

@@ -132,7 +132,12 @@ pub enum ComputeDtype {
 pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let backend = backend(s)?;
     let gpus = gpus(s, backend)?;
-    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16", "portable"], "expected auto, f32, bf16 or portable")? {
+    let dtype = match choice(
+        s,
+        "dtype",
+        &["auto", "f32", "bf16", "portable"],
+        "expected auto, f32, bf16 or portable",
+    )? {
         "f32" => ComputeDtype::F32,
         "bf16" => ComputeDtype::Bf16,
         "portable" => ComputeDtype::Portable,

@@ -198,7 +198,7 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
         return Err(refuse(why));
     }
     if options.dtype == ComputeDtype::Portable
-        && let Some(why) = not_portable(cards.driver, devices.iter().any(|(id, _)| facts(*id).is_none()))
+        && let Some(why) = not_portable(cards.driver, &devices)
     {
         return Err(refuse(format!("--dtype portable: {why}")));
     }
@@ -223,7 +223,8 @@ fn among(options: &DeviceOptions, cards: &Cards) -> Result<Chosen, Refusal> {
 }
 
 /// Why the cards of this driver, or the processor if it is among the devices, are not of the portable class.
-fn not_portable(driver: &str, processor: bool) -> Option<&'static str> {
+fn not_portable(driver: &str, devices: &[(DeviceId, String)]) -> Option<&'static str> {
+    let processor = devices.iter().any(|(id, _)| *id == DeviceId::PROCESSOR);
     if processor && !Cpu::is_portable() {
         return Some("a multiply-add of this processor rounds twice: use f32, or a card");
     }

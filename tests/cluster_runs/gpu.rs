@@ -174,3 +174,17 @@ fn gpu_generates_like_the_cpu_and_passes_its_self_test() {
     }
     assert!(report["vulkan"]["loader"].is_null() && report["finetune"].is_string(), "{report}");
 }
+
+/// As [`lost_gpu_falls_back_to_the_cpu`], and no byte changes.
+#[test]
+fn lost_gpu_of_the_portable_class_changes_no_byte() {
+    let Some(Tested { index: i, .. }) = tested_adapters::one() else { return };
+    let run = format!("{RUN} --max-steps 2 --dtype portable");
+    let mut fleet = Fleet::new();
+    fleet.bench.ok(&format!("{run} --gpus cpu --threads 1 -q -o alone"));
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.faulty("falls", &format!("--gpus {i} --gpu-backend wgpu --threads 1"), "lost@2");
+    fleet.all_end(&["coordinator", "falls"], 0);
+    assert!(fleet.said("falls").contains("falls back to portable-f32"), "{}", fleet.all());
+    assert!(fleet.adapter("out") == fleet.adapter("alone"), "{}", fleet.all());
+}

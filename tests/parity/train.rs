@@ -1,5 +1,7 @@
 //! Training of a case: every loss, every gradient norm and the final adapter are compared with PEFT's.
 
+#![allow(dead_code)] // Each test file uses its own part.
+
 use super::case::Case;
 use finetune::model::stage::{Output, Stage, Ticket, Want};
 use finetune::train::optim::{self, AdamW, Options};
@@ -19,6 +21,11 @@ pub const WGPU: Bounds = Bounds { loss: 1e-3, norm: 1e-3, adapter: 2e-4 };
 
 /// The worst deviations of one case on a stage with its model: loss, norm (relative), adapter (absolute).
 pub fn train(case: &Case, stage: &mut dyn Stage, bounds: &Bounds) -> (f64, f64, f32) {
+    trained(case, stage, bounds).0
+}
+
+/// The same, and the final adapter.
+pub fn trained(case: &Case, stage: &mut dyn Stage, bounds: &Bounds) -> ((f64, f64, f32), Vec<f32>) {
     let dir = &case.dir;
     let mut parameters = case.adapter("adapter_init");
     let mut adamw = AdamW::new(Options::default(), parameters.len());
@@ -64,5 +71,5 @@ pub fn train(case: &Case, stage: &mut dyn Stage, bounds: &Bounds) -> (f64, f64, 
         assert!(off <= bounds.adapter, "{dir:?} {:?}: {got} for {want}", name());
         worst.2 = worst.2.max(off);
     }
-    worst
+    (worst, parameters)
 }

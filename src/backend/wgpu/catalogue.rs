@@ -74,7 +74,8 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
         "portable_product" => portable::product_sets(),
         name if name.starts_with("portable_attention") && name != "portable_attention_delta" => {
             let sizes = [16, 32, 64, 80, 128, 256].map(portable::constants_of);
-            let sets = sizes.iter().flat_map(|set| [0, 1].map(|fused| [&set[..], &[("FUSED", fused)]].concat()));
+            let sets =
+                sizes.iter().flat_map(|set| [0, 1].map(|fused| [&set[..], &[("FUSED", fused)]].concat()));
             sets.collect()
         }
         name if name.starts_with("portable") => product(&[("FUSED", &[0, 1])]),

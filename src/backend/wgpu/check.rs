@@ -75,7 +75,11 @@ impl Wgpu {
     /// Tries the products with frozen matrices on the first matrix of an encoding: other encodings need other kernels.
     pub(super) fn try_matrix(&mut self, w: &Weight, bytes: &[u8]) -> Result<(), Fault> {
         const ENOUGH: usize = 1 << 17;
-        let Some(part) = w.parts.first().filter(|_| w.cols > 0 && self.portable.is_none() && !self.tried.contains(&w.encoding)) else {
+        let Some(part) = w
+            .parts
+            .first()
+            .filter(|_| w.cols > 0 && self.portable.is_none() && !self.tried.contains(&w.encoding))
+        else {
             return Ok(());
         };
         self.tried.push(w.encoding);

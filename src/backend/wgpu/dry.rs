@@ -2,11 +2,13 @@
 //! are left out: they take at most 4 MB, and only on cards that are fast with them.
 
 use super::pool;
+use super::portable;
 use super::products;
 use super::{Wgpu, weight};
 use crate::backend::TokenRows;
 use crate::backend::dry::{Device, Op};
 use crate::numeric::block::Encoding;
+use crate::numeric::slices::slices;
 
 /// What decides how much memory a device takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,23 +17,31 @@ pub struct Footprint {
     binding: u64,
     /// Whether blocks are widened before products.
     widens: bool,
+    /// Whether it computes as the portable class does.
+    portable: bool,
 }
 
 impl Footprint {
     /// A card that is not open: its kernels read blocks.
     pub fn of_card() -> Self {
-        Footprint { binding: u64::MAX, widens: false }
+        Footprint { binding: u64::MAX, widens: false, portable: false }
     }
 
     /// A software adapter that is not open.
     pub fn of_software() -> Self {
-        Footprint { binding: u64::MAX, widens: true }
+        Footprint { binding: u64::MAX, widens: true, portable: false }
+    }
+
+    /// The same in the portable class, whose kernels read blocks.
+    pub fn portable(self) -> Self {
+        Footprint { widens: false, portable: true, ..self }
     }
 }
 
 impl Wgpu {
     pub(super) fn footprint(&self) -> Footprint {
-        Footprint { binding: self.binding_limit, widens: self.variants.unpacks_slowly() }
+        let (widens, portable) = (self.variants.unpacks_slowly(), self.portable.is_some());
+        Footprint { binding: self.binding_limit, widens, portable }
     }
 }
 
@@ -51,6 +61,29 @@ impl DryWgpu {
     /// Nothing is used.
     pub fn new(is: Footprint) -> Self {
         DryWgpu { is, live: 0, since: 0, tokens: 0, masks: None }
+    }
+
+    /// What the portable class takes beside what others do; `None` if it takes the same.
+    fn inside_portable(&mut self, op: &Op) -> Option<()> {
+        match op {
+            Op::Adapted(out, _, w, low) => {
+                let apart = if slices(w.cols).count() > 1 { out.values() } else { 0 };
+                self.passing_all([w.rows * low.rank, apart, 0]);
+            }
+            Op::AdaptedGrad(dx, dy, _, low) => self.passing_all([dy.rows * low.rank, dx.values(), 0]),
+            Op::AttentionGrad(heads, _, [q, ..]) => {
+                let parts = if heads.query > heads.kv { q.values() } else { 0 };
+                self.passing_all([2 * q.rows * heads.query, parts, parts]);
+            }
+            Op::HeadLoss(x, vocab, cols) => self.passing_all(portable::head_room(x.rows, *cols, *vocab)),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Takes three buffers, and gives them back.
+    fn passing_all(&mut self, words: [usize; 3]) {
+        words.map(|words| self.take(words)).into_iter().for_each(|size| self.give(size));
     }
 
     fn passing(&mut self, words: usize) {
@@ -101,6 +134,9 @@ impl Device for DryWgpu {
     }
 
     fn inside(&mut self, op: Op) -> bool {
+        if self.is.portable && self.inside_portable(&op).is_some() {
+            return true;
+        }
         match op {
             Op::Frozen(out, _, w, _) if self.is.widens => {
                 let shape = (w.rows, w.cols);

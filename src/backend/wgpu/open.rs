@@ -104,9 +104,10 @@ impl Checked<Wgpu> {
             keep,
             kept: 0,
         };
-        match options.portable {
-            true => device.become_portable(adapter.is_software())?,
-            false => device.choose()?,
+        if options.portable {
+            device.become_portable(kind)?
+        } else {
+            device.choose()?
         }
         Ok(Checked::around(device))
     }

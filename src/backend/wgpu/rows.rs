@@ -58,14 +58,7 @@ impl Wgpu {
         let (kernel, constants, each) =
             portable.as_ref().map_or((kernel, &[][..], 256), |(kernel, c, each)| (*kernel, &c[..], *each));
         let (groups, work) = (n.div_ceil(each) as u64, n as f64 * ELEMENT);
-        self.gpu.dispatch(super::device::Call {
-            kernel,
-            constants,
-            params,
-            slots: &slots,
-            groups,
-            work,
-        });
+        self.gpu.dispatch(super::device::Call { kernel, constants, params, slots: &slots, groups, work });
     }
 
     /// Splits `len` elements into pieces that can be bound and take no longer than a submission may.

@@ -41,8 +41,14 @@ impl Driver for Graphics {
         adapters::why_none().to_string()
     }
 
-    fn load<'a>(&self, whole: &Whole<'a>, _: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
+    fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
         let footprint = if home == Home::Shared { Footprint::of_software() } else { Footprint::of_card() };
+        let portable = dtype == ComputeDtype::Portable;
+        if portable && whole.config.delta_rules.is_some() {
+            let why = "--dtype portable: its kernels of the gated delta rule are not written: use f32, or --gpus cpu";
+            return Err(ModelError::Source(why.into()));
+        }
+        let footprint = if portable { footprint.portable() } else { footprint };
         Ok(Load { home, ..speaking(whole).load_on(Target::Wgpu(footprint))? })
     }
 }

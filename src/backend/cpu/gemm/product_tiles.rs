@@ -6,7 +6,6 @@
 //! a few times only. Both loops run over L2: a panel and a block of rows of the left factor.
 
 use super::super::operands::{COLS, Context, Factors, Part, Place, ROWS, Sizes, Strided, Target};
-use super::super::runtime::isa::kernel;
 use super::super::runtime::memory::Memory;
 use super::super::runtime::threads::Shared;
 use super::tile::{self, Ahead};
@@ -89,28 +88,23 @@ fn across(cx: Context, target: Target, sizes: Sizes, f: Factors) {
         let i = task * COLS;
         let rows = COLS.min(m - i);
         let mut flat = [0.0f32; 16 * COLS];
-        let (out, transposed) = (Shared::new(&mut flat), Sizes { m: n, n: rows, k });
-        let here = Target::rows(&out, COLS, Write::Set);
+        let transposed = Sizes { m: n, n: rows, k };
         let (a, b) = (f.b.transposed(), f.a.from(i, 0).transposed());
         let at = target.from(i, 0).pointer(rows, n);
         // SAFETY: sizes were checked; `flat` is ours, and so are these rows of the output.
         unsafe {
-            tile(here, transposed, Factors { a, b, scale: 1.0 });
+            let row = |r: usize| std::slice::from_raw_parts_mut(at.add(r * target.stride), n);
+            for r in (0..rows).filter(|_| target.write == Write::Add) {
+                row(r).iter().enumerate().for_each(|(j, x)| flat[j * COLS + r] = *x);
+            }
+            let here = Shared::new(&mut flat);
+            let here = Target::rows(&here, COLS, target.write);
+            tile(here, transposed, Factors { a, b, scale: f.scale });
             for r in 0..rows {
-                let row = std::slice::from_raw_parts_mut(at.add(r * target.stride), n);
-                put_column(cx.isa, row, target.write, (&flat[r..], f.scale));
+                row(r).iter_mut().enumerate().for_each(|(j, x)| *x = flat[j * COLS + r]);
             }
         }
     });
-}
-
-kernel! {
-    /// row (=|+=) scale * a column of `flat`
-    fn put_column<L>(row: &mut [f32], write: Write, column: (&[f32], f32)) {
-        for (out, &v) in row.iter_mut().zip(column.0.iter().step_by(COLS)) {
-            *out = if write == Write::Add { L::fma(v, column.1, *out) } else { v * column.1 };
-        }
-    }
 }
 
 /// See [`super::product::tile`], which has checked the sizes.

@@ -35,6 +35,12 @@ struct Rows<'a> {
     weighted: Option<&'a mut Memory>,
 }
 
+/// Numbers that the loss of n rows takes: logits, statistics, and the sums of the parts if there is a gradient of c columns.
+pub(in super::super) fn room(n: usize, c: usize, vocab: usize) -> [usize; 3] {
+    let (rows, parts) = (n.min(ROWS), vocab.div_ceil(part_of_vocabulary(vocab)));
+    [rows * BLOCK, parts * STATS * rows, parts * rows * c]
+}
+
 impl Wgpu {
     pub(in super::super) fn portable_head_loss(
         &mut self,
@@ -65,7 +71,8 @@ impl Wgpu {
             for part in 0..parts {
                 self.part_of_head(fma, &mut these, part);
             }
-            let (l, s) = (self.at_mut(&losses.again().rows(from, rows)), self.at(view(&stats, parts * STATS, rows)));
+            let (l, s) =
+                (self.at_mut(&losses.again().rows(from, rows)), self.at(view(&stats, parts * STATS, rows)));
             let params = [l.base, s.base, 0, rows as u32, parts as u32, each as u32];
             self.portable_each(fma, &JOIN, rows, &params, &[&l, &s, &targets]);
             if let (Some(dx), Some(weighted)) = (dx.as_mut(), weighted) {

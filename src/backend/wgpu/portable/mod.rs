@@ -15,17 +15,28 @@ use super::kernel::Access::{Read, Write as Written};
 use super::kernel::{Constant, Kernel};
 use super::rows::kernel;
 pub(super) use attention::constants_of;
+pub(super) use head::room as head_room;
 pub(super) use products::{Low, product_sets};
 
 kernel!(RMSNORM, "portable_rmsnorm", ["portable", "portable_rows"], [Written, Written, Read, Read]);
-kernel!(RMSNORM_GRAD, "portable_rmsnorm_grad", ["portable", "portable_rows"], [Written, Read, Read, Read, Read]);
+kernel!(
+    RMSNORM_GRAD,
+    "portable_rmsnorm_grad",
+    ["portable", "portable_rows"],
+    [Written, Read, Read, Read, Read]
+);
 kernel!(
     SCALE_ROWS_GRAD,
     "portable_scale_rows_grad",
     ["portable", "portable_rows"],
     [Written, Written, Read, Read]
 );
-kernel!(CROSS_ENTROPY, "portable_cross_entropy", ["portable", "portable_rows"], [Written, Written, Read, Read]);
+kernel!(
+    CROSS_ENTROPY,
+    "portable_cross_entropy",
+    ["portable", "portable_rows"],
+    [Written, Written, Read, Read]
+);
 kernel!(DELTA, "portable_attention_delta", ["portable", "portable_rows"], [Written, Read, Read, Read]);
 kernel!(ROPE, "portable_rope", ["portable"], [Written, Read, Read]);
 kernel!(GATED, "portable_gated", ["portable", "portable_act"], [Written, Read, Read]);

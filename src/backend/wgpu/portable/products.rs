@@ -32,7 +32,8 @@ fn tile(fma: MultiplyAdd, (m, n): (usize, usize)) -> [u32; 4] {
 fn constants(fma: MultiplyAdd, sizes: (usize, usize), encoding: u32, across: [u32; 2]) -> [Constant; 10] {
     let [bm, bn, tm, tn] = tile(fma, sizes);
     let tile = [("BM", bm), ("BN", bn), ("BK", 16), ("TM", tm), ("TN", tn)];
-    let factors = [("ENCODING", encoding), ("VECTOR", 0), ("LEFT_ACROSS", across[0]), ("RIGHT_ACROSS", across[1])];
+    let factors =
+        [("ENCODING", encoding), ("VECTOR", 0), ("LEFT_ACROSS", across[0]), ("RIGHT_ACROSS", across[1])];
     let all = factors.into_iter().chain(tile).chain([fma.constant()]);
     let mut constants = [("", 0); 10];
     constants.iter_mut().zip(all).for_each(|(to, one)| *to = one);
@@ -88,8 +89,7 @@ pub(in super::super) struct Low<'a> {
 impl Low<'_> {
     fn link(self, device: &Wgpu, rows: Range<usize>, col: usize) -> Link {
         let rank = self.left.cols;
-        let left =
-            Factor { place: device.at(self.left.rows(rows.start, rows.len())), out: rank, k: 1 };
+        let left = Factor { place: device.at(self.left.rows(rows.start, rows.len())), out: rank, k: 1 };
         let place = device.at(self.right);
         let right = match self.transposed {
             true => Factor { place: place.on(col * rank), out: rank, k: 1 },
@@ -111,7 +111,8 @@ impl Wgpu {
             let out = to.place.base + (i * to.stride + j) as u32;
             let a = link.left.place.base + (i * link.left.out) as u32;
             let b = link.right.place.base + (j * link.right.out) as u32;
-            let sizes = [to.stride, link.left.out, link.left.k, link.right.k, link.right.out, rows, cols, link.k];
+            let sizes =
+                [to.stride, link.left.out, link.left.k, link.right.k, link.right.out, rows, cols, link.k];
             let [stride, a_row, a_k, b_k, b_col, m, n, k] = sizes.map(|x| x as u32);
             let params =
                 [out, stride, a, a_row, a_k, b, b_k, b_col, m, n, k, to.scale.to_bits(), mode as u32];
@@ -216,7 +217,11 @@ impl Wgpu {
                         let right = device.place(&part.storage, 0, part.storage.bytes as usize / 4);
                         let right = right.on((of_part.start - part.from) * w.cols);
                         Link {
-                            left: Factor { place: left.clone().on(of_part.start - of.start), out: dy.cols, k: 1 },
+                            left: Factor {
+                                place: left.clone().on(of_part.start - of.start),
+                                out: dy.cols,
+                                k: 1,
+                            },
                             right: Factor { place: right, out: 1, k: w.cols },
                             encoding: encodings::number(w.encoding),
                             k: of_part.len(),
@@ -224,7 +229,12 @@ impl Wgpu {
                     });
                     let rest = low.map(|low| low.link(device, row..row + rows, 0));
                     let all: Vec<Link> = frozen.chain(rest).collect();
-                    device.chain(fma, &Target { place, stride, sizes: (rows, stride), scale: 1.0 }, mode, &all);
+                    device.chain(
+                        fma,
+                        &Target { place, stride, sizes: (rows, stride), scale: 1.0 },
+                        mode,
+                        &all,
+                    );
                 }
             });
         }

@@ -3,6 +3,7 @@
 use super::super::device::Call;
 use super::super::kernel::Access::{Read, Write as Written};
 use super::super::kernel::Kernel;
+use super::super::pace::Kind;
 use super::super::rows::kernel;
 use super::super::{Memory, Wgpu};
 use super::MultiplyAdd;
@@ -42,7 +43,7 @@ fn wrong([a, b, c]: [f32; 3], got: &[f32]) -> Option<&'static str> {
 impl Wgpu {
     /// Makes the device one of the portable class, by its own multiply-add or, on a software driver whose own rounds twice,
     /// by integers.
-    pub(in super::super) fn become_portable(&mut self, software: bool) -> Result<(), Fault> {
+    pub(in super::super) fn become_portable(&mut self, kind: Kind) -> Result<(), Fault> {
         let x = triples();
         let own = self.tried_with(MultiplyAdd::Fused, &x)?;
         let once = |(x, got): (&[f32], &[f32])| x[0].mul_add(x[1], x[2]).to_bits() == got[0].to_bits();
@@ -51,14 +52,20 @@ impl Wgpu {
             let reason = format!("cannot compute as --dtype portable: {reason}");
             Err(Fault::Device { device: device.gpu.faults.device().to_string(), reason })
         };
-        if !fused && !software {
+        if !fused && kind == Kind::Hardware {
             return fault(self, "its multiply-add rounds twice".into());
         }
         let fma = if fused { MultiplyAdd::Fused } else { MultiplyAdd::OfIntegers };
         let got = if fused { own } else { self.tried_with(fma, &x)? };
         for (x, got) in x.chunks_exact(3).zip(got.chunks_exact(RESULTS)) {
             if let Some(what) = wrong([x[0], x[1], x[2]], got) {
-                return fault(self, format!("{what} of {:e}, {:e} and {:e} is not rounded as IEEE 754 says", x[0], x[1], x[2]));
+                return fault(
+                    self,
+                    format!(
+                        "{what} of {:e}, {:e} and {:e} is not rounded as IEEE 754 says",
+                        x[0], x[1], x[2]
+                    ),
+                );
             }
         }
         self.portable = Some(fma);
