@@ -10,7 +10,11 @@ use wgpu::hal::{self, Adapter as _, Device as _, Instance as _, vulkan};
 /// Whether a card runs this text: neither a kernel of software drivers, nor a fragment that no AMD card has.
 fn is_for_cards(entry: &Entry) -> bool {
     let is = |name, values: &[u32]| entry.constant(name).is_none_or(|value| values.contains(&value));
-    entry.stem() != "product_lanes" && is("LANES", &[0]) && is("WIDTH", &[256]) && is("SIDE", &[16])
+    entry.stem() != "product_lanes"
+        && is("LANES", &[0])
+        && is("WIDTH", &[256])
+        && is("SIDE", &[16])
+        && is("FUSED", &[1])
 }
 
 /// Compiles texts for the chip that RADV_FORCE_FAMILY names: those with a word of RADV_TEXTS in their name, with all

@@ -84,24 +84,22 @@ impl Checked<Wgpu> {
         gpu.pipelines.most = options.bind_groups.unwrap_or(gpu.pipelines.most);
         begin(&mut gpu, options.cache.as_ref().filter(|_| features.contains(Features::PIPELINE_CACHE)));
         gpu.faults.check()?;
-        let lanes = super::variants::lanes(adapter);
         let (spoiled, spoiled_beyond) = (options.spoiled, options.spoiled_beyond);
+        let lanes = super::variants::lanes(adapter);
         let variants = Variants { spoiled, spoiled_beyond, lanes, ..Variants::default() };
         let slug = slug(adapter);
         let origin = Origin { card: format!("{} {slug}", adapter.info.device_pci_bus_id), slug, offered };
-        let (class, poison) = (String::new(), options.poison);
-        let keep = options.cache.map(|cache| cache.keep);
         let mut device = Wgpu {
             gpu,
-            class,
+            class: String::new(),
             variants,
             origin,
             portable: None,
             binding_limit: binding,
-            poison,
+            poison: options.poison,
             tried: vec![],
             masks: None,
-            keep,
+            keep: options.cache.map(|cache| cache.keep),
             kept: 0,
         };
         if options.portable {
