@@ -67,7 +67,7 @@ fn golden_cases_of_the_portable_class_have_one_adapter_on_cpu_and_gpus() {
             if Case::open(dir).config.delta_rules.is_some() {
                 return println!("{:?}: no portable kernels", dir.file_name());
             }
-            let keep = if i % 8 == 0 { Keep::Everything } else { Keep::Inputs };
+            let keep = if i.is_multiple_of(8) { Keep::Everything } else { Keep::Inputs };
             let cpu = bits(trained(dir, keep, Cpu::portable(2).unwrap(), &CPU));
             let options = Opening { poison: true, portable: true, ..Opening::default() };
             let card = bits(trained(dir, keep, tested.open(options).unwrap(), &CPU));

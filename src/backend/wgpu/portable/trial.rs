@@ -24,10 +24,10 @@ const RESULTS: usize = 5;
 fn triples() -> Vec<f32> {
     let mut draws = Stream::new(&[25]);
     let mut number = || (0.5 + draws.unit() / 2.0) * f32::powi(2.0, draws.below(41) as i32 - 20);
-    let signed = |x: f32, i: usize| if i % 3 == 0 { -x } else { x };
+    let signed = |x: f32, i: usize| if i.is_multiple_of(3) { -x } else { x };
     let triple = |i: usize| {
         let (a, b, c) = (signed(number(), i), number(), number());
-        [a, b, if i % 2 == 0 { signed(c, i / 2) } else { -(a * b) * (1.0 + c * 1e-9) }]
+        [a, b, if i.is_multiple_of(2) { signed(c, i / 2) } else { -(a * b) * (1.0 + c * 1e-9) }]
     };
     (0..TRIPLES).flat_map(triple).collect()
 }
