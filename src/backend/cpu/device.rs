@@ -51,7 +51,7 @@ impl Checked<Cpu> {
         isa::best() != Isa::Generic
     }
 
-    /// [`Cpu::new`] with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own
+    /// The f32 device with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own
     /// kernels multiply, of adapters. Sums, the residual stream, parameters and their gradients stay f32; what only
     /// products, gates and the gradient of attention read is then kept in 16 bits (`bf16_activations.rs`).
     pub fn bf16(threads: usize) -> Self {
