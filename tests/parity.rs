@@ -54,7 +54,7 @@ fn golden_cases_train_as_in_peft_on_wgpu() {
 
 /// One adapter on the CPU and on lavapipe, or the adapter that is named, to the bit: every fourth case. Those with a gated delta rule are left out.
 #[test]
-fn golden_cases_of_the_portable_class_have_one_adapter_on_cpu_and_gpus() {
+fn portable_golden_cases_have_one_adapter_on_cpu_and_gpus() {
     if !Cpu::is_portable() {
         return println!("skipped: this processor rounds multiply-adds twice");
     }

@@ -43,7 +43,7 @@ fn check(cpu: &mut Cpu, card: &mut Wgpu, (on_cpu, on_card): (Case<Cpu>, Case<Wgp
 }
 
 #[test]
-fn every_op_case_of_the_portable_class_has_the_bits_of_the_cpu() {
+fn every_portable_op_case_has_the_bits_of_the_cpu() {
     let Some(cpu) = Cpu::portable(2) else {
         return println!("skipped: this processor rounds multiply-adds twice");
     };
