@@ -1,6 +1,6 @@
 // out[t] = silu(the sum over j of taps[j] * x[t - j]), as far as token t - j is in the row of token t. x has `above` rows more
 // than the tokens, above them.
-struct Params { out_at: u32, x_at: u32, taps_at: u32, positions_at: u32, n: u32, cols: u32, count: u32, above: u32 }
+struct Params { out_at: u32, x_at: u32, taps_at: u32, positions_at: u32, n: u32, cols: u32, count: u32, above: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> x: array<f32>;
@@ -18,7 +18,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let last = min(p.count - 1u, positions[p.positions_at + t]);
     var sum = 0.0;
     for (var j = 0u; j <= last; j += 1u) {
-        sum += taps[p.taps_at + j * p.cols + c] * x[p.x_at + (p.above + t - j) * p.cols + c];
+        sum = mad(taps[p.taps_at + j * p.cols + c], x[p.x_at + (p.above + t - j) * p.cols + c], sum);
     }
-    out[p.out_at + i] = sum / (1.0 + exp(-sum));
+    out[p.out_at + i] = silu(sum).x;
 }

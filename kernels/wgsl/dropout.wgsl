@@ -1,6 +1,6 @@
 // out (=|+=) x * mask / (1 - p). bases [T]: the hash of (seed, step, row id) of a token's row; module and the token's
 // place in its row are mixed in here, then the channel: the same integers as on every backend.
-struct Params { out_at: u32, x_at: u32, t_at: u32, tokens: u32, n: u32, cols: u32, module_low: u32, module_high: u32, threshold: u32, scale: f32, add: u32 }
+struct Params { out_at: u32, x_at: u32, t_at: u32, tokens: u32, n: u32, cols: u32, module_low: u32, module_high: u32, threshold: u32, scale: f32, add: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> x: array<f32>;
@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     hash = mix_in(mix_in(mix_in(hash, place), 0u), i % p.cols);
     var value = 0.0;
     if (hash >= p.threshold) {
-        value = x[p.x_at + i] * p.scale;
+        value = settled(x[p.x_at + i] * p.scale);
     }
     if (p.add == 1u) {
         value += out[p.out_at + i];

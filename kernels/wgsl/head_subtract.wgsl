@@ -1,3 +1,4 @@
+// The numbers of blocks are exact products here, so that a driver that fuses them with the subtraction changes no bit.
 // dx[n, cols] -= the rows of a frozen matrix that targets name, of those that this part of it, b, holds.
 struct Params { dx_at: u32, targets_at: u32, n: u32, cols: u32, first: u32, rows: u32 }
 @group(0) @binding(0) var<uniform> p: Params;

@@ -2,6 +2,14 @@
 // first; from 3 on blocks of ELEMENTS numbers in BYTES bytes, whose own file (unpack_<type>.wgsl) brings
 // codes(block, quad): four neighbouring levels, and scale(block, half): what sixteen neighbours are multiplied by, and
 // what is added then. Blocks begin at bytes, words are read wherever they begin; the last one has one behind it.
+// A number of half precision, spelled out: drivers may lose those that are not normal.
+fn half_of(bits: u32) -> f32 {
+    let small = f32(bits & 0x3ffu) * 5.9604644775390625e-8;
+    let usual = bitcast<f32>(((bits & 0x7fffu) << 13u) + (112u << 23u));
+    let size = select(usual, small, (bits & 0x7c00u) == 0u);
+    return select(size, -size, bits >= 0x8000u);
+}
+
 #if ENCODING < 3
 fn unpack(word: u32, index: u32) -> f32 {
     if (ENCODING == 0u) {
@@ -10,8 +18,7 @@ fn unpack(word: u32, index: u32) -> f32 {
     if (ENCODING == 1u) {
         return bitcast<f32>(select(word << 16u, word & 0xffff0000u, (index & 1u) == 1u));
     }
-    let pair = unpack2x16float(word);
-    return select(pair.x, pair.y, (index & 1u) == 1u);
+    return half_of(select(word & 0xffffu, word >> 16u, (index & 1u) == 1u));
 }
 
 // The word that holds a number.
@@ -44,13 +51,8 @@ fn bytes_of(word: u32) -> vec4<u32> {
     return (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u);
 }
 
-// A number of half precision, spelled out: drivers may lose those that are not normal.
 fn half_at(at: u32) -> f32 {
-    let bits = (b[at >> 2u] >> ((at & 2u) * 8u)) & 0xffffu;
-    let small = f32(bits & 0x3ffu) * 5.9604644775390625e-8;
-    let usual = bitcast<f32>(((bits & 0x7fffu) << 13u) + (112u << 23u));
-    let size = select(usual, small, (bits & 0x7c00u) == 0u);
-    return select(size, -size, bits >= 0x8000u);
+    return half_of((b[at >> 2u] >> ((at & 2u) * 8u)) & 0xffffu);
 }
 
 // Four neighbours, the first of which is at a multiple of four.

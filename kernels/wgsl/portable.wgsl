@@ -1,6 +1,6 @@
 // f32 arithmetic whose bits are those of the CPU on every device (docs/explain/numerics.md, "Portable"). A kernel's Params
 // end with `zero`, which is 0: no driver knows that, so that it cannot fuse or reorder what passes through settled().
-// FUSED: fma of the device rounds once. Without, it is made of integers: for tests on software drivers, which round twice.
+// FUSED: fma of the device rounds once. Without, it is made of integers, for software drivers, which round twice.
 fn settled(x: f32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) ^ p.zero);
 }
@@ -40,7 +40,7 @@ fn minus(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
     return vec2<u32>(x.x - y.x - select(0u, 1u, x.y < y.y), x.y - y.y);
 }
 
-// a * b + c, rounded once. Where a factor or the sum is 0, subnormal or not finite, nothing is lost by rounding twice.
+// a * b + c, rounded once, but for subnormal factors and summands. Where one is 0 or not finite, rounding twice loses nothing.
 fn mad(a: f32, b: f32, c: f32) -> f32 {
     let u = bitcast<u32>(a);
     let v = bitcast<u32>(b);
@@ -87,25 +87,30 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
 }
 #end
 
-fn mad4(a: f32, b: vec4<f32>, c: vec4<f32>) -> vec4<f32> {
-#if FUSED
-    return fma(vec4<f32>(a), b, c);
-#else
-    return vec4<f32>(mad(a, b.x, c.x), mad(a, b.y, c.y), mad(a, b.z, c.z), mad(a, b.w, c.w));
-#end
-}
-
-// a / b, rounded once: a quotient, and the division of its remainder (Markstein 1990). Outside of the range in which the
-// remainder is exact the device's own quotient is taken.
+// a / b, rounded once: a quotient, and the division of its remainder (Markstein 1990), of numbers that were scaled by powers of
+// two so that they and the quotient are near 1.
 fn divided(a: f32, b: f32) -> f32 {
     let q = settled(a / b);
 #if FUSED
-    let y = settled(1.0 / b);
-    let fits = abs(b) > 1e-18 && abs(b) < 1e18 && abs(q) > 1e-18 && abs(q) < 1e18;
-    let by = fma(fma(-b, y, 1.0), y, y);
-    let near = fma(fma(-b, q, a), by, q);
-    let exact = fma(fma(-b, near, a), by, near);
-    return select(q, exact, fits);
+    let u = bitcast<u32>(a);
+    let v = bitcast<u32>(b);
+    let ea = (u >> 23u) & 255u;
+    let eb = (v >> 23u) & 255u;
+    // Zeros, subnormal and infinite numbers are the device's.
+    if (ea == 0u || eb == 0u || ea == 255u || eb == 255u) {
+        return q;
+    }
+    let x = bitcast<f32>((u & 0x807fffffu) | 0x3f800000u);
+    let y = bitcast<f32>((v & 0x807fffffu) | 0x3f800000u);
+    let first = settled(1.0 / y);
+    let by = fma(fma(-y, first, 1.0), first, first);
+    let near = settled(x * by);
+    let nearer = fma(fma(-y, near, x), by, near);
+    let exact = fma(fma(-y, nearer, x), by, nearer);
+    // In two steps, because a power may be beyond those that f32 has.
+    let power = i32(ea) - i32(eb);
+    let half = power / 2;
+    return settled(exact * bitcast<f32>(u32(half + 127) << 23u)) * bitcast<f32>(u32(power - half + 127) << 23u);
 #else
     return q;
 #end
@@ -146,6 +151,13 @@ fn e_to(x: f32) -> f32 {
 
 fn sigmoid(x: f32) -> f32 {
     return divided(1.0, 1.0 + e_to(-x));
+}
+
+// silu(x) and its slope.
+fn silu(x: f32) -> vec2<f32> {
+    let s = sigmoid(x);
+    let y = settled(x * s);
+    return vec2<f32>(y, mad(y, 1.0 - s, s));
 }
 
 // The natural logarithm of a number of at least 2^-126, as libm's logf (FreeBSD's e_logf.c).

@@ -6,10 +6,9 @@ fn act(x: f32) -> vec2<f32> {
         let gelu = settled(x * s);
         return vec2<f32>(gelu, mad(settled(gelu * (1.0 - s)), mad(3.0 * 0.071354814, square, 1.5957692), s));
     }
-    let s = sigmoid(x);
     if (p.act == 2u) {
+        let s = sigmoid(x);
         return vec2<f32>(s, settled(s * (1.0 - s)));
     }
-    let silu = settled(x * s);
-    return vec2<f32>(silu, mad(silu, 1.0 - s, s));
+    return silu(x);
 }

@@ -3,9 +3,9 @@
 // then a lane per channel for the values. A kernel brings keys(i): the first key of the row, the first that is seen, and
 // the last.
 var<workgroup> query: array<f32, SIZE>;
-var<workgroup> weight: array<f32, 96>;
+var<workgroup> weight: array<f32, KEYS>;
 
-@compute @workgroup_size(96)
+@compute @workgroup_size(KEYS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let number = flat(group, groups);
     if (number >= p.count * p.heads) {
@@ -16,7 +16,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let kv = head / (p.heads / p.kv_heads);
     let wide = p.heads * SIZE;
     let narrow = p.kv_heads * SIZE;
-    for (var c = lane; c < SIZE; c += 96u) {
+    for (var c = lane; c < SIZE; c += KEYS) {
         query[c] = q[p.q_at + i * wide + head * SIZE + c];
     }
     workgroupBarrier();
@@ -24,7 +24,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var largest = -3.4e38;
     var sum = 0.0;
     var acc: array<f32, PER_LANE>;
-    for (var begin = seen.x + (seen.y - seen.x) / 96u * 96u; begin <= seen.z; begin += 96u) {
+    for (var begin = seen.x + (seen.y - seen.x) / KEYS * KEYS; begin <= seen.z; begin += KEYS) {
         let key = begin + lane;
         let there = key >= seen.y && key <= seen.z;
         var score = -3.4e38;
@@ -39,7 +39,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         weight[lane] = score;
         workgroupBarrier();
         let nearest = max(begin, seen.y) - begin;
-        let end = min(begin + 95u, seen.z) + 1u - begin;
+        let end = min(begin + (KEYS - 1u), seen.z) + 1u - begin;
         var top = largest;
         for (var j = nearest; j < end; j++) {
             top = max(top, weight[j]);
@@ -54,7 +54,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         sum = mad(sum, shrink, block);
         for (var e = 0u; e < PER_LANE; e++) {
-            let c = lane + e * 96u;
+            let c = lane + e * KEYS;
             var part = 0.0;
             if (c < SIZE) {
                 for (var j = nearest; j < end; j++) {
@@ -68,7 +68,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let by = divided(1.0, sum);
     for (var e = 0u; e < PER_LANE; e++) {
-        let c = lane + e * 96u;
+        let c = lane + e * KEYS;
         if (c < SIZE) {
             out[p.out_at + i * wide + head * SIZE + c] = acc[e] * by;
         }

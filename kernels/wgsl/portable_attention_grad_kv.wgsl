@@ -1,5 +1,5 @@
-// Parts of dk and dv [T, H*D], one for each query head, with the CPU's bits: one workgroup of 96 lanes per key and query
-// head, over blocks of 96 queries of the row from the key's own on.
+// Parts of dk and dv, a matrix [T, G*D] for each query head of a group, with the CPU's bits: one workgroup of 96 lanes per key
+// and query head, over blocks of 96 queries of the row from the key's own on.
 struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, window: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dk: array<f32>;
@@ -13,10 +13,10 @@ struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at
 
 var<workgroup> key: array<f32, SIZE>;
 var<workgroup> value: array<f32, SIZE>;
-var<workgroup> prob: array<f32, 96>;
-var<workgroup> ds: array<f32, 96>;
+var<workgroup> prob: array<f32, KEYS>;
+var<workgroup> ds: array<f32, KEYS>;
 
-@compute @workgroup_size(96)
+@compute @workgroup_size(KEYS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let number = flat(group, groups);
     if (number >= p.count * p.heads) {
@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let kv = head / (p.heads / p.kv_heads);
     let wide = p.heads * SIZE;
     let narrow = p.kv_heads * SIZE;
-    for (var c = lane; c < SIZE; c += 96u) {
+    for (var c = lane; c < SIZE; c += KEYS) {
         key[c] = k[p.k_at + j * narrow + kv * SIZE + c];
         value[c] = v[p.v_at + j * narrow + kv * SIZE + c];
     }
@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = end_of_queries(j);
     var acc_k: array<f32, PER_LANE>;
     var acc_v: array<f32, PER_LANE>;
-    for (var begin = start + (j - start) / 96u * 96u; begin < end; begin += 96u) {
+    for (var begin = start + (j - start) / KEYS * KEYS; begin < end; begin += KEYS) {
         let i = begin + lane;
         if (i >= j && i < end) {
             let at = i * wide + head * SIZE;
@@ -52,9 +52,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         workgroupBarrier();
         let first = max(begin, j) - begin;
-        let count = min(begin + 96u, end) - begin;
+        let count = min(begin + KEYS, end) - begin;
         for (var e = 0u; e < PER_LANE; e++) {
-            let c = lane + e * 96u;
+            let c = lane + e * KEYS;
             if (c < SIZE) {
                 var part_k = 0.0;
                 var part_v = 0.0;
@@ -70,10 +70,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         workgroupBarrier();
     }
     for (var e = 0u; e < PER_LANE; e++) {
-        let c = lane + e * 96u;
+        let c = lane + e * KEYS;
         if (c < SIZE) {
-            dk[p.dk_at + j * wide + head * SIZE + c] = acc_k[e];
-            dv[p.dv_at + j * wide + head * SIZE + c] = acc_v[e];
+            let at = (head % (p.heads / p.kv_heads) * p.tokens + j) * narrow + kv * SIZE + c;
+            dk[p.dk_at + at] = acc_k[e];
+            dv[p.dv_at + at] = acc_v[e];
         }
     }
 }

@@ -12,9 +12,9 @@ struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, token
 
 var<workgroup> query: array<f32, SIZE>;
 var<workgroup> pull: array<f32, SIZE>;
-var<workgroup> ds: array<f32, 96>;
+var<workgroup> ds: array<f32, KEYS>;
 
-@compute @workgroup_size(96)
+@compute @workgroup_size(KEYS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let number = flat(group, groups);
     if (number >= p.count * p.heads) {
@@ -25,7 +25,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let kv = head / (p.heads / p.kv_heads);
     let wide = p.heads * SIZE;
     let narrow = p.kv_heads * SIZE;
-    for (var c = lane; c < SIZE; c += 96u) {
+    for (var c = lane; c < SIZE; c += KEYS) {
         query[c] = q[p.q_at + i * wide + head * SIZE + c];
         pull[c] = dout[p.dout_at + i * wide + head * SIZE + c];
     }
@@ -35,9 +35,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let lse = saved[i * p.heads + head];
     let off = saved[(p.tokens + i) * p.heads + head];
     var acc: array<f32, PER_LANE>;
-    for (var stretch = (i - start) / 576u + 1u; stretch > (least - start) / 576u; stretch -= 1u) {
-        let own = start + (stretch - 1u) * 576u;
-        for (var begin = own + (max(least, own) - own) / 96u * 96u; begin <= min(i, own + 575u); begin += 96u) {
+    for (var stretch = (i - start) / STRETCH + 1u; stretch > (least - start) / STRETCH; stretch -= 1u) {
+        let own = start + (stretch - 1u) * STRETCH;
+        for (var begin = own + (max(least, own) - own) / KEYS * KEYS; begin <= min(i, own + (STRETCH - 1u)); begin += KEYS) {
             let key = begin + lane;
             if (key >= least && key <= i) {
                 let at = key * narrow + kv * SIZE;
@@ -51,9 +51,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
             workgroupBarrier();
             let first = max(begin, least) - begin;
-            let end = min(begin + 95u, i) + 1u - begin;
+            let end = min(begin + (KEYS - 1u), i) + 1u - begin;
             for (var e = 0u; e < PER_LANE; e++) {
-                let c = lane + e * 96u;
+                let c = lane + e * KEYS;
                 if (c < SIZE) {
                     var part = 0.0;
                     for (var j = first; j < end; j++) {
@@ -66,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     for (var e = 0u; e < PER_LANE; e++) {
-        let c = lane + e * 96u;
+        let c = lane + e * KEYS;
         if (c < SIZE) {
             dq[p.dq_at + i * wide + head * SIZE + c] = acc[e];
         }

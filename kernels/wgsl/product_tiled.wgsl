@@ -1,6 +1,8 @@
 // A workgroup owns BM x BN outputs and walks k in slices of BK that it stages in workgroup memory; a lane owns TM x TN
 // outputs in registers and adds its terms in ascending k, so the order of a sum depends on nothing. HALF: factors
 // are rounded to f16 there, which halves what is moved; their products are exact in f32 and so are sums kept.
+// PORTABLE: one slice of a product of the portable class, whose chain the output may hold the beginning of (add 2); LOOPED:
+// its multiply-add is long, and loops keep the text short, so that drivers compile it in seconds.
 // SPLIT: each part of the sum has as many workgroups as a whole sum would, and each part has an output of its own.
 #if HALF
 alias Four = vec4<f16>;
@@ -21,6 +23,12 @@ fn a_number(row: u32, k: u32) -> f32 {
 fn b_number(k: u32, col: u32) -> f32 {
     let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col, p.n - 1u) * p.b_col;
     return select(0.0, value_of(at), k < p.k);
+}
+#end
+
+#if PORTABLE
+fn held(row: u32, col: u32) -> f32 {
+    return out[p.out_at + min(row, p.m - 1u) * p.out_stride + min(col, p.n - 1u)];
 }
 #end
 
@@ -56,9 +64,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let col0 = number % across * ${BN}u;
     let my_row = lane / ${BN / TN}u;
     let my_col = lane % ${BN / TN}u;
+#if LOOPED
+    var sums: array<f32, ${TM * TN}>;
+    for (var e = 0u; e < ${TM * TN}u; e += 1u) {
+        sums[e] = select(0.0, held(row0 + my_row * 4u + e / 4u, col0 + my_col * 4u + e % 4u), p.add == 2u);
+    }
+#else
 #for i in 0..TM
 #for j in 0..TN / 4
     var sum${i}_$j = vec4<f32>();
+#end
+#end
+#if PORTABLE
+    if (p.add == 2u) {
+#for i in 0..TM
+#for j in 0..TN / 4
+#for l in 0..4
+        sum${i}_$j[$l] = held(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u);
+#end
+#end
+#end
+    }
 #end
 #end
     for (var k0 = first; k0 < end; k0 += ${BK}u) {
@@ -112,6 +138,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #end
         workgroupBarrier();
         for (var k = 0u; k < ${BK}u; k += 1u) {
+#if LOOPED
+            let a_four = a_tile[k * ${BM / 4}u + my_row];
+            let b_four = b_tile[k * ${BN / 4}u + my_col];
+            for (var e = 0u; e < ${TM * TN}u; e += 1u) {
+                sums[e] = mad(a_four[e / 4u], b_four[e % 4u], sums[e]);
+            }
+#else
 #for j in 0..TN / 4
             let b$j = vec4<f32>(b_tile[k * ${BN / 4}u + my_col + ${j * (BN / TN)}u]);
 #end
@@ -123,19 +156,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #end
 #end
 #end
+#end
         }
         workgroupBarrier();
     }
-#if SPLIT == 0
+#if SPLIT == 0 && PORTABLE == 0
     let by = p.scale / p.lift;
 #end
+#if LOOPED
+    for (var e = 0u; e < ${TM * TN}u; e += 1u) {
+        put(row0 + my_row * 4u + e / 4u, col0 + my_col * 4u + e % 4u, sums[e]);
+    }
+#else
 #for i in 0..TM
 #for j in 0..TN / 4
 #for l in 0..4
 #if SPLIT
     put_part(part, row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l]);
 #else
+#if PORTABLE
+    put(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l]);
+#else
     put(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l] * by);
+#end
+#end
 #end
 #end
 #end

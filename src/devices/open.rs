@@ -71,7 +71,7 @@ fn on_first(
         let seat = Seat::alone(card, dtype, threads(chosen), (chosen.options.memory_limit, offload));
         match seat.proved(&whole) {
             Ok(model) => return Ok(model),
-            Err(e) if chosen.options.backend.is_none() && !matches!(e, ModelError::Memory { .. }) => {
+            Err(e) if may_fall_back(chosen, dtype) && !matches!(e, ModelError::Memory { .. }) => {
                 say!("warning: {}: {e}; computes on the CPU", pick.name);
             }
             Err(e) => return Err(of_device(&pick.name, e)),
@@ -93,6 +93,11 @@ fn on_first(
         (None, _) => limit(chosen).choose(Load { microbatches, ..whole.load(&cpu)? })?.into(),
     };
     Ok(Box::new(cpu).build(&whole, whole.build(how))?)
+}
+
+/// Whether the CPU may compute in place of a card.
+fn may_fall_back(chosen: &Chosen, dtype: ComputeDtype) -> bool {
+    chosen.options.backend.is_none() && (dtype != ComputeDtype::Portable || Cpu::is_portable())
 }
 
 /// The first chosen device, if it is a card.

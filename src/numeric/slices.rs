@@ -10,6 +10,14 @@ pub fn slices(k: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..k.max(1)).step_by(size.max(1)).map(move |from| (from, size.min(k - from)))
 }
 
+/// Most terms that continue the chain of a frozen product: the rank of an adapter.
+pub const RANK: usize = SLICE;
+
+/// Keys of a block of attention, and queries of a block of its gradient.
+pub const KEYS: usize = 96;
+/// Tokens of a stretch of the gradient of attention: whole blocks, and enough of them that turning queries costs little.
+pub const STRETCH: usize = 6 * KEYS;
+
 /// Columns of logits at a time.
 pub const BLOCK: usize = 256;
 /// Parts of a vocabulary, at most.

@@ -175,6 +175,41 @@ fn gpu_generates_like_the_cpu_and_passes_its_self_test() {
     assert!(report["vulkan"]["loader"].is_null() && report["finetune"].is_string(), "{report}");
 }
 
+#[test]
+fn portable_runs_have_one_adapter_on_cpu_and_gpu() {
+    let Some(tested) = tested_adapters::one() else { return };
+    let fleet = Fleet::new();
+    fleet.bench.file("classes.jsonl", &classes(24));
+    let run = format!("{RUN} --max-steps 1 --dtype portable");
+    let classifier = run.replace("many.jsonl", "classes.jsonl --task classify --num-classes 2");
+    for (run, streamed) in [(format!("{run} --quantize nf4"), "--offload 3"), (classifier, "")] {
+        fleet.bench.ok(&format!("{run} --gpus cpu --threads 1 -q --overwrite -o cpu"));
+        fleet.bench.ok(&format!("{run} {} {streamed} -q --overwrite -o card", tested.options()));
+        assert!(fleet.adapter("card") == fleet.adapter("cpu"), "{run}");
+    }
+}
+
+/// CPUs and a GPU are workers of one run that compute each other's work again; one of them is killed.
+#[test]
+fn cpus_and_a_gpu_of_the_portable_class_verify_each_other() {
+    let Some(tested) = tested_adapters::one() else { return };
+    let run = format!("{RUN} --max-steps 3 --dtype portable").replace("--batch-size 8", "--batch-size 24");
+    let mut fleet = Fleet::new();
+    fleet.bench.ok(&format!("{run} --gpus cpu --threads 1 -q -o alone"));
+    fleet.coordinator(&format!("{run} --gpus none --expect-workers 3 --verify 100%"));
+    for name in ["cpu", "killed"] {
+        fleet.faulty(name, "--gpus cpu --threads 1", "slow=40"); // so that some work is left for the adapter
+    }
+    fleet.worker("card", &tested.options());
+    fleet.wait_for_step(1);
+    fleet.kill("killed");
+    fleet.all_end(&["coordinator", "cpu", "card"], 0);
+    assert!(fleet.adapter("out") == fleet.adapter("alone"), "{}", fleet.all());
+    let classes = classes_of(&fleet, "out");
+    assert_eq!(classes.keys().collect::<Vec<_>>(), ["portable-f32"], "{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("computed again by another worker"), "{}", fleet.all());
+}
+
 /// As [`lost_gpu_falls_back_to_the_cpu`], and no byte changes.
 #[test]
 fn lost_gpu_of_the_portable_class_changes_no_byte() {

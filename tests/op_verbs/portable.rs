@@ -1,9 +1,9 @@
 //! The portable class: every op case has the CPU's bits on lavapipe, or on the adapter that is named
 //! (tests/tested_adapters). SwiftShader takes minutes to compile its multiply-add of integers.
 
-use crate::op_cases::{Case, Set, USED_BY_ALL, cases};
+use crate::op_cases::{Case, Set, USED_BY_ALL, cases, close};
 use crate::tested_adapters;
-use finetune::backend::wgpu::Options;
+use finetune::backend::wgpu::{MultiplyAdd, Options};
 use finetune::backend::{Backend, Cpu, Op, PORTABLE, Wgpu};
 
 /// Ops that the class does not have.
@@ -31,6 +31,24 @@ fn difference(cpu: &[Vec<f32>], got: &[Vec<f32>]) -> Option<String> {
         ))
     };
     cpu.iter().zip(got).enumerate().find_map(differs)
+}
+
+/// The kernels that a card runs, on a driver whose `fma` rounds twice: near the CPU.
+#[test]
+fn portable_kernels_of_cards_are_near_the_cpu() {
+    let Some(tested) = tested_adapters::one() else { return };
+    let multiply_add = Some(MultiplyAdd::Fused);
+    let options = Options { portable: true, multiply_add, poison: true, ..Options::default() };
+    let (mut cpu, mut card) = (Cpu::new(2).poisoning(), tested.open(options).unwrap());
+    for op in Op::ALL.iter().filter(|op| !USED_BY_ALL.contains(op) && !LACKING.contains(op)) {
+        for (on_cpu, on_card) in cases::<Cpu>(*op, Set::Odd).zip(cases::<Wgpu>(*op, Set::Odd)) {
+            let want = on_cpu.run(&mut cpu, &on_cpu.name).unwrap();
+            for (got, want) in on_card.run(&mut card, &on_card.name).unwrap().iter().zip(&want) {
+                let want: Vec<f64> = want.iter().map(|x| f64::from(*x)).collect();
+                close(&format!("{op:?} {}", on_card.name), got, &want, 1e-4);
+            }
+        }
+    }
 }
 
 fn check(cpu: &mut Cpu, card: &mut Wgpu, (on_cpu, on_card): (Case<Cpu>, Case<Wgpu>)) -> Option<String> {

@@ -85,6 +85,20 @@ fn matrix_beyond_one_binding_is_computed_in_parts() {
     }
 }
 
+/// Where bindings end changes no bit of the portable class.
+#[test]
+fn small_bindings_change_no_bit_of_the_portable_class() {
+    let Some(tested) = tested_adapters::one() else { return };
+    let options =
+        |binding_limit| Options { portable: true, poison: true, binding_limit, ..Options::default() };
+    let [small, whole] =
+        [Some(24 << 10), None].map(|limit| results(&mut tested.open(options(limit)).unwrap()));
+    for (i, (small, whole)) in small.iter().zip(&whole).enumerate() {
+        assert!(small.iter().map(|x| x.to_bits()).eq(whole.iter().map(|x| x.to_bits())), "result {i}");
+        assert!(small.iter().all(|x| x.is_finite()), "result {i}");
+    }
+}
+
 /// Only the last rows are not zero: beyond 128 MiB on a software driver, beyond 1 GiB on a card.
 #[test]
 fn last_rows_of_a_large_matrix_are_right() {

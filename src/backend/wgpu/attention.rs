@@ -64,14 +64,14 @@ struct Part<'a> {
 
 impl Wgpu {
     fn part(&mut self, part: &Part, (count, params): (usize, &[u32])) {
-        if let Some((kernel, constants, cost)) = self.portable_attention(part.kernel, part.heads.size) {
+        if let Some((kernel, constants)) = self.portable_attention(part.kernel, part.heads.size) {
             return self.gpu.dispatch(Call {
                 kernel,
                 constants: &constants,
                 params,
                 slots: part.slots,
                 groups: (count * part.each) as u64,
-                work: cost * part.work * count as f64,
+                work: part.work * count as f64,
             });
         }
         let fast = match part.kernel.name {
@@ -106,8 +106,9 @@ impl Wgpu {
     }
 
     /// The work of a query: `products` products over its share of the `pairs`.
-    fn per_query(pairs: f64, queries: usize, heads: Heads, products: f64) -> f64 {
-        SCALAR * products * 2.0 * pairs / queries.max(1) as f64 * (heads.query * heads.size) as f64
+    fn per_query(&self, pairs: f64, queries: usize, heads: Heads, products: f64) -> f64 {
+        self.cost() * SCALAR * products * 2.0 * pairs / queries.max(1) as f64
+            * (heads.query * heads.size) as f64
     }
 
     pub(super) fn attend(
@@ -122,7 +123,7 @@ impl Wgpu {
         let (t, integers) = (tokens.len(), self.integers(&tokens.integers));
         let slots = [&o, &lse, &q, &k, &v].map(|p: &Place| p.slot.clone());
         let slots: Vec<Slot> = slots.into_iter().chain([integers]).collect();
-        let work = Self::per_query(tokens.pairs(heads), t, heads, 2.0);
+        let work = self.per_query(tokens.pairs(heads), t, heads, 2.0);
         let part = Part { kernel: &ATTENTION, heads, each: heads.query, slots: &slots, work };
         let scale = self.scale(heads);
         for (from, count) in self.pieces(t, 0, work) {
@@ -138,7 +139,7 @@ impl Wgpu {
         let [q, k, v] = [qkv.q, qkv.k, qkv.v].map(|x| self.at(x));
         let slots = [&o, &q, &k, &v].map(|p: &Place| p.slot.clone());
         let seen = heads.window.unwrap_or(usize::MAX).min(qkv.k.rows);
-        let work = Self::per_query((t * seen) as f64, t, heads, 2.0);
+        let work = self.per_query((t * seen) as f64, t, heads, 2.0);
         let part = Part { kernel: &CACHED, heads, each: heads.query, slots: &slots, work };
         let scale = (heads.size as f32).sqrt().recip().to_bits();
         for (from, count) in self.pieces(t, 0, work) {
@@ -164,9 +165,7 @@ impl Wgpu {
         let mut parts = [(); 2].map(|()| self.parts_of_heads(t, heads));
         let [dq, mut dk, mut dv] = [&grad.dq, &grad.dk, &grad.dv].map(|x| self.at_mut(x));
         for (place, part) in [&mut dk, &mut dv].into_iter().zip(&mut parts) {
-            if let Some(part) = part {
-                *place = self.at_mut(&view_mut(part, t, h * heads.size));
-            }
+            part.iter_mut().for_each(|part| *place = self.at_mut(&view_mut(part, t, h * heads.size)));
         }
         let integers = self.integers(&tokens.integers);
         let scale = self.scale(heads);
@@ -183,13 +182,13 @@ impl Wgpu {
         };
         let at = [q.base, k.base, v.base, d.base];
         let (to_q, to_kv) = (slots(&[&dq]), slots(&[&dk, &dv]));
-        let work = Self::per_query(tokens.pairs(heads), t, heads, 3.0);
+        let work = self.per_query(tokens.pairs(heads), t, heads, 3.0);
         let part = Part { kernel: &GRAD_Q, heads, each: heads.query, slots: &to_q, work };
         for (from, count) in self.pieces(t, 0, work) {
             let params: Vec<u32> = [dq.base].into_iter().chain(at).chain(range(from, count)).collect();
             self.part(&part, (count, &params));
         }
-        let work = Self::per_query(tokens.pairs(heads), t, heads, 4.0);
+        let work = self.per_query(tokens.pairs(heads), t, heads, 4.0);
         let each = if self.portable.is_some() { heads.query } else { heads.kv };
         let part = Part { kernel: &GRAD_KV, heads, each, slots: &to_kv, work };
         for (from, count) in self.pieces(t, 0, work) {
@@ -197,11 +196,8 @@ impl Wgpu {
                 [dk.base, dv.base].into_iter().chain(at).chain(range(from, count)).collect();
             self.part(&part, (count, &params));
         }
-        for (out, part) in [grad.dk, grad.dv].into_iter().zip(parts) {
-            if let Some(part) = part {
-                self.gather_heads(out, &part, heads);
-                self.recycle(part);
-            }
+        for (out, part) in [&grad.dk, &grad.dv].into_iter().zip(parts) {
+            part.into_iter().for_each(|part| self.fold_heads(out, part));
         }
         self.recycle(beside);
     }

@@ -100,10 +100,12 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
         }
         "product_tiled" => {
             let tiles = |rows: &'static [u32], tm: &'static [u32]| {
-                let axes: [(&str, &[u32]); 8] = [
+                let axes: [(&str, &[u32]); 10] = [
                     ("VECTOR", &[0]),
                     ("HALF", &[0, 1]),
                     ("SPLIT", &[0]),
+                    ("PORTABLE", &[0]),
+                    ("LOOPED", &[0]),
                     ("BM", rows),
                     ("BN", &[16, 64]),
                     ("BK", &[16]),

@@ -8,8 +8,13 @@ use super::rows::{ELEMENT, kernel};
 use super::{Memory, Tokens, Wgpu};
 use crate::backend::{Gates, GatesGrad, View, ViewMut};
 
-kernel!(CONVOLUTION, "convolution", [], [Written, Read, Read, Read, Read, Read]);
-kernel!(CONVOLUTION_GRAD, "convolution_grad", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
+kernel!(CONVOLUTION, "convolution", ["usual"], [Written, Read, Read, Read, Read, Read]);
+kernel!(
+    CONVOLUTION_GRAD,
+    "convolution_grad",
+    ["usual"],
+    [Written, Written, Read, Read, Read, Read, Read, Read]
+);
 
 /// The kernels of this file.
 pub(super) const KERNELS: &[&Kernel] = &[&CONVOLUTION, &CONVOLUTION_GRAD];

@@ -10,8 +10,8 @@ use super::rows::{ELEMENT, kernel};
 use super::{Memory, Tokens, Wgpu};
 use crate::backend::{Backend, Delta, DeltaGrad, DeltaHeads, DeltaSaved, View, ViewMut, view, view_mut};
 
-kernel!(SILU, "convolution_silu", [], [Written, Read, Read, Read]);
-kernel!(SILU_GRAD, "convolution_silu_grad", [], [Written, Read, Read, Read, Read]);
+kernel!(SILU, "convolution_silu", ["usual"], [Written, Read, Read, Read]);
+kernel!(SILU_GRAD, "convolution_silu_grad", ["usual"], [Written, Read, Read, Read, Read]);
 kernel!(FACTORS, "delta_factors", [], [Written, Read, Read, Read]);
 kernel!(RULE, "delta_rule", [], [Written, Written, Written, Read, Read, Read, Read, Read]);
 kernel!(BACK, "delta_rule_back", ["delta_rule_rows"], [Written, Written, Read, Read, Read, Read, Read, Read]);

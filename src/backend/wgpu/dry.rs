@@ -8,7 +8,6 @@ use super::{Wgpu, weight};
 use crate::backend::TokenRows;
 use crate::backend::dry::{Device, Op};
 use crate::numeric::block::Encoding;
-use crate::numeric::slices::slices;
 
 /// What decides how much memory a device takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,16 +65,15 @@ impl DryWgpu {
     /// What the portable class takes beside what others do; `None` if it takes the same.
     fn inside_portable(&mut self, op: &Op) -> Option<()> {
         match op {
-            Op::Adapted(out, _, w, low) => {
-                let apart = if slices(w.cols).count() > 1 { out.values() } else { 0 };
-                self.passing_all([w.rows * low.rank, apart, 0]);
-            }
+            Op::Adapted(out, _, w, low) => self.passing_all([w.rows * low.rank, out.values(), 0]),
             Op::AdaptedGrad(dx, dy, _, low) => self.passing_all([dy.rows * low.rank, dx.values(), 0]),
             Op::AttentionGrad(heads, _, [q, ..]) => {
                 let parts = if heads.query > heads.kv { q.values() } else { 0 };
                 self.passing_all([2 * q.rows * heads.query, parts, parts]);
             }
-            Op::HeadLoss(x, vocab, cols) => self.passing_all(portable::head_room(x.rows, *cols, *vocab)),
+            Op::HeadLoss(x, vocab, cols) => {
+                self.passing_all(portable::head_room((x.rows, *cols), *vocab, self.is.binding))
+            }
             _ => return None,
         }
         Some(())

@@ -53,6 +53,7 @@ pub use instance::{Adapter, adapters};
 pub use memory::{Ids, Memory, Tokens};
 pub use open::Options;
 use pool::Leased;
+pub use portable::MultiplyAdd;
 use variants::Variants;
 pub use variants::{Precision, Variant};
 pub use weight::{Weight, matrix_bytes};
@@ -65,7 +66,7 @@ pub struct Wgpu {
     variants: Variants,
     origin: Origin,
     /// How it multiplies and adds, if it computes as the portable class does.
-    portable: Option<portable::MultiplyAdd>,
+    portable: Option<MultiplyAdd>,
     /// Most bytes of one binding.
     binding_limit: u64,
     poison: bool,

@@ -6,6 +6,7 @@ use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
 use super::pace::{Kind, Pace};
+use super::portable::MultiplyAdd;
 use super::variants::{Precision, Variant, Variants};
 use super::{Origin, Wgpu};
 use crate::backend::{Checked, Fault};
@@ -34,6 +35,8 @@ pub struct Options {
     pub precision: Precision,
     /// Computes as the portable class does, in f32.
     pub portable: bool,
+    /// Multiplies and adds like this in the portable class, without a trial: for tests.
+    pub multiply_add: Option<MultiplyAdd>,
     /// Tries these variants instead of those that the adapter offers.
     pub variants: Option<Vec<Variant>>,
     /// A variant that computes wrong results: for tests.
@@ -103,7 +106,7 @@ impl Checked<Wgpu> {
             kept: 0,
         };
         if options.portable {
-            device.become_portable(kind)?
+            device.become_portable(adapter, options.multiply_add)?
         } else {
             device.choose()?
         }

@@ -11,8 +11,9 @@ use super::rows::kernel;
 use super::variants::{Asked, Chosen, Role, Variant};
 use super::weight::Part;
 use super::{Memory, Weight, Wgpu};
-use crate::backend::{Backend, Product, Transpose, View, ViewMut, Write, view};
+use crate::backend::{Backend, Product, Transpose, View, ViewMut, Write, view, view_mut};
 use crate::numeric::block::Encoding;
+use crate::numeric::slices::slices;
 
 kernel!(LINEAR, "linear", ["packed", "product"], [Written, Read, Read]);
 kernel!(LINEAR_GRAD, "linear_grad", ["packed", "product"], [Written, Read, Read]);
@@ -54,12 +55,12 @@ fn slabs<'a>(w: &'a Weight, slab: Option<&Memory>) -> Vec<(&'a Part, usize, usiz
 
 /// One factor: a binding, and the strides along the output and along the sum.
 #[derive(Clone)]
-struct Factor {
-    place: Place,
+pub(super) struct Factor {
+    pub place: Place,
     /// Along the output's rows or columns.
-    out: usize,
+    pub out: usize,
     /// Along k.
-    k: usize,
+    pub k: usize,
 }
 
 /// The arguments of a product kernel.
@@ -194,9 +195,28 @@ impl Wgpu {
         self.each(&FOLD, rows * cols, &params, &[&window.out, parts]);
     }
 
+    /// out[T, G*D] = the sum of its parts, one matrix for each query head of a group, in order.
+    pub(super) fn fold_heads(&mut self, out: &ViewMut<Memory>, parts: Memory) {
+        let (n, cols) = (out.len(), out.cols as u32);
+        let count = parts.len / n.max(1);
+        let (o, x) = (self.at_mut(out), self.at(view(&parts, count, n)));
+        let params = [o.base, cols, x.base, cols, n as u32, count as u32, 1f32.to_bits(), 0];
+        self.each(&FOLD, n, &params, &[&o, &x]);
+        self.recycle(parts);
+    }
+
+    /// scale * x
+    pub(super) fn scaled(&mut self, x: View<Memory>, scale: f32) -> Memory {
+        let (n, mut out) = (x.len(), self.memory(x.len()));
+        let (o, from) = (self.at_mut(&view_mut(&mut out, x.rows, x.cols)), self.at(x));
+        let params = [o.base, x.cols as u32, from.base, x.cols as u32, n as u32, 1, scale.to_bits(), 0];
+        self.each(&FOLD, n, &params, &[&o, &from]);
+        out
+    }
+
     pub(super) fn frozen(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
-        if let Some(fma) = self.portable {
-            return self.portable_frozen((y, write), x, w, (fma, None));
+        if self.portable.is_some() {
+            return self.portable_frozen((y, write), x, w, None);
         }
         let (stride, slab) = (y.cols, self.slab(w, y.rows));
         for (from, rows) in self.pieces(y.rows, y.cols.max(x.cols), 0.0) {
@@ -227,8 +247,8 @@ impl Wgpu {
         dy: View<Memory>,
         w: &Weight,
     ) {
-        if let Some(fma) = self.portable {
-            return self.portable_frozen_grad((dx, write), dy, (w, 0..w.rows), (fma, None));
+        if self.portable.is_some() {
+            return self.portable_frozen_grad((dx, write), dy, (w, 0..w.rows), None);
         }
         let (stride, slab) = (dx.cols, self.slab(w, dx.rows));
         for (from, rows) in self.pieces(dx.rows, dx.cols.max(dy.cols), 0.0) {
@@ -280,9 +300,6 @@ impl Wgpu {
     }
 
     pub(super) fn trained(&mut self, mut out: ViewMut<Memory>, write: Write, of: Product<Memory>) {
-        if let Some(fma) = self.portable {
-            return self.portable_matmul((out, write), of, fma);
-        }
         let Product { a, b, transpose, scale } = of;
         let (stride, n) = (out.cols, out.cols);
         let constants = [
@@ -302,6 +319,7 @@ impl Wgpu {
         // The dimension of the sum is split only along the rows of an operand, if it is those rows.
         let sums = match transpose {
             _ if k == 0 => vec![(0, 0)],
+            _ if self.portable.is_some() => slices(k).collect(),
             Transpose::Right => vec![(0, k)],
             Transpose::Neither => self.pieces(k, b.cols, 0.0),
             Transpose::Left => self.pieces(k, a.cols.max(b.cols), 0.0),
@@ -319,10 +337,17 @@ impl Wgpu {
                 };
                 for (j, cols) in across.iter().copied() {
                     let right = match transpose {
-                        Transpose::Right => Factor { place: self.at(b.rows(j, cols)), out: b.cols, k: 1 },
+                        Transpose::Right => {
+                            Factor { place: self.at(b.rows(j, cols)).on(k0), out: b.cols, k: 1 }
+                        }
                         _ => Factor { place: self.at(b.rows(k0, k)), out: 1, k: b.cols },
                     };
-                    self.product(&window(o.clone().on(j), (rows, cols, k), write), &left, &right);
+                    let (place, sizes) = (o.clone().on(j), (rows, cols, k));
+                    if self.portable.is_some() {
+                        self.slice((place, stride), (sizes, scale), (write, left.clone(), right));
+                    } else {
+                        self.product(&window(place, sizes, write), &left, &right);
+                    }
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::encodings;
 use super::kernel::Access::{Read, Write as Written};
-use super::kernel::Kernel;
+use super::kernel::{Constant, Kernel};
 use super::memory::Place;
 use super::{Masks, Memory, Tokens, Weight, Wgpu};
 use crate::backend::{Activation, DropoutKey, View, ViewMut, Write};
@@ -10,9 +10,12 @@ use crate::numeric::block::Encoding;
 use crate::numeric::rng;
 
 macro_rules! kernel {
-    ($name:ident, $stem:literal, [$($piece:literal),*], [$($access:expr),*]) => {
+    ($name:ident, $stem:literal, $pieces:tt, $buffers:tt) => {
+        kernel!($name, $stem as $stem, $pieces, $buffers);
+    };
+    ($name:ident, $stem:literal as $label:literal, [$($piece:literal),*], [$($access:expr),*]) => {
         static $name: Kernel = Kernel {
-            name: $stem,
+            name: $label,
             source: &[
                 $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/wgsl/", $piece, ".wgsl")),)*
                 include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/wgsl/", $stem, ".wgsl")),
@@ -29,10 +32,10 @@ kernel!(ADD, "add", [], [Written, Read]);
 kernel!(BIAS, "bias", [], [Written, Read]);
 kernel!(WIDEN, "widen", ["packed"], [Written, Read]);
 kernel!(EMBED, "embed", ["packed"], [Written, Read, Read]);
-kernel!(ROPE, "rope", [], [Written, Read, Read]);
+kernel!(ROPE, "rope", ["usual"], [Written, Read, Read]);
 kernel!(GATED, "gated", ["gelu"], [Written, Read, Read]);
 kernel!(GATED_GRAD, "gated_grad", ["gelu"], [Written, Written, Read]);
-kernel!(DROPOUT, "dropout", [], [Written, Read, Read, Read]);
+kernel!(DROPOUT, "dropout", ["usual"], [Written, Read, Read, Read]);
 
 /// The kernels of this file.
 pub(super) const KERNELS: &[&Kernel] =
@@ -53,11 +56,22 @@ fn number(activation: Activation) -> u32 {
 impl Wgpu {
     /// One lane per element.
     pub(super) fn each(&mut self, kernel: &'static Kernel, n: usize, params: &[u32], places: &[&Place]) {
+        match self.portable_kernel(kernel) {
+            Some((kernel, constants, each)) => self.elements((kernel, &constants), (n, each), params, places),
+            None => self.elements((kernel, &[]), (n, 256), params, places),
+        }
+    }
+
+    /// A kernel whose workgroups have `each` elements.
+    pub(super) fn elements(
+        &mut self,
+        (kernel, constants): (&'static Kernel, &[Constant]),
+        (n, each): (usize, usize),
+        params: &[u32],
+        places: &[&Place],
+    ) {
         let slots: Vec<_> = places.iter().map(|p| p.slot.clone()).collect();
-        let portable = self.portable_kernel(kernel);
-        let (kernel, constants, each) =
-            portable.as_ref().map_or((kernel, &[][..], 256), |(kernel, c, each)| (*kernel, &c[..], *each));
-        let (groups, work) = (n.div_ceil(each) as u64, n as f64 * ELEMENT);
+        let (groups, work) = (n.div_ceil(each) as u64, n as f64 * ELEMENT * self.cost());
         self.gpu.dispatch(super::device::Call { kernel, constants, params, slots: &slots, groups, work });
     }
 
@@ -114,12 +128,7 @@ impl Wgpu {
                 let t = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
                 let part = [from, n, view.cols, part.from, part.rows].map(|x| x as u32);
                 let params = [&[o.base][..], &part, &[scale.to_bits()]].concat();
-                let slots = [o.slot.clone(), t.slot, ids.slot.clone()];
-                let (groups, work) = (n.div_ceil(256) as u64, n as f64 * ELEMENT);
-                let (kernel, constants) = (&EMBED, &constants);
-                let call =
-                    super::device::Call { kernel, constants, params: &params, slots: &slots, groups, work };
-                self.gpu.dispatch(call);
+                self.elements((&EMBED, &constants), (n, 256), &params, &[&o, &t, &ids]);
             }
         }
     }

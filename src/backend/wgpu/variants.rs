@@ -315,6 +315,7 @@ fn tiled_kernel(asked: &Asked, variant: Variant) -> Chosen {
     let bn: u32 = if n <= 16 { 16 } else { 64 };
     let mut constants = basics(asked);
     constants.extend([("VECTOR", 0), ("HALF", u32::from(half)), ("SPLIT", 0)]);
+    constants.extend([("PORTABLE", 0), ("LOOPED", 0)]);
     constants.extend([("BM", bm), ("BN", bn), ("BK", BK), ("TM", tm), ("TN", 4)]);
     let lift = if half { lift(asked) } else { 1.0 };
     Chosen { kernel: &TILED, constants, tile: (bm as usize, bn as usize), lift }

@@ -51,7 +51,7 @@ impl Driver for Nvidia {
     fn load<'a>(&self, whole: &Whole<'a>, dtype: ComputeDtype, home: Home) -> Result<Load<'a>, ModelError> {
         let footprint = match dtype {
             ComputeDtype::Bf16 => cuda::Footprint::of_bf16(),
-            _ => cuda::Footprint::of_f32(),
+            ComputeDtype::Auto | ComputeDtype::F32 | ComputeDtype::Portable => cuda::Footprint::of_f32(),
         };
         Ok(Load { home, ..speaking(whole).load_on(Target::Cuda(footprint))? })
     }
@@ -79,7 +79,8 @@ impl Card {
             }
             ComputeDtype::Bf16 => (device.bf16()?, &[]),
             ComputeDtype::Auto if device.driver().capability().0 == 7 => (device, &[Tier::F16]),
-            _ => (device, &[]),
+            // The choice of devices refuses the portable class.
+            ComputeDtype::Auto | ComputeDtype::F32 | ComputeDtype::Portable => (device, &[]),
         })
     }
 

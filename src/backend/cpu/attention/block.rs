@@ -8,12 +8,11 @@
 
 use super::super::operands::{Strided, Target};
 use super::super::runtime::math::LANES;
+pub use crate::numeric::slices::KEYS;
 use std::ops::Range;
 
 /// Queries of a block: whole tiles, whether they are its rows or its columns.
-pub const QUERIES: usize = 96;
-/// Keys of a block: as many, so that both fit where a core has them at hand.
-pub const KEYS: usize = 96;
+pub const QUERIES: usize = KEYS;
 /// Vectors of queries.
 pub const GROUPS: usize = QUERIES / LANES;
 

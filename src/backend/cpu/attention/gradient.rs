@@ -13,9 +13,7 @@ use super::block_pairs::PairedKeys;
 use super::block_products::with_products;
 use super::inputs::{Inputs, Segment};
 use crate::backend::Write;
-
-/// Tokens of a stretch: whole blocks, and enough of them that turning queries costs little.
-const STRETCH: usize = 6 * QUERIES;
+use crate::numeric::slices::STRETCH;
 
 /// What the forward pass left, and the gradient that comes in.
 #[derive(Debug, Clone, Copy)]

@@ -2,10 +2,8 @@
 
 use super::super::operands::{COLS, Left, Strided};
 use super::super::runtime::bf16::round;
-use super::product_tiles::{self, SLICE};
-
-/// Most terms of a low-rank product that is added in the same pass.
-pub const RANK: usize = SLICE;
+use super::product_tiles;
+pub use crate::numeric::slices::RANK;
 
 /// A product that is added while the tile is in registers: left [T, R], right as a tile wants it (R rows), and
 /// what multiplies it.

@@ -5,7 +5,8 @@ use super::super::kernel::Access::{Read, Write as Written};
 use super::super::kernel::{Constant, Kernel};
 use super::super::rows::kernel;
 use super::super::{Memory, Wgpu};
-use crate::backend::{Backend, Heads, ViewMut};
+use crate::backend::{Backend, Heads};
+use crate::numeric::slices::{KEYS, STRETCH};
 
 kernel!(
     ATTENTION,
@@ -26,50 +27,38 @@ kernel!(
     ["portable", "window"],
     [Written, Written, Read, Read, Read, Read, Read, Read]
 );
-kernel!(GATHER_HEADS, "gather_heads", [], [Written, Read]);
 
 /// The kernels of this file.
-pub(super) const KERNELS: &[&Kernel] = &[&ATTENTION, &CACHED, &GRAD_Q, &GRAD_KV, &GATHER_HEADS];
+pub(super) const KERNELS: &[&Kernel] = &[&ATTENTION, &CACHED, &GRAD_Q, &GRAD_KV];
 
 /// Constants for this head size.
-pub(in super::super) fn constants_of(size: u32) -> [Constant; 2] {
-    [("SIZE", size), ("PER_LANE", size.div_ceil(96))]
+pub(in super::super) fn constants_of(size: u32) -> [Constant; 4] {
+    let (keys, stretch) = (KEYS as u32, STRETCH as u32);
+    [("SIZE", size), ("PER_LANE", size.div_ceil(keys)), ("KEYS", keys), ("STRETCH", stretch)]
 }
 
 impl Wgpu {
-    /// The portable kernel of attention, its constants, and what an operation costs.
+    /// The portable kernel of attention and its constants.
     pub(in super::super) fn portable_attention(
         &self,
         usual: &Kernel,
         size: usize,
-    ) -> Option<(&'static Kernel, Vec<Constant>, f64)> {
+    ) -> Option<(&'static Kernel, Vec<Constant>)> {
         let fma = self.portable?;
         let kernel = match usual.name {
             "attention" => &ATTENTION,
             "attention_cached" => &CACHED,
             "attention_grad_q" => &GRAD_Q,
-            _ => &GRAD_KV,
+            "attention_grad_kv" => &GRAD_KV,
+            _ => return None,
         };
         let constants = [&constants_of(size as u32)[..], &[fma.constant()]].concat();
-        Some((kernel, constants, fma.cost()))
+        Some((kernel, constants))
     }
 
     /// Memory for the parts of dk or dv, if several query heads share a key/value head.
     pub(in super::super) fn parts_of_heads(&mut self, rows: usize, heads: Heads) -> Option<Memory> {
         let shared = self.portable.is_some() && heads.query > heads.kv;
         shared.then(|| self.memory(rows * heads.query * heads.size))
-    }
-
-    /// out[T, G*D] = the sum of the parts [T, H*D] over the heads of each group, in order.
-    pub(in super::super) fn gather_heads(&mut self, mut out: ViewMut<Memory>, parts: &Memory, heads: Heads) {
-        let wide = heads.query * heads.size;
-        let each = (heads.query / heads.kv) as u32;
-        for (from, rows) in self.pieces(out.rows, wide, super::super::rows::ELEMENT * wide as f64) {
-            let part = out.again().rows(from, rows);
-            let (o, n) = (self.at_mut(&part), part.len());
-            let x = self.place(&parts.storage, from * wide, rows * wide);
-            let params = [o.base, x.base, n as u32, heads.size as u32, each];
-            self.each(&GATHER_HEADS, n, &params, &[&o, &x]);
-        }
     }
 }

@@ -3,11 +3,10 @@
 
 use super::super::device::Call;
 use super::super::kernel::Access::{Read, Write as Written};
-use super::super::kernel::{Constant, Kernel};
+use super::super::kernel::Kernel;
 use super::super::memory::Place;
 use super::super::rows::{ELEMENT, kernel};
 use super::super::{Memory, Weight, Wgpu, encodings};
-use super::MultiplyAdd;
 use crate::backend::{Backend, LmHeadLoss, View, ViewMut, Write, view, view_mut};
 use crate::numeric::slices::{BLOCK, part_of_vocabulary};
 
@@ -35,9 +34,15 @@ struct Rows<'a> {
     weighted: Option<&'a mut Memory>,
 }
 
+/// Rows whose sums, this many for each, fit one binding.
+fn rows_at_a_time(binding: u64, sums: usize) -> usize {
+    ROWS.min((binding / 4) as usize / sums.max(1)).max(1)
+}
+
 /// Numbers that the loss of n rows takes: logits, statistics, and the sums of the parts if there is a gradient of c columns.
-pub(in super::super) fn room(n: usize, c: usize, vocab: usize) -> [usize; 3] {
-    let (rows, parts) = (n.min(ROWS), vocab.div_ceil(part_of_vocabulary(vocab)));
+pub(in super::super) fn room((n, c): (usize, usize), vocab: usize, binding: u64) -> [usize; 3] {
+    let parts = vocab.div_ceil(part_of_vocabulary(vocab));
+    let rows = n.min(rows_at_a_time(binding, c * parts));
     [rows * BLOCK, parts * STATS * rows, parts * rows * c]
 }
 
@@ -46,14 +51,12 @@ impl Wgpu {
         &mut self,
         (mut losses, mut dx): (ViewMut<Memory>, Option<ViewMut<Memory>>),
         args: LmHeadLoss<Memory, Weight>,
-        fma: MultiplyAdd,
     ) {
-        let LmHeadLoss { x, head: w, vocab, targets, chunk } = args;
+        let LmHeadLoss { x, head: w, vocab, targets, .. } = args;
         let (n, c) = (targets.len(), x.cols);
         let each = part_of_vocabulary(vocab);
         let parts = vocab.div_ceil(each);
-        let fit = (self.binding_limit / 4) as usize / (parts * c).max(1);
-        let most = ROWS.min(chunk).min(fit).max(1);
+        let most = rows_at_a_time(self.binding_limit, c * parts);
         for from in (0..n).step_by(most) {
             let rows = most.min(n - from);
             let ids = self.ids(&targets[from..from + rows]);
@@ -69,14 +72,14 @@ impl Wgpu {
                 weighted: weighted.as_mut(),
             };
             for part in 0..parts {
-                self.part_of_head(fma, &mut these, part);
+                self.part_of_head(&mut these, part);
             }
             let (l, s) =
                 (self.at_mut(&losses.again().rows(from, rows)), self.at(view(&stats, parts * STATS, rows)));
             let params = [l.base, s.base, 0, rows as u32, parts as u32, each as u32];
-            self.portable_each(fma, &JOIN, rows, &params, &[&l, &s, &targets]);
+            self.elements((&JOIN, &[self.multiply_add()]), (rows, 256), &params, &[&l, &s, &targets]);
             if let (Some(dx), Some(weighted)) = (dx.as_mut(), weighted) {
-                self.put_together(fma, dx.again().rows(from, rows), (&weighted, &stats), parts);
+                self.put_together(dx.again().rows(from, rows), (&weighted, &stats), parts);
                 self.subtract_targets(dx.again().rows(from, rows), w, &targets);
                 self.recycle(weighted);
             }
@@ -85,7 +88,7 @@ impl Wgpu {
     }
 
     /// The statistics of a part of the vocabulary, and its sums of rows of the matrix.
-    fn part_of_head(&mut self, fma: MultiplyAdd, rows: &mut Rows, part: usize) {
+    fn part_of_head(&mut self, rows: &mut Rows, part: usize) {
         let (n, c, each) = (rows.x.rows, rows.x.cols, part_of_vocabulary(rows.vocab));
         let columns = part * each..((part + 1) * each).min(rows.vocab);
         let mut logits = self.memory(n * BLOCK);
@@ -93,17 +96,17 @@ impl Wgpu {
         for from in columns.clone().step_by(BLOCK) {
             let block = from..(from + BLOCK).min(columns.end);
             let place = self.at_mut(&view_mut(&mut logits, n, BLOCK));
-            self.some_outputs(fma, (&place, block.len()), rows.x, (rows.w, block.clone()));
+            self.some_outputs((&place, block.len()), rows.x, (rows.w, block.clone()));
             let begins = u32::from(from == columns.start);
             let sizes = [n, block.len(), block.len(), from].map(|x| x as u32);
             let params = [&[place.base, stats.base, rows.targets.base][..], &sizes, &[begins]].concat();
             self.gpu.dispatch(Call {
                 kernel: &BLOCK_OF_LOGITS,
-                constants: &[fma.constant()],
+                constants: &[self.multiply_add()],
                 params: &params,
                 slots: &[place.slot.clone(), stats.slot.clone(), rows.targets.slot.clone()],
                 groups: n.div_ceil(4) as u64,
-                work: fma.cost() * ELEMENT * (n * BLOCK) as f64,
+                work: self.cost() * ELEMENT * (n * BLOCK) as f64,
             });
             let Some(weighted) = rows.weighted.as_deref_mut() else { continue };
             let offset = part * n * c;
@@ -115,26 +118,20 @@ impl Wgpu {
             let out = ViewMut { memory: weighted, offset, rows: n, cols: c };
             let write = if begins == 1 { Write::Set } else { Write::Add };
             let e = view(&logits, n, block.len());
-            self.portable_frozen_grad((out, write), e, (rows.w, block), (fma, None));
+            self.portable_frozen_grad((out, write), e, (rows.w, block), None);
         }
         self.recycle(logits);
     }
 
     /// dx = the sum over the parts, in order, each by its factor.
-    fn put_together(
-        &mut self,
-        fma: MultiplyAdd,
-        dx: ViewMut<Memory>,
-        (weighted, stats): (&Memory, &Memory),
-        parts: usize,
-    ) {
+    fn put_together(&mut self, dx: ViewMut<Memory>, (weighted, stats): (&Memory, &Memory), parts: usize) {
         let (n, c) = (dx.rows, dx.cols);
         let o = self.at_mut(&dx);
         for part in 0..parts {
             let x = self.place(&weighted.storage, part * n * c, n * c);
             let by = self.place(&stats.storage, (part * STATS + 3) * n, n);
             let params = [o.base, x.base, by.base, (n * c) as u32, c as u32, u32::from(part > 0)];
-            self.portable_each(fma, &ADD, n * c, &params, &[&o, &x, &by]);
+            self.elements((&ADD, &[self.multiply_add()]), (n * c, 256), &params, &[&o, &x, &by]);
         }
     }
 
@@ -146,33 +143,7 @@ impl Wgpu {
             let b = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
             let sizes = [n, dx.cols, part.from, part.rows].map(|x| x as u32);
             let params = [&[o.base, targets.base][..], &sizes].concat();
-            let places = [&o, &b, targets];
-            self.each_with(&SUBTRACT, &constants, (n, ELEMENT), &params, &places);
+            self.elements((&SUBTRACT, &constants), (n, 256), &params, &[&o, &b, targets]);
         }
-    }
-
-    /// One lane per element, of a portable kernel.
-    fn portable_each(
-        &mut self,
-        fma: MultiplyAdd,
-        kernel: &'static Kernel,
-        n: usize,
-        params: &[u32],
-        places: &[&Place],
-    ) {
-        self.each_with(kernel, &[fma.constant()], (n, ELEMENT * fma.cost()), params, places);
-    }
-
-    fn each_with(
-        &mut self,
-        kernel: &'static Kernel,
-        constants: &[Constant],
-        (n, cost): (usize, f64),
-        params: &[u32],
-        places: &[&Place],
-    ) {
-        let slots: Vec<_> = places.iter().map(|p| p.slot.clone()).collect();
-        let (groups, work) = (n.div_ceil(256) as u64, n as f64 * cost);
-        self.gpu.dispatch(Call { kernel, constants, params, slots: &slots, groups, work });
     }
 }

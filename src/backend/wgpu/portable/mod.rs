@@ -38,19 +38,19 @@ kernel!(
     [Written, Written, Read, Read]
 );
 kernel!(DELTA, "portable_attention_delta", ["portable", "portable_rows"], [Written, Read, Read, Read]);
-kernel!(ROPE, "portable_rope", ["portable"], [Written, Read, Read]);
+kernel!(ROPE, "rope" as "portable_rope", ["portable"], [Written, Read, Read]);
 kernel!(GATED, "portable_gated", ["portable", "portable_act"], [Written, Read, Read]);
 kernel!(GATED_GRAD, "portable_gated_grad", ["portable", "portable_act"], [Written, Written, Read]);
-kernel!(DROPOUT, "portable_dropout", ["portable"], [Written, Read, Read, Read]);
-kernel!(CONVOLUTION, "portable_convolution", ["portable"], [Written, Read, Read, Read, Read, Read]);
+kernel!(DROPOUT, "dropout" as "portable_dropout", ["portable"], [Written, Read, Read, Read]);
+kernel!(CONVOLUTION, "convolution" as "portable_convolution", ["portable"], [Written, Read, Read, Read, Read, Read]);
 kernel!(
     CONVOLUTION_GRAD,
-    "portable_convolution_grad",
+    "convolution_grad" as "portable_convolution_grad",
     ["portable"],
     [Written, Written, Read, Read, Read, Read, Read, Read]
 );
-kernel!(SILU, "portable_convolution_silu", ["portable"], [Written, Read, Read, Read]);
-kernel!(SILU_GRAD, "portable_convolution_silu_grad", ["portable"], [Written, Read, Read, Read, Read]);
+kernel!(SILU, "convolution_silu" as "portable_convolution_silu", ["portable"], [Written, Read, Read, Read]);
+kernel!(SILU_GRAD, "convolution_silu_grad" as "portable_convolution_silu_grad", ["portable"], [Written, Read, Read, Read, Read]);
 
 /// The kernels of this file.
 const KERNELS: &[&Kernel] = &[
@@ -79,7 +79,7 @@ pub(super) fn kernels() -> Vec<&'static Kernel> {
 pub enum MultiplyAdd {
     /// By `fma`.
     Fused,
-    /// Of integers, about a hundred of them: for tests on software drivers, whose `fma` rounds twice.
+    /// By about a hundred operations on integers: for software drivers, whose `fma` rounds twice.
     OfIntegers,
 }
 
@@ -120,6 +120,16 @@ fn counterpart(name: &str) -> Option<(&'static Kernel, usize)> {
 pub(super) type Chosen = (&'static Kernel, [Constant; 1], usize);
 
 impl Wgpu {
+    /// What an operation of this device costs, relative to one of its own.
+    pub(super) fn cost(&self) -> f64 {
+        self.portable.map_or(1.0, MultiplyAdd::cost)
+    }
+
+    /// Its multiply-add, as a constant of kernels.
+    fn multiply_add(&self) -> Constant {
+        self.portable.unwrap_or(MultiplyAdd::Fused).constant()
+    }
+
     /// The portable kernel in place of a usual one, if this device is of the portable class and the usual one has other bits.
     pub(super) fn portable_kernel(&self, usual: &Kernel) -> Option<Chosen> {
         let (kernel, each) = counterpart(usual.name)?;

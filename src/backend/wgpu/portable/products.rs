@@ -1,23 +1,28 @@
 //! Products: a sum is cut into the CPU's slices, which are added up in ascending order; each is one chain. What an adapter
-//! adds continues the last chain, and so does the part of a slice that another binding holds.
+//! adds continues the last chain. A slice that lies in several bindings is one chain over all of them.
 
 use super::super::device::Call;
 use super::super::encodings;
 use super::super::kernel::Access::{Read, Write as Written};
 use super::super::kernel::{Constant, Kernel};
 use super::super::memory::Place;
+use super::super::products::Factor;
 use super::super::rows::kernel;
 use super::super::{Memory, Weight, Wgpu};
 use super::MultiplyAdd;
-use crate::backend::{Backend, Product, Transpose, View, ViewMut, Write, view, view_mut};
+use crate::backend::{Backend, View, ViewMut, Write, view, view_mut};
 use crate::numeric::slices::slices;
 use std::ops::Range;
 
-kernel!(PRODUCT, "portable_product", ["portable", "packed"], [Written, Read, Read]);
-kernel!(SCALED, "scaled", [], [Written, Read]);
+kernel!(
+    PRODUCT,
+    "product_tiled" as "portable_product",
+    ["portable", "portable_params", "packed"],
+    [Written, Read, Read]
+);
 
 /// The kernels of this file.
-pub(super) const KERNELS: &[&Kernel] = &[&PRODUCT, &SCALED];
+pub(super) const KERNELS: &[&Kernel] = &[&PRODUCT];
 
 /// Sizes of a tile: rows and columns of a workgroup, and of a lane.
 fn tile(fma: MultiplyAdd, (m, n): (usize, usize)) -> [u32; 4] {
@@ -29,15 +34,25 @@ fn tile(fma: MultiplyAdd, (m, n): (usize, usize)) -> [u32; 4] {
 }
 
 /// The constants of a product; `across`: whether a factor's neighbours in memory are neighbours along the output.
-fn constants(fma: MultiplyAdd, sizes: (usize, usize), encoding: u32, across: [u32; 2]) -> [Constant; 10] {
+fn constants(fma: MultiplyAdd, sizes: (usize, usize), encoding: u32, across: [u32; 2]) -> [Constant; 14] {
     let [bm, bn, tm, tn] = tile(fma, sizes);
-    let tile = [("BM", bm), ("BN", bn), ("BK", 16), ("TM", tm), ("TN", tn)];
-    let factors =
-        [("ENCODING", encoding), ("VECTOR", 0), ("LEFT_ACROSS", across[0]), ("RIGHT_ACROSS", across[1])];
-    let all = factors.into_iter().chain(tile).chain([fma.constant()]);
-    let mut constants = [("", 0); 10];
-    constants.iter_mut().zip(all).for_each(|(to, one)| *to = one);
-    constants
+    let ([left, right], looped) = (across, u32::from(fma == MultiplyAdd::OfIntegers));
+    [
+        ("ENCODING", encoding),
+        ("VECTOR", 0),
+        ("LEFT_ACROSS", left),
+        ("RIGHT_ACROSS", right),
+        ("HALF", 0),
+        ("SPLIT", 0),
+        ("PORTABLE", 1),
+        ("LOOPED", looped),
+        ("BM", bm),
+        ("BN", bn),
+        ("BK", 16),
+        ("TM", tm),
+        ("TN", tn),
+        fma.constant(),
+    ]
 }
 
 /// What a chain does with the output that is there.
@@ -52,14 +67,6 @@ impl From<Write> for Mode {
     fn from(write: Write) -> Self {
         if write == Write::Add { Mode::Add } else { Mode::Set }
     }
-}
-
-/// A factor: its place, and the distances between its elements along the output and along the sum.
-#[derive(Clone)]
-struct Factor {
-    place: Place,
-    out: usize,
-    k: usize,
 }
 
 /// A part of a chain.
@@ -101,12 +108,13 @@ impl Low<'_> {
 
 impl Wgpu {
     /// One link of a chain, in windows.
-    fn link(&mut self, fma: MultiplyAdd, to: &Target, mode: Mode, link: &Link) {
+    fn link(&mut self, to: &Target, mode: Mode, link: &Link) {
+        let fma = self.portable.unwrap_or(MultiplyAdd::Fused);
         let (m, n) = to.sizes;
         let [bm, bn, ..] = tile(fma, (m, n));
         let across = [&link.left, &link.right].map(|f| u32::from(f.out == 1 && f.k != 1));
         let constants = constants(fma, (m, n), link.encoding, across);
-        let cost = 2.0 * fma.cost() * link.k.max(1) as f64;
+        let cost = 2.0 * self.cost() * link.k.max(1) as f64;
         for ((i, rows), (j, cols)) in self.windows((m, n), cost) {
             let out = to.place.base + (i * to.stride + j) as u32;
             let a = link.left.place.base + (i * link.left.out) as u32;
@@ -114,8 +122,9 @@ impl Wgpu {
             let sizes =
                 [to.stride, link.left.out, link.left.k, link.right.k, link.right.out, rows, cols, link.k];
             let [stride, a_row, a_k, b_k, b_col, m, n, k] = sizes.map(|x| x as u32);
-            let params =
-                [out, stride, a, a_row, a_k, b, b_k, b_col, m, n, k, to.scale.to_bits(), mode as u32];
+            let factors = [out, stride, a, a_row, a_k, b, b_k, b_col];
+            let params = [m, n, k, to.scale.to_bits(), mode as u32, 1f32.to_bits()];
+            let params = [&factors[..], &params].concat();
             self.gpu.dispatch(Call {
                 kernel: &PRODUCT,
                 constants: &constants,
@@ -128,9 +137,9 @@ impl Wgpu {
     }
 
     /// The links of one chain, into `to`.
-    fn chain(&mut self, fma: MultiplyAdd, to: &Target, mode: Mode, links: &[Link]) {
+    fn chain(&mut self, to: &Target, mode: Mode, links: &[Link]) {
         for (i, link) in links.iter().enumerate() {
-            self.link(fma, to, if i == 0 { mode } else { Mode::Continue }, link);
+            self.link(to, if i == 0 { mode } else { Mode::Continue }, link);
         }
     }
 
@@ -157,7 +166,7 @@ impl Wgpu {
         (mut y, write): (ViewMut<Memory>, Write),
         x: View<Memory>,
         w: &Weight,
-        (fma, low): (MultiplyAdd, Option<Low>),
+        low: Option<Low>,
     ) {
         let last = slices(w.cols).count() - 1;
         for (i, (from, k)) in slices(w.cols).enumerate() {
@@ -181,7 +190,7 @@ impl Wgpu {
                             scale: 1.0,
                         };
                         let links: Vec<Link> = [first].into_iter().chain(rest).collect();
-                        device.chain(fma, &to, mode, &links);
+                        device.chain(&to, mode, &links);
                     }
                 }
             });
@@ -194,7 +203,7 @@ impl Wgpu {
         (mut dx, write): (ViewMut<Memory>, Write),
         dy: View<Memory>,
         (w, of): (&Weight, Range<usize>),
-        (fma, low): (MultiplyAdd, Option<Low>),
+        low: Option<Low>,
     ) {
         let last = slices(of.len()).count() - 1;
         for (i, (from, n)) in slices(of.len()).enumerate() {
@@ -229,12 +238,7 @@ impl Wgpu {
                     });
                     let rest = low.map(|low| low.link(device, row..row + rows, 0));
                     let all: Vec<Link> = frozen.chain(rest).collect();
-                    device.chain(
-                        fma,
-                        &Target { place, stride, sizes: (rows, stride), scale: 1.0 },
-                        mode,
-                        &all,
-                    );
+                    device.chain(&Target { place, stride, sizes: (rows, stride), scale: 1.0 }, mode, &all);
                 }
             });
         }
@@ -243,7 +247,6 @@ impl Wgpu {
     /// Some rows of w as outputs: out[n, rows] = x wᵀ, rows of `stride` in one binding.
     pub(super) fn some_outputs(
         &mut self,
-        fma: MultiplyAdd,
         (out, stride): (&Place, usize),
         x: View<Memory>,
         (w, of): (&Weight, Range<usize>),
@@ -262,53 +265,21 @@ impl Wgpu {
                 };
                 let sizes = (x.rows, rows.len());
                 let to = Target { place: out.clone().on(rows.start - of.start), stride, sizes, scale: 1.0 };
-                self.link(fma, &to, if i == 0 { Mode::Set } else { Mode::Add }, &link);
+                self.link(&to, if i == 0 { Mode::Set } else { Mode::Add }, &link);
             }
         }
     }
 
-    /// out (=|+=) scale * a product of f32 matrices.
-    pub(in super::super) fn portable_matmul(
+    /// A slice of a product of two f32 matrices.
+    pub(in super::super) fn slice(
         &mut self,
-        (mut out, write): (ViewMut<Memory>, Write),
-        of: Product<Memory>,
-        fma: MultiplyAdd,
+        (place, stride): (Place, usize),
+        (sizes, scale): ((usize, usize, usize), f32),
+        (write, left, right): (Write, Factor, Factor),
     ) {
-        let Product { a, b, transpose, scale } = of;
-        let (stride, n) = (out.cols, out.cols);
-        let inner = if transpose == Transpose::Left { a.rows } else { a.cols };
-        let widest = if transpose == Transpose::Left { n } else { n.max(a.cols) };
-        let across =
-            if transpose == Transpose::Right { self.pieces(b.rows, b.cols, 0.0) } else { vec![(0, n)] };
-        for (i, rows) in self.pieces(out.rows, widest, 0.0) {
-            let place = self.at_mut(&out.again().rows(i, rows));
-            for (s, (from, k)) in slices(inner).enumerate() {
-                let mode = if s == 0 { write.into() } else { Mode::Add };
-                let left = match transpose {
-                    Transpose::Left => Factor { place: self.at(a.rows(from, k)).on(i), out: 1, k: a.cols },
-                    _ => Factor { place: self.at(a.rows(i, rows)).on(from), out: a.cols, k: 1 },
-                };
-                for (j, cols) in across.iter().copied() {
-                    let right = match transpose {
-                        Transpose::Right => {
-                            Factor { place: self.at(b.rows(j, cols)).on(from), out: b.cols, k: 1 }
-                        }
-                        _ => Factor { place: self.at(b.rows(from, k)), out: 1, k: b.cols },
-                    };
-                    let to = Target { place: place.clone().on(j), stride, sizes: (rows, cols), scale };
-                    self.link(fma, &to, mode, &Link { left: left.clone(), right, encoding: 0, k });
-                }
-            }
-        }
-    }
-
-    /// scale * x
-    pub(in super::super) fn scaled(&mut self, x: View<Memory>, scale: f32) -> Memory {
-        let mut out = self.memory(x.len());
-        let o = self.at_mut(&view_mut(&mut out, x.rows, x.cols));
-        let from = self.at(x);
-        self.each(&SCALED, x.len(), &[o.base, from.base, x.len() as u32, scale.to_bits()], &[&o, &from]);
-        out
+        let (m, n, k) = sizes;
+        let to = Target { place, stride, sizes: (m, n), scale };
+        self.link(&to, write.into(), &Link { left, right, encoding: 0, k });
     }
 }
 

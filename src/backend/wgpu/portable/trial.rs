@@ -1,14 +1,15 @@
 //! Whether a device computes what the portable class is made of: operations that round once, on numbers from a fixed seed.
 
 use super::super::device::Call;
+use super::super::instance::Adapter;
 use super::super::kernel::Access::{Read, Write as Written};
 use super::super::kernel::Kernel;
-use super::super::pace::Kind;
 use super::super::rows::kernel;
 use super::super::{Memory, Wgpu};
 use super::MultiplyAdd;
-use crate::backend::{Backend, Fault, view, view_mut};
+use crate::backend::{Backend, Fault, Product, Transpose, Write, view, view_mut};
 use crate::numeric::rng::Stream;
+use crate::numeric::slices::slices;
 
 kernel!(TRIAL, "portable_trial", ["portable"], [Written, Read]);
 
@@ -20,16 +21,18 @@ const TRIPLES: usize = 4096;
 /// Results of a triple.
 const RESULTS: usize = 5;
 
-/// Numbers between 2^-20 and 2^20; in half of the triples the sum cancels most of the product.
+/// Numbers between 2^-60 and 2^60; in half of the triples the sum cancels most of the product.
 fn triples() -> Vec<f32> {
     let mut draws = Stream::new(&[25]);
-    let mut number = || (0.5 + draws.unit() / 2.0) * f32::powi(2.0, draws.below(41) as i32 - 20);
-    let signed = |x: f32, i: usize| if i.is_multiple_of(3) { -x } else { x };
-    let triple = |i: usize| {
-        let (a, b, c) = (signed(number(), i), number(), number());
-        [a, b, if i.is_multiple_of(2) { signed(c, i / 2) } else { -(a * b) * (1.0 + c * 1e-9) }]
+    let mut number = || {
+        let size = (1.0 + draws.unit()) * f32::powi(2.0, draws.below(120) as i32 - 60);
+        if draws.below(2) == 0 { size } else { -size }
     };
-    (0..TRIPLES).flat_map(triple).collect()
+    let mut triple = |i: usize| {
+        let (a, b, c) = (number(), number(), number());
+        [a, b, if i.is_multiple_of(2) { c } else { -(a * b) * (1.0 + c.signum() * 1e-6) }]
+    };
+    (0..TRIPLES).flat_map(|i| triple(i)).collect()
 }
 
 /// Which of a triple's results is wrong, if one is.
@@ -40,37 +43,80 @@ fn wrong([a, b, c]: [f32; 3], got: &[f32]) -> Option<&'static str> {
     Some(what[off])
 }
 
+/// Rows, columns and terms of the product of a trial: no multiple of a tile, and two slices.
+const PRODUCT: (usize, usize, usize) = (67, 33, 801);
+
 impl Wgpu {
-    /// Makes the device one of the portable class, by its own multiply-add or, on a software driver whose own rounds twice,
-    /// by integers.
-    pub(in super::super) fn become_portable(&mut self, kind: Kind) -> Result<(), Fault> {
-        let x = triples();
-        let own = self.tried_with(MultiplyAdd::Fused, &x)?;
-        let once = |(x, got): (&[f32], &[f32])| x[0].mul_add(x[1], x[2]).to_bits() == got[0].to_bits();
-        let fused = x.chunks_exact(3).zip(own.chunks_exact(RESULTS)).all(once);
-        let fault = |device: &Self, reason: String| {
-            let reason = format!("cannot compute as --dtype portable: {reason}");
-            Err(Fault::Device { device: device.gpu.faults.device().to_string(), reason })
-        };
-        if !fused && kind == Kind::Hardware {
-            return fault(self, "its multiply-add rounds twice".into());
+    /// Makes the device one of the portable class: by its own multiply-add, or, on a software driver whose own rounds twice, by
+    /// integers. `typed` is used without a trial, for tests.
+    pub(in super::super) fn become_portable(
+        &mut self,
+        adapter: &Adapter,
+        typed: Option<MultiplyAdd>,
+    ) -> Result<(), Fault> {
+        self.class = crate::backend::PORTABLE.into();
+        self.portable = typed;
+        if typed.is_some() {
+            return Ok(());
         }
-        let fma = if fused { MultiplyAdd::Fused } else { MultiplyAdd::OfIntegers };
-        let got = if fused { own } else { self.tried_with(fma, &x)? };
+        let refused = match adapter.info.backend {
+            wgpu::Backend::Vulkan => self.chosen_by_trial(adapter.is_software())?,
+            other => Some(format!("its kernels were tried through Vulkan alone, not through {other}")),
+        };
+        refused.map_or(Ok(()), |why| {
+            let reason = format!("cannot compute as --dtype portable: {why}");
+            Err(Fault::Device { device: self.gpu.faults.device().to_string(), reason })
+        })
+    }
+
+    /// Chooses the multiply-add; returns what is wrong, if anything is.
+    fn chosen_by_trial(&mut self, integers: bool) -> Result<Option<String>, Fault> {
+        let x = triples();
+        let mut got = self.tried_with(MultiplyAdd::Fused, &x)?;
+        let once = |(x, got): (&[f32], &[f32])| x[0].mul_add(x[1], x[2]).to_bits() == got[0].to_bits();
+        let fused = x.chunks_exact(3).zip(got.chunks_exact(RESULTS)).all(once);
+        if !fused && !integers {
+            return Ok(Some("its multiply-add rounds twice".into()));
+        }
+        if !fused {
+            got = self.tried_with(MultiplyAdd::OfIntegers, &x)?;
+        }
         for (x, got) in x.chunks_exact(3).zip(got.chunks_exact(RESULTS)) {
             if let Some(what) = wrong([x[0], x[1], x[2]], got) {
-                return fault(
-                    self,
-                    format!(
-                        "{what} of {:e}, {:e} and {:e} is not rounded as IEEE 754 says",
-                        x[0], x[1], x[2]
-                    ),
-                );
+                let of = format!("{:e}, {:e} and {:e}", x[0], x[1], x[2]);
+                return Ok(Some(format!("{what} of {of} is not rounded as IEEE 754 says")));
             }
         }
-        self.portable = Some(fma);
-        self.class = crate::backend::PORTABLE.into();
-        Ok(())
+        self.portable = Some(if fused { MultiplyAdd::Fused } else { MultiplyAdd::OfIntegers });
+        self.tried_product(&x)
+    }
+
+    /// A product against the chains of the host: a driver may fuse in one kernel and not in another.
+    fn tried_product(&mut self, numbers: &[f32]) -> Result<Option<String>, Fault> {
+        let (m, n, k) = PRODUCT;
+        let mantissa = |i: usize| numbers[i % numbers.len()].to_bits() & 0x807f_ffff | 0x3f80_0000;
+        let [a, b] = [m * k, k * n]
+            .map(|len| (0..len).map(|i| f32::from_bits(mantissa(i * 7 + len))).collect::<Vec<_>>());
+        let [mut left, mut right, mut out] = [m * k, k * n, m * n].map(|len| self.memory(len));
+        self.upload(view_mut(&mut left, m, k), &a);
+        self.upload(view_mut(&mut right, k, n), &b);
+        let of = Product {
+            a: view(&left, m, k),
+            b: view(&right, k, n),
+            transpose: Transpose::Neither,
+            scale: 1.0,
+        };
+        self.matmul(view_mut(&mut out, m, n), Write::Set, of);
+        let mut got = vec![0.0; m * n];
+        let read = self.read(view(&out, m, n), &mut got);
+        [left, right, out].into_iter().for_each(|m| self.recycle(m));
+        read?;
+        let chain = |at: usize, (from, terms): (usize, usize)| {
+            (from..from + terms).fold(0.0f32, |sum, t| a[at / n * k + t].mul_add(b[t * n + at % n], sum))
+        };
+        let want = |at: usize| slices(k).map(|slice| chain(at, slice)).reduce(|sum, part| sum + part);
+        let differs = (0..m * n).any(|at| want(at).map(f32::to_bits) != Some(got[at].to_bits()));
+        Ok(differs.then(|| "a product is not the sum of fused multiply-adds".into()))
     }
 
     fn tried_with(&mut self, fma: MultiplyAdd, x: &[f32]) -> Result<Vec<f32>, Fault> {
@@ -90,5 +136,24 @@ impl Wgpu {
         let read = self.read(view(&to, n, RESULTS), &mut got);
         [from, to].into_iter().for_each(|m| self.recycle(m));
         read.map(|()| got)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrong;
+
+    #[test]
+    fn each_operation_that_is_one_ulp_off_is_named() {
+        let (a, b, c) = (1.1f32, -0.7f32, 0.77f32);
+        let right = [0.0, a.mul_add(b, c), a * b + c, a / b, a.sqrt()];
+        assert_eq!(wrong([a, b, c], &right), None);
+        for (i, name) in
+            ["a multiply-add", "a product and a sum", "a quotient", "a root"].into_iter().enumerate()
+        {
+            let mut off = right;
+            off[i + 1] = f32::from_bits(off[i + 1].to_bits() + 1);
+            assert_eq!(wrong([a, b, c], &off), Some(name));
+        }
     }
 }
