@@ -100,7 +100,7 @@ impl Target {
     }
 }
 
-/// The class of devices that compute in f32 with the same bits, whatever their kind (docs/explain/numerics.md).
+/// The class of CPUs and GPUs that compute in f32 with the same bits (docs/explain/numerics.md).
 pub const PORTABLE: &str = "portable-f32";
 
 /// Memory and verbs of one device. All numbers that cross this seam are f32.

@@ -38,8 +38,7 @@ impl Checked<Cpu> {
         Checked::around(Cpu { threads, isa, products, precision, portable: false, recycling })
     }
 
-    /// The same as one of the portable class, whose bits f32 has here; `None` if a multiply-add of this processor rounds
-    /// twice.
+    /// The f32 device as one of the portable class, which has its bits; `None` if a multiply-add of this processor rounds twice.
     pub fn portable(threads: usize) -> Option<Self> {
         let mut cpu = Self::new(threads);
         cpu.portable = true;

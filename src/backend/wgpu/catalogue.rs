@@ -71,14 +71,7 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
     let encoding = ("ENCODING", &every[..]);
     let frozen = [&[encoding][..], &ACROSS[..]].concat();
     match kernel.name {
-        "portable_product" => portable::product_sets(),
-        name if name.starts_with("portable_attention") && name != "portable_attention_delta" => {
-            let sizes = [16, 32, 64, 80, 128, 256].map(portable::constants_of);
-            let sets =
-                sizes.iter().flat_map(|set| [0, 1].map(|fused| [&set[..], &[("FUSED", fused)]].concat()));
-            sets.collect()
-        }
-        name if name.starts_with("portable") => product(&[("FUSED", &[0, 1])]),
+        name if name.starts_with("portable") => portable::sets(name),
         "embed" | "head_subtract" | "linear" | "linear_grad" => product(&[encoding, ("VECTOR", &[0])]),
         "widen" => {
             let blocks: Vec<u32> = every.iter().copied().filter(|n| encodings::is_block(*n)).collect();

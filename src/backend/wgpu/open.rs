@@ -78,8 +78,7 @@ impl Checked<Wgpu> {
         let opened = pollster::block_on(adapter.inner.request_device(&descriptor))
             .map_err(|e| fault(format!("cannot be opened: {e}")))?;
         let binding = options.binding_limit.unwrap_or(u64::MAX).min(binding(&limits));
-        let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };
-        let mut pace = options.rate.map_or_else(|| Pace::guess(kind), Pace::of);
+        let mut pace = options.rate.map_or_else(|| Pace::guess(Kind::of(adapter)), Pace::of);
         pace.steady = options.steady;
         let budget = options.memory.unwrap_or(u64::MAX);
         let mut gpu = Gpu::new(opened, (limits, budget), Faults::new(name.clone()), pace);

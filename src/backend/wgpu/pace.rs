@@ -5,6 +5,8 @@
 //! submission is planned to take [`SLOW`], well below the limit of half a second. Borders of blocks are the preferred
 //! places to split, so a submission ends inside a block only if it would become much longer.
 
+use super::instance::Adapter;
+
 /// Seconds of a submission on a device that needs many of them.
 const SLOW: f64 = 0.2;
 /// Seconds after which such a submission ends even inside a block.
@@ -121,6 +123,13 @@ pub enum Kind {
     Software,
     /// A card.
     Hardware,
+}
+
+impl Kind {
+    /// That of an adapter.
+    pub fn of(adapter: &Adapter) -> Kind {
+        if adapter.is_software() { Kind::Software } else { Kind::Hardware }
+    }
 }
 
 #[cfg(test)]

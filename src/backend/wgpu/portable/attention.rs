@@ -32,7 +32,7 @@ kernel!(
 pub(super) const KERNELS: &[&Kernel] = &[&ATTENTION, &CACHED, &GRAD_Q, &GRAD_KV];
 
 /// Constants for this head size.
-pub(in super::super) fn constants_of(size: u32) -> [Constant; 4] {
+pub(super) fn constants_of(size: u32) -> [Constant; 4] {
     let (keys, stretch) = (KEYS as u32, STRETCH as u32);
     [("SIZE", size), ("PER_LANE", size.div_ceil(keys)), ("KEYS", keys), ("STRETCH", stretch)]
 }

@@ -14,9 +14,8 @@ use super::Wgpu;
 use super::kernel::Access::{Read, Write as Written};
 use super::kernel::{Constant, Kernel};
 use super::rows::kernel;
-pub(super) use attention::constants_of;
 pub(super) use head::room as head_room;
-pub(super) use products::{Low, product_sets};
+pub(super) use products::Low;
 
 kernel!(RMSNORM, "portable_rmsnorm", ["portable", "portable_rows"], [Written, Written, Read, Read]);
 kernel!(
@@ -72,6 +71,18 @@ const KERNELS: &[&Kernel] = &[
 /// All kernels of the portable class.
 pub(super) fn kernels() -> Vec<&'static Kernel> {
     [KERNELS, products::KERNELS, attention::KERNELS, head::KERNELS, trial::KERNELS].concat()
+}
+
+/// The sets of constants for a kernel, by its name.
+pub(super) fn sets(kernel: &str) -> Vec<Vec<Constant>> {
+    if products::KERNELS.iter().any(|of| of.name == kernel) {
+        return products::sets();
+    }
+    let sized = attention::KERNELS.iter().any(|of| of.name == kernel);
+    let sizes: &[u32] = if sized { &[16, 32, 64, 80, 128, 256] } else { &[0] };
+    let constants = |size: u32| if sized { attention::constants_of(size).to_vec() } else { Vec::new() };
+    let both = [MultiplyAdd::OfIntegers, MultiplyAdd::Fused];
+    sizes.iter().flat_map(|size| both.map(|fma| [constants(*size), vec![fma.constant()]].concat())).collect()
 }
 
 /// How a device makes a multiply-add that rounds once.

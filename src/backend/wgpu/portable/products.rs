@@ -1,5 +1,5 @@
 //! Products: a sum is cut into the CPU's slices, which are added up in ascending order; each is one chain. What an adapter
-//! adds continues the last chain. A slice that lies in several bindings is one chain over all of them.
+//! adds continues the last chain. A slice that is in several bindings is one chain over all of them.
 
 use super::super::device::Call;
 use super::super::encodings;
@@ -284,7 +284,7 @@ impl Wgpu {
 }
 
 /// Every set of constants of the product.
-pub(in super::super) fn product_sets() -> Vec<Vec<Constant>> {
+pub(super) fn sets() -> Vec<Vec<Constant>> {
     let mut sets = Vec::new();
     for (encoding, across) in encodings::all().into_iter().flat_map(|e| (0..4).map(move |a| (e, a))) {
         for (fma, m, n) in [

@@ -4,6 +4,7 @@ use super::super::device::Call;
 use super::super::instance::Adapter;
 use super::super::kernel::Access::{Read, Write as Written};
 use super::super::kernel::Kernel;
+use super::super::pace::Kind;
 use super::super::rows::kernel;
 use super::super::{Memory, Wgpu};
 use super::MultiplyAdd;
@@ -60,7 +61,7 @@ impl Wgpu {
             return Ok(());
         }
         let refused = match adapter.info.backend {
-            wgpu::Backend::Vulkan => self.chosen_by_trial(adapter.is_software())?,
+            wgpu::Backend::Vulkan => self.chosen_by_trial(Kind::of(adapter))?,
             other => Some(format!("its kernels were tried through Vulkan alone, not through {other}")),
         };
         refused.map_or(Ok(()), |why| {
@@ -70,12 +71,12 @@ impl Wgpu {
     }
 
     /// Chooses the multiply-add; returns what is wrong, if anything is.
-    fn chosen_by_trial(&mut self, integers: bool) -> Result<Option<String>, Fault> {
+    fn chosen_by_trial(&mut self, kind: Kind) -> Result<Option<String>, Fault> {
         let x = triples();
         let mut got = self.tried_with(MultiplyAdd::Fused, &x)?;
         let once = |(x, got): (&[f32], &[f32])| x[0].mul_add(x[1], x[2]).to_bits() == got[0].to_bits();
         let fused = x.chunks_exact(3).zip(got.chunks_exact(RESULTS)).all(once);
-        if !fused && !integers {
+        if !fused && kind == Kind::Hardware {
             return Ok(Some("its multiply-add rounds twice".into()));
         }
         if !fused {
