@@ -33,7 +33,7 @@ fn triples() -> Vec<f32> {
         let (a, b, c) = (number(), number(), number());
         [a, b, if i.is_multiple_of(2) { c } else { -(a * b) * (1.0 + c.signum() * 1e-6) }]
     };
-    (0..TRIPLES).flat_map(|i| triple(i)).collect()
+    (0..TRIPLES).flat_map(triple).collect()
 }
 
 /// Which of a triple's results is wrong, if one is.
