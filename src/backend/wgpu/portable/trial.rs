@@ -29,7 +29,7 @@ fn triples() -> Vec<f32> {
         let size = (1.0 + draws.unit()) * f32::powi(2.0, draws.below(120) as i32 - 60);
         if draws.below(2) == 0 { size } else { -size }
     };
-    let mut triple = |i: usize| {
+    let triple = |i: usize| {
         let (a, b, c) = (number(), number(), number());
         [a, b, if i.is_multiple_of(2) { c } else { -(a * b) * (1.0 + c.signum() * 1e-6) }]
     };
