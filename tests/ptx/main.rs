@@ -40,7 +40,6 @@ mod standin;
 mod step;
 mod tensor;
 mod timings;
-#[allow(dead_code)] // other files use the rest
 #[path = "../parity/train.rs"]
 mod train;
 mod whole_tiles;
