@@ -87,7 +87,7 @@ fn matrix_beyond_one_binding_is_computed_in_parts() {
 
 /// Products with a matrix of 900 rows, of 169 KiB, and the loss over its rows.
 fn tall<B: Fused>(device: &mut B) -> Vec<f32> {
-    let (t, n) = (20, 900);
+    let (t, n) = (12, 900);
     let bytes = Dtype::Bf16.narrow(&random(n * C, 3));
     let w = device.weight(Frozen { rows: n, cols: C, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
     let [mut x, mut y, mut dx, mut head, mut losses] =
@@ -113,7 +113,7 @@ fn tall<B: Fused>(device: &mut B) -> Vec<f32> {
 fn ends_of_bindings_change_no_bit_of_the_portable_class() {
     let (Some(tested), Some(mut cpu)) = (tested_adapters::one(), Cpu::portable(2)) else { return };
     let want = tall(&mut cpu);
-    for binding_limit in [None, Some(64 << 10)] {
+    for binding_limit in [None, Some(100 << 10)] {
         let options = Options { portable: true, poison: true, binding_limit, ..Options::default() };
         let got = tall(&mut tested.open(options).unwrap());
         let differs = got.iter().zip(&want).position(|(a, b)| a.to_bits() != b.to_bits());

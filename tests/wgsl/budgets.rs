@@ -48,11 +48,11 @@ pub const BUDGETS: &[(&str, u32, u32)] = &[
     ("linear_grad", 64, 8192),
     ("matmul", 32, 8192),
     ("portable_product BM=16", 80, 5120),
-    ("portable_product BM=64", 96, 8192),
+    ("portable_product BM=64", 104, 8192),
     ("portable_attention_rows", 24, 1536),
     ("portable_attention_cached", 24, 1536),
     ("portable_attention_delta", 8, 512),
-    ("portable_attention_grad_q", 16, 2560),
+    ("portable_attention_grad_q", 24, 2560),
     ("portable_attention_grad_kv", 24, 3072),
     ("portable_rmsnorm", 16, 512),
     ("portable_rmsnorm_grad", 16, 512),
@@ -69,8 +69,8 @@ pub const BUDGETS: &[(&str, u32, u32)] = &[
     ("portable_head_block", 24, 512),
     ("portable_head_join", 16, 0),
     ("portable_head_add", 8, 0),
-    ("portable_trial", 8, 0),
-    ("head_subtract", 32, 0),
+    ("portable_trial", 16, 0),
+    ("head_subtract", 40, 0),
     ("shrink_rows", 8, 0),
     ("fold", 8, 0),
     ("attention", 16, 1536),
@@ -114,11 +114,11 @@ pub const BUDGETS: &[(&str, u32, u32)] = &[
 /// Most instructions for a multiply-add in the inner loops of a kernel with these constants, on that chip.
 pub const INNER: &[(&str, f64)] = &[
     (
-        "product_tiled ENCODING=1 LEFT_ACROSS=0 RIGHT_ACROSS=0 VECTOR=0 HALF=0 SPLIT=0 BM=64 BN=64 BK=16 TM=8 TN=4",
+        "product_tiled ENCODING=1 LEFT_ACROSS=0 RIGHT_ACROSS=0 VECTOR=0 HALF=0 SPLIT=0 PORTABLE=0 LOOPED=0 BM=64 BN=64 BK=16 TM=8 TN=4",
         1.18,
     ),
     (
-        "product_tiled ENCODING=1 LEFT_ACROSS=0 RIGHT_ACROSS=0 VECTOR=0 HALF=1 SPLIT=0 BM=64 BN=64 BK=16 TM=8 TN=4",
+        "product_tiled ENCODING=1 LEFT_ACROSS=0 RIGHT_ACROSS=0 VECTOR=0 HALF=1 SPLIT=0 PORTABLE=0 LOOPED=0 BM=64 BN=64 BK=16 TM=8 TN=4",
         1.26,
     ),
     ("flash SIZE=64 PER_LANE=1 CHUNKS=2 LANES=0 PART=0", 1.24),
