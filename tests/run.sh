@@ -275,7 +275,7 @@ if [ $arguments = 0 ]; then
     case $own in *"class cpu-$cpu-"*) continue ;; esac
     echo "FINETUNE_CPU=$cpu"
     FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --test op_verbs --test stage --test parity -- \
-      --skip on_wgpu || failed=$?
+      --skip on_wgpu --skip portable || failed=$?
     FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --lib backend::cpu || failed=$?
   done
 fi
