@@ -1,6 +1,6 @@
-// The numbers of blocks are exact products here, so that a driver that fuses them with the subtraction changes no bit.
-// dx[n, cols] -= the rows of a frozen matrix that targets name, of those that this part of it, b, holds.
-struct Params { dx_at: u32, targets_at: u32, n: u32, cols: u32, first: u32, rows: u32 }
+// dx[n, cols] -= the rows of a frozen matrix that targets name, of those that this part of it, b, holds. `zero` is 0, which
+// the driver does not know: it cannot fuse the product that a number of a block is with the subtraction.
+struct Params { dx_at: u32, targets_at: u32, n: u32, cols: u32, first: u32, rows: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dx: array<f32>;
 @group(0) @binding(2) var<storage, read> b: array<u32>;
@@ -14,6 +14,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let row = targets[p.targets_at + i / p.cols] - p.first;
     if (row < p.rows) {
-        dx[p.dx_at + i] -= value_of(row * p.cols + i % p.cols);
+        let value = value_of(row * p.cols + i % p.cols);
+        dx[p.dx_at + i] -= bitcast<f32>(bitcast<u32>(value) ^ p.zero);
     }
 }

@@ -2,8 +2,11 @@
 //! Mesa's driver for AMD cards, which compiles for a named chip and runs nothing. wgpu itself does not open such a
 //! device, because it has no memory.
 
+use crate::exact;
 use crate::parsed;
 use finetune::backend::wgpu::{Checks, Entry, catalogue};
+use naga::back::spv;
+use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
 use std::borrow::Cow;
 use wgpu::hal::{self, Adapter as _, Device as _, Instance as _, vulkan};
 
@@ -18,7 +21,7 @@ fn is_for_cards(entry: &Entry) -> bool {
 }
 
 /// Compiles texts for the chip that RADV_FORCE_FAMILY names: those with a word of RADV_TEXTS in their name, with all
-/// run-time checks if RADV_CHECKS is set. Runs in a process of its own, to whose stderr the driver writes.
+/// run-time checks if RADV_CHECKS is set, and from SPIR-V of this test if RADV_SOURCE is set: with arithmetic that may not be contracted if it is `exact`. Runs in a process of its own, to whose stderr the driver writes.
 #[test]
 fn texts_compile_for_a_named_chip() {
     if std::env::var_os("RADV_FORCE_FAMILY").is_none() {
@@ -30,12 +33,13 @@ fn texts_compile_for_a_named_chip() {
         Some(_) => Checks::Everywhere,
         None => Checks::WhereNotProved,
     };
+    let source = std::env::var("RADV_SOURCE").ok();
     let (device, matrices) = opened();
     for entry in catalogue().0.iter().filter(|entry| is_for_cards(entry)) {
         let wanted = words.is_empty() || words.lines().any(|word| entry.name.contains(word));
         if wanted && (matrices || entry.constant("SIDE").is_none()) {
             eprintln!("\nkernel {}", entry.name);
-            compile(&device, entry, checks);
+            compile(&device, entry, (checks, source.as_deref()));
         }
     }
     eprintln!("\nkernel end");
@@ -82,8 +86,32 @@ fn bindings(module: &naga::Module) -> Vec<wgpu::BindGroupLayoutEntry> {
     module.global_variables.iter().filter_map(entry).collect()
 }
 
-fn compile(device: &vulkan::Device, entry: &Entry, checks: Checks) {
+/// SPIR-V as wgpu writes it for a kernel with run-time checks. `kind` is `exact` or `plain`.
+fn words(module: &naga::Module, info: &naga::valid::ModuleInfo, kind: &str) -> Vec<u32> {
+    let places = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
+    let target = |place: naga::ResourceBinding| spv::BindingInfo {
+        descriptor_set: place.group,
+        binding: place.binding,
+        binding_array_size: None,
+    };
+    let options = spv::Options {
+        lang_version: (1, 6),
+        flags: spv::WriterFlags::empty(),
+        binding_map: places.map(|place| (place, target(place))).collect(),
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        bounds_check_policies: BoundsCheckPolicies {
+            index: BoundsCheckPolicy::Restrict,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let words = spv::write_vec(module, info, &options, None).unwrap();
+    if kind == "exact" { exact::decorated(&words) } else { words }
+}
+
+fn compile(device: &vulkan::Device, entry: &Entry, (checks, kind): (Checks, Option<&str>)) {
     let (module, info) = parsed(&entry.text).unwrap();
+    let words = kind.map(|kind| words(&module, &info, kind));
     let entries = bindings(&module);
     let group = hal::BindGroupLayoutDescriptor {
         label: None,
@@ -102,7 +130,8 @@ fn compile(device: &vulkan::Device, entry: &Entry, checks: Checks) {
             immediate_size: 0,
         };
         let layout = device.create_pipeline_layout(&layout).unwrap();
-        let module = device.create_shader_module(&described, hal::ShaderInput::Naga(shader)).unwrap();
+        let input = words.as_deref().map_or(hal::ShaderInput::Naga(shader), hal::ShaderInput::SpirV);
+        let module = device.create_shader_module(&described, input).unwrap();
         let stage = hal::ProgrammableStage {
             module: &module,
             entry_point: "main",

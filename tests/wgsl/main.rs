@@ -6,6 +6,8 @@
 mod budgets;
 #[cfg(target_os = "linux")]
 mod compiler;
+#[cfg(target_os = "linux")]
+mod exact;
 mod linear;
 mod proofs;
 #[cfg(target_os = "linux")]

@@ -14,6 +14,8 @@ struct Built {
     spilled: u32,
     /// Bytes of workgroup memory.
     memory: u32,
+    /// Multiply-adds with one rounding in the machine code.
+    fused: usize,
     /// Instructions, and multiply-adds among them, of the basic blocks with at least 8, a third of the instructions: the
     /// inner loops.
     loops: Vec<(usize, usize)>,
@@ -32,16 +34,15 @@ fn driver() -> Option<String> {
 }
 
 /// The kernels with a word of `texts` in their name, compiled for [`CHIP`]; all if there is no word. `None`, with a line, if
-/// there is no driver or it is not the measured one. `debug` is what the driver writes.
-fn built(texts: &[&str], (debug, checks): (&str, Option<&str>)) -> Option<Vec<Built>> {
+/// there is no driver or it is not the measured one. `debug` is what the driver writes, `variable` one of those of
+/// tests/wgsl/compiler.rs.
+fn built(texts: &[&str], (debug, variable): (&str, Option<(&str, &str)>)) -> Option<Vec<Built>> {
     let driver = driver()?;
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "compiler::texts_compile_for_a_named_chip", "--nocapture"]);
     child.env("RADV_FORCE_FAMILY", CHIP).env("RADV_DEBUG", debug).env("RADV_TEXTS", texts.join("\n"));
     child.env("VK_DRIVER_FILES", &driver).env("VK_ICD_FILENAMES", &driver);
-    if let Some(checks) = checks {
-        child.env("RADV_CHECKS", checks);
-    }
+    child.envs(variable);
     let done = child.output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     let found = said.lines().find(|line| line.starts_with("chip ")).unwrap_or_default();
@@ -64,20 +65,22 @@ fn read(said: &str) -> Built {
     };
     let spilled = number("Spilled VGPRs") + number("Spilled SGPRs");
     let (registers, memory) = (number("VGPRs"), number("LDS size"));
-    Built { registers, spilled, memory, loops: loops(said), name }
+    let listing = said.split_once("\ndisasm:").map_or("", |(_, listing)| listing);
+    let blocks: Vec<(usize, usize)> = listing.split("\nBB").map(counted).collect();
+    let fused = blocks.iter().map(|(_, fused)| fused).sum();
+    let loops = blocks.into_iter().filter(|(all, fused)| *fused >= 8 && fused * 3 >= *all).collect();
+    Built { registers, spilled, memory, fused, loops, name }
 }
 
-/// The inner loops of a listing.
-fn loops(said: &str) -> Vec<(usize, usize)> {
-    let listing = said.split_once("\ndisasm:").map_or("", |(_, listing)| listing);
-    let count = |block: &str| {
-        let opcodes: Vec<&str> =
-            block.lines().filter_map(|line| line.strip_prefix('\t')?.split_whitespace().next()).collect();
-        let is_add =
-            |code: &&&str| ["v_fma", "v_pk_fma", "v_dual_fma", "v_wmma"].iter().any(|p| code.starts_with(p));
-        (opcodes.len(), opcodes.iter().filter(is_add).count())
+/// The instructions of a block of a listing, and the multiply-adds among them.
+fn counted(block: &str) -> (usize, usize) {
+    let opcodes = block.lines().filter_map(|line| line.strip_prefix('\t')?.split_whitespace().next());
+    let is_fused = |code: &str| {
+        ["v_fma", "v_pk_fma", "v_dual_fma", "v_mad_f", "v_mac_f", "v_wmma"]
+            .iter()
+            .any(|p| code.starts_with(p))
     };
-    listing.split("\nBB").map(count).filter(|(all, adds)| *adds >= 8 && adds * 3 >= *all).collect()
+    opcodes.fold((0, 0), |(all, fused), code| (all + 1, fused + usize::from(is_fused(code))))
 }
 
 /// Whether a row of a table is about this kernel: its stem, and each of its constants.
@@ -111,7 +114,7 @@ fn inner_loops_have_no_run_time_checks() {
     let texts: Vec<&str> = INNER.iter().map(|(name, _)| *name).collect();
     let debug = "shaders,shaderstats,nocache";
     let Some(without) = built(&texts, (debug, None)) else { return };
-    let with = built(&texts, (debug, Some("everywhere"))).unwrap();
+    let with = built(&texts, (debug, Some(("RADV_CHECKS", "everywhere")))).unwrap();
     assert_eq!(without.len(), texts.len(), "{without:?}");
     let worst = |kernel: &Built| {
         kernel.loops.iter().map(|(all, adds)| *all as f64 / *adds as f64).fold(0.0, f64::max)
@@ -128,6 +131,37 @@ fn inner_loops_have_no_run_time_checks() {
     }
 }
 
+/// Blocks whose numbers are a product and a minimum: Q4_1, Q5_1, Q2_K, Q4_K, Q5_K. The product is exact, of 11 bits by at most
+/// 6 by at most 5, so that a driver that contracts both changes no bit.
+const WITH_MINIMUM: [&str; 5] = ["ENCODING=5", "ENCODING=7", "ENCODING=8", "ENCODING=10", "ENCODING=11"];
+
+/// The driver makes no multiply-add of a product and a sum that a text of the portable class keeps apart: if nothing may be
+/// contracted, there are as many. Of products the large tile with rows on the left.
+#[test]
+fn portable_kernels_are_not_contracted() {
+    let own = |name: &&str| {
+        name.starts_with("portable_")
+            && (!name.contains(" BM=") || name.contains(" LEFT_ACROSS=0 ") && name.contains(" BM=64 BN=64"))
+            || ["head_subtract", "shrink_rows", "scale_rows", "embed"]
+                .contains(&name.split(' ').next().unwrap())
+    };
+    let entries = finetune::backend::wgpu::catalogue().0;
+    let names: Vec<&str> = entries.iter().map(|entry| &*entry.name).filter(own).collect();
+    let built = |source| built(&names, ("shaders,shaderstats,nocache", Some(("RADV_SOURCE", source))));
+    let Some(plain) = built("plain") else { return };
+    let mut seen = 0;
+    for (plain, exact) in plain.iter().zip(&built("exact").unwrap()) {
+        let counts = format!("{}: {} multiply-adds, exact {}", plain.name, plain.fused, exact.fused);
+        if WITH_MINIMUM.iter().any(|row| is_of(&plain.name, row)) {
+            assert!(plain.fused >= exact.fused, "{counts}");
+            seen += usize::from(plain.fused > exact.fused);
+        } else {
+            assert_eq!(plain.fused, exact.fused, "{counts}");
+        }
+    }
+    assert!(plain.len() > 80 && seen >= 10, "{} kernels, {seen} of them contracted", plain.len());
+}
+
 #[test]
 fn numbers_of_the_driver_are_read() {
     let said = "flash SIZE=64 \nBB0:\n\tv_fma_f32 v0\ndisasm:\nBB0:\n\ts_mov_b32 s0\nBB1:\n\tv_fma_f32 v0, v1 ; c8\n\tv_fmac_f32 v0\n\tv_fmac_f32_e32 v0\n\tv_fma_f32 v1\n\tv_pk_fma_f16 v0\n\tv_fma_f32 v0\n\tv_fma_f32 v0\n\tv_fma_f32 v0\n\tds_read_b128 v1\n\ts_endpgm\n*** SHADER STATS ***\nVGPRs: 88\nSpilled SGPRs: 1\nSpilled VGPRs: 2\nLDS size: 12288\n";
@@ -136,6 +170,7 @@ fn numbers_of_the_driver_are_read() {
         registers: 88,
         spilled: 3,
         memory: 12_288,
+        fused: 8,
         loops: vec![(10, 8)],
     };
     assert_eq!(read(said), want);
