@@ -9,6 +9,11 @@ use finetune::backend::{Backend, Cpu, Op, PORTABLE, Wgpu};
 /// Ops that the class does not have.
 const LACKING: [Op; 2] = [Op::delta_rule, Op::delta_rule_grad];
 
+/// Ops with cases that the class has.
+fn ops() -> impl Iterator<Item = &'static Op> {
+    Op::ALL.iter().filter(|op| !USED_BY_ALL.contains(op) && !LACKING.contains(op))
+}
+
 /// Numbers below this may differ: GPUs may replace those below 2^-126 by 0, and what is made of them.
 const SMALL: f32 = 1e-30;
 
@@ -40,7 +45,7 @@ fn portable_kernels_of_cards_are_near_the_cpu() {
     let multiply_add = Some(MultiplyAdd::Fused);
     let options = Options { portable: true, multiply_add, poison: true, ..Options::default() };
     let (mut cpu, mut card) = (Cpu::new(2).poisoning(), tested.open(options).unwrap());
-    for op in Op::ALL.iter().filter(|op| !USED_BY_ALL.contains(op) && !LACKING.contains(op)) {
+    for op in ops() {
         for (on_cpu, on_card) in cases::<Cpu>(*op, Set::Odd).zip(cases::<Wgpu>(*op, Set::Odd)).step_by(3) {
             let want = on_cpu.run(&mut cpu, &on_cpu.name).unwrap();
             for (got, want) in on_card.run(&mut card, &on_card.name).unwrap().iter().zip(&want) {
@@ -71,7 +76,7 @@ fn every_portable_op_case_has_the_bits_of_the_cpu() {
         let mut card = tested.open(options).unwrap();
         assert_eq!((card.class(), cpu.class()), (PORTABLE.to_string(), PORTABLE.to_string()));
         let (mut failed, mut ran) = (Vec::new(), 0);
-        for op in Op::ALL.iter().filter(|op| !USED_BY_ALL.contains(op) && !LACKING.contains(op)) {
+        for op in ops() {
             let began = std::time::Instant::now();
             for pair in cases::<Cpu>(*op, Set::Odd).zip(cases::<Wgpu>(*op, Set::Odd)) {
                 ran += 1;

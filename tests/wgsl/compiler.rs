@@ -2,8 +2,7 @@
 //! Mesa's driver for AMD cards, which compiles for a named chip and runs nothing. wgpu itself does not open such a
 //! device, because it has no memory.
 
-use crate::exact;
-use crate::parsed;
+use crate::{exact, parsed};
 use finetune::backend::wgpu::{Checks, Entry, catalogue};
 use naga::back::spv;
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -21,7 +20,8 @@ fn is_for_cards(entry: &Entry) -> bool {
 }
 
 /// Compiles texts for the chip that RADV_FORCE_FAMILY names: those with a word of RADV_TEXTS in their name, with all
-/// run-time checks if RADV_CHECKS is set, and from SPIR-V of this test if RADV_SOURCE is set: with arithmetic that may not be contracted if it is `exact`. Runs in a process of its own, to whose stderr the driver writes.
+/// run-time checks if RADV_CHECKS is set. RADV_SOURCE chooses who writes the SPIR-V: wgpu if it is not set, else [`words`].
+/// Runs in a process of its own, to whose stderr the driver writes.
 #[test]
 fn texts_compile_for_a_named_chip() {
     if std::env::var_os("RADV_FORCE_FAMILY").is_none() {
@@ -86,7 +86,7 @@ fn bindings(module: &naga::Module) -> Vec<wgpu::BindGroupLayoutEntry> {
     module.global_variables.iter().filter_map(entry).collect()
 }
 
-/// SPIR-V as wgpu writes it for a kernel with run-time checks. `kind` is `exact` or `plain`.
+/// SPIR-V as wgpu writes it for a kernel with run-time checks. If `kind` is `exact`, its arithmetic may not be contracted.
 fn words(module: &naga::Module, info: &naga::valid::ModuleInfo, kind: &str) -> Vec<u32> {
     let places = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
     let target = |place: naga::ResourceBinding| spv::BindingInfo {
