@@ -223,3 +223,22 @@ fn lost_gpu_of_the_portable_class_changes_no_byte() {
     assert!(fleet.said("falls").contains("falls back to portable-f32"), "{}", fleet.all());
     assert!(fleet.adapter("out") == fleet.adapter("alone"), "{}", fleet.all());
 }
+
+/// A CPU begins a run, and a GPU ends it.
+#[test]
+fn portable_run_of_a_cpu_is_resumed_by_a_gpu() {
+    let Some(tested) = tested_adapters::one() else { return };
+    let run = format!("{RUN} --max-steps 3 --save-steps 1 --dtype portable");
+    let mut fleet = Fleet::new();
+    fleet.bench.ok(&format!("{run} --gpus cpu --threads 1 -q -o alone"));
+    fleet.coordinator(&format!("{run} --gpus none --expect-workers 1"));
+    fleet.faulty("cpu", "--gpus cpu --threads 1", "slow=300"); // so that it does not end the run
+    fleet.wait_for_step(1);
+    fleet.kill("coordinator");
+    fleet.kill("cpu");
+    assert!(fleet.steps() < 3, "{}", fleet.all());
+    fleet.coordinator(&format!("{run} --gpus none --expect-workers 1 --resume"));
+    fleet.worker("card", &tested.options());
+    fleet.all_end(&["coordinator", "card"], 0);
+    assert!(fleet.adapter("out") == fleet.adapter("alone"), "{}", fleet.all());
+}
