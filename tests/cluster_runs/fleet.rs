@@ -248,17 +248,23 @@ impl Fleet {
     #[track_caller]
     pub fn assert_excluded(&self, names: &[&str], step: usize) {
         let events = finetune::report::read(&self.bench.path("out/metrics.jsonl")).unwrap();
-        let lost = |event: &Event| matches!(event, Event::Device(c) if c.what == What::Lost && names.contains(&c.worker.as_str()));
+        // A worker is called by its host and its process.
+        let ids = names.iter().map(|name| self.children.iter().rfind(|(n, _)| n == name).unwrap().1.id());
+        let ends: Vec<String> = ids.map(|id| format!("-{id}")).collect();
+        let lost = |event: &Event| {
+            let Event::Device(change) = event else { return false };
+            change.what == What::Lost && ends.iter().any(|end| change.worker.ends_with(end))
+        };
         let later = |event: &Event| match event {
             Event::Step(taken) if taken.step > step as u64 => taken.shared.clone(),
             _ => None,
         };
         let steps: Vec<_> = events.iter().filter_map(later).collect();
-        let parts = |name: &str| {
+        let parts = |end: &String| {
             let devices = steps.last().map_or(&[][..], |last| &last.devices);
-            devices.iter().filter(|part| part.worker == name).map(|part| part.microbatches).sum::<u64>()
+            devices.iter().filter(|part| part.worker.ends_with(end)).map(|part| part.microbatches).sum::<u64>()
         };
-        let covered = steps.iter().any(|s| s.repeats > 0) && names.iter().any(|name| parts(name) == 0);
+        let covered = steps.iter().any(|s| s.repeats > 0) && ends.iter().any(|end| parts(end) == 0);
         let missed = events.iter().any(lost) || covered;
         assert!(missed, "no event shows the loss of {names:?} after step {step}\n{}", self.all());
     }
