@@ -262,7 +262,11 @@ impl Fleet {
         let steps: Vec<_> = events.iter().filter_map(later).collect();
         let parts = |end: &String| {
             let devices = steps.last().map_or(&[][..], |last| &last.devices);
-            devices.iter().filter(|part| part.worker.ends_with(end)).map(|part| part.microbatches).sum::<u64>()
+            devices
+                .iter()
+                .filter(|part| part.worker.ends_with(end))
+                .map(|part| part.microbatches)
+                .sum::<u64>()
         };
         let covered = steps.iter().any(|s| s.repeats > 0) && ends.iter().any(|end| parts(end) == 0);
         let missed = events.iter().any(lost) || covered;
