@@ -44,7 +44,7 @@ fn random_blocks(block: Block, (rows, cols): (usize, usize), size: f32) -> Block
         Block::Q4_K => &[(0, 0.004), (2, 0.03)],
         Block::Q5_K => &[(0, 0.002), (2, 0.03)],
         Block::Q6_K => &[(208, 0.0004)],
-        Block::NF4 => &[],
+        Block::NF4 | Block::MXFP4 => &[],
     };
     let mut draws = Stream::new(&[rows as u64, cols as u64]);
     let mut bytes: Vec<u8> = (0..block.size_of(rows * cols)).map(|_| draws.bits() as u8).collect();
@@ -54,6 +54,9 @@ fn random_blocks(block: Block, (rows, cols): (usize, usize), size: f32) -> Block
         }
         if block == Block::NF4 {
             one[..4].copy_from_slice(&size.to_le_bytes());
+        }
+        if block == Block::MXFP4 {
+            one[0] = (size.log2().floor() + 125.0) as u8;
         }
     }
     Blocks::new((rows, cols), block, bytes.into()).unwrap_or_else(|| panic!("{cols} are not whole blocks"))

@@ -85,7 +85,7 @@ fn scales(block: Block) -> &'static [usize] {
         Block::Q2_K => &[80, 82],
         Block::Q3_K => &[108],
         Block::Q6_K => &[208],
-        Block::NF4 => &[],
+        Block::NF4 | Block::MXFP4 => &[],
     }
 }
 
@@ -101,6 +101,9 @@ pub fn random_blocks(block: Block, rows: usize, cols: usize) -> Blocks {
         }
         if block == Block::NF4 {
             one[..4].copy_from_slice(&(draws.unit() / 4.0).to_le_bytes());
+        }
+        if block == Block::MXFP4 {
+            one[0] = 118 + draws.bits() as u8 % 4;
         }
         bytes.extend(one);
     }

@@ -147,6 +147,8 @@ const CHANGES: &[(&str, Block, &str, &str)] = &[
     ("widen_q5_k", Block::Q5_K, "shr.u32 %h, %h, %s", ""),
     ("widen_q6_k", Block::Q6_K, "shr.s32 %s, %s, 24", "shr.u32 %s, %s, 24"),
     ("widen_nf4", Block::NF4, "shr.u32 %x, %w, 4", "shr.u32 %x, %w, 0"),
+    ("widen_mxfp4", Block::MXFP4, "and.b32 %s, %i, 16", "and.b32 %s, %i, 8"),
+    ("widen_mxfp4", Block::MXFP4, "[%wide+4]", "[%wide+5]"),
     ("widen_q4_k", Block::Q4_K, "sub.rn.f32 %v2, %v2, %m", ""),
     ("widen_q6_k", Block::Q6_K, "mad.wide.u32 %ids, %r, 4, %ids", "mad.wide.u32 %ids, %r, 2, %ids"),
     ("widen_q8_0", Block::Q8_0, "mad.wide.u32 %wide, %r, %cols, %wide", "mad.wide.u32 %wide, %r, 32, %wide"),

@@ -15,7 +15,7 @@ where ids are given those of row ids[r], else of row first + r:
       w     = their codes, a byte each
       out[r, c .. c + 4] = levels(w) * d (+|- m)         each rounded once, nothing fused{SCALED}
 
-Blocks begin at multiples of two bytes, so they are read in halves of a word.
+Blocks begin at multiples of two bytes, so they are read in halves of a word; those of mxfp4 begin anywhere.
 launch: grid (rows, ceil(cols / 4 / 128)), 128 threads.
 registers: four numbers, a scale and a minimum, codes, places, three addresses.
 ";
@@ -48,8 +48,8 @@ enum Level {
     Less(u32),
     /// The code as a signed integer.
     Signed,
-    /// The entry of a table.
-    Nf4,
+    /// The entry of a table; the index of code j is in the four bits of %w from the given one on.
+    Table(&'static [f32; 16], [u32; 4]),
 }
 
 /// A block type. `scale` sets %d and %m, `codes` sets %w; both read %at (start of the block), %c (place in the
@@ -96,6 +96,14 @@ const NF4_LEVELS: [f32; 16] = [
     1.0,
 ];
 
+/// The levels of MXFP4, as `numeric::block` has them.
+const MXFP4_LEVELS: [f32; 16] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
+
+/// The first of two codes in a byte has the upper bits.
+const NF4: Level = Level::Table(&NF4_LEVELS, [4, 0, 12, 8]);
+const MXFP4: Level = Level::Table(&MXFP4_LEVELS, [0, 8, 16, 24]);
+
 const TYPES: &[Type] = &[
     row(("q8_0", 32, 34), |t| word(t, "%w", ("%i", 2)), Level::Signed, half_scale, Then::Nothing),
     row(("q4_0", 32, 18), |t| nibbles(t, 2), Level::Less(8), half_scale, Then::Nothing),
@@ -107,7 +115,8 @@ const TYPES: &[Type] = &[
     row(("q4_k", 256, 144), |t| planes(t, 16), Level::Less(0), six_bit_scales, Then::Subtract),
     row(("q5_k", 256, 176), q5_k_codes, Level::Less(0), six_bit_scales, Then::Subtract),
     row(("q6_k", 256, 210), q6_k_codes, Level::Less(32), q6_k_scale, Then::Nothing),
-    row(("nf4", 64, 36), nf4_codes, Level::Nf4, float_scale, Then::Nothing),
+    row(("nf4", 64, 36), nf4_codes, NF4, float_scale, Then::Nothing),
+    row(("mxfp4", 32, 17), mxfp4_codes, MXFP4, power_of_two, Then::Nothing),
 ];
 
 pub fn files() -> Vec<File> {
@@ -208,16 +217,14 @@ fn level(t: &mut Text, level: Level, j: u32) {
             let up = 24 - 8 * j;
             t.code(format!("shl.b32 %x, %w, {up}; shr.s32 %x, %x, 24; cvt.rn.f32.s32 %v{j}, %x"));
         }
-        Level::Nf4 => {
-            // The first of two codes in a byte has the upper bits.
-            let down = [4, 0, 12, 8][j as usize];
-            t.code(format!("shr.u32 %x, %w, {down}"));
+        Level::Table(levels, down) => {
+            t.code(format!("shr.u32 %x, %w, {}", down[j as usize]));
             for bit in 0..4 {
                 t.code(format!("and.b32 %y, %x, {}; setp.ne.u32 %bit{bit}, %y, 0", 1 << bit));
             }
             t.say("halving sixteen levels, bit by bit");
             let bits = |level: f32| format!("0f{:08X}", level.to_bits());
-            for (k, pair) in NF4_LEVELS.chunks_exact(2).enumerate() {
+            for (k, pair) in levels.chunks_exact(2).enumerate() {
                 t.code(format!("selp.f32 %t{k}, {}, {}, %bit0", bits(pair[1]), bits(pair[0])));
             }
             for (bit, left) in [(1, 4), (2, 2), (3, 1)] {
@@ -335,6 +342,16 @@ fn nf4_codes(t: &mut Text) {
     );
 }
 
+fn mxfp4_codes(t: &mut Text) {
+    t.code("and.b32 %x, %i, 15");
+    bytes(t, &[("%w", 1), ("%s", 2), ("%h", 3), ("%y", 4)]);
+    t.code(
+        "shl.b32 %s, %s, 8; or.b32 %w, %w, %s; shl.b32 %h, %h, 16; or.b32 %w, %w, %h; shl.b32 %y, %y, 24;
+         or.b32 %w, %w, %y; and.b32 %s, %i, 16; shr.u32 %s, %s, 2",
+    );
+    narrow(t, "%w", "0f");
+}
+
 fn half_scale(t: &mut Text) {
     half(t, "%d", 0);
 }
@@ -346,6 +363,15 @@ fn half_scales(t: &mut Text) {
 
 fn float_scale(t: &mut Text) {
     t.code("ld.global.nc.b16 %lo, [%at]; ld.global.nc.b16 %hi, [%at+2]; mov.b32 %d, {%lo, %hi}");
+}
+
+/// 2^(e - 128) for the first byte e; subnormal if e is 0 or 1.
+fn power_of_two(t: &mut Text) {
+    t.code(
+        "ld.global.nc.u8 %x, [%at]; sub.u32 %y, %x, 1; shl.b32 %y, %y, 23; min.u32 %s, %x, 1;
+         mov.u32 %h, 0x00200000; shl.b32 %h, %h, %s; setp.lt.u32 %p, %x, 2; selp.u32 %y, %h, %y, %p;
+         mov.b32 %d, %y",
+    );
 }
 
 /// `d` *= the integer in `x`, of that type.

@@ -56,5 +56,6 @@ pub fn pieces(block: Block) -> &'static [&'static str] {
         Block::Q5_K => &[piece!("q5_k"), piece!("scale_min")],
         Block::Q6_K => &[piece!("q6_k")],
         Block::NF4 => &[piece!("nf4")],
+        Block::MXFP4 => &[piece!("mxfp4")],
     }
 }

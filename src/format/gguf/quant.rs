@@ -3,7 +3,7 @@
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 
-const KINDS: [(u32, Encoding); 13] = [
+const KINDS: [(u32, Encoding); 14] = [
     (0, Encoding::Plain(Dtype::F32)),
     (1, Encoding::Plain(Dtype::F16)),
     (30, Encoding::Plain(Dtype::Bf16)),
@@ -17,10 +17,11 @@ const KINDS: [(u32, Encoding); 13] = [
     (12, Encoding::Blocks(Block::Q4_K)),
     (13, Encoding::Blocks(Block::Q5_K)),
     (14, Encoding::Blocks(Block::Q6_K)),
+    (39, Encoding::Blocks(Block::MXFP4)),
 ];
 
 /// Unsupported ggml types, for error messages.
-const OTHERS: [(u32, &str); 22] = [
+const OTHERS: [(u32, &str); 21] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
     (9, "Q8_1"),
@@ -41,7 +42,6 @@ const OTHERS: [(u32, &str); 22] = [
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
 ];
 

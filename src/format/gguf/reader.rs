@@ -323,7 +323,7 @@ fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Resu
         let what = format!("tensor '{name}' is stored as {unknown}, which is not read");
         Fault::Unsupported(
             what,
-            "use a file in one of F32, F16, BF16, Q8_0, Q4_0 .. Q5_1, Q2_K .. Q6_K".into(),
+            "use a file in one of F32, F16, BF16, Q8_0, Q4_0 .. Q5_1, Q2_K .. Q6_K, MXFP4".into(),
         )
     })?;
     if shape.is_empty() || shape.contains(&0) {

@@ -194,6 +194,7 @@ pub fn file_type_of(kind: Encoding) -> u32 {
             Block::Q4_K => 15,
             Block::Q5_K => 17,
             Block::Q6_K => 18,
+            Block::MXFP4 => 38,
             // llama.cpp has no number for NF4; 1024 means "guessed from the tensors".
             Block::NF4 => 1024,
         },

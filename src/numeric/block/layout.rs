@@ -52,6 +52,13 @@ pub enum CodeLayout {
         /// Offset that is subtracted from a 5-bit value.
         less: i8,
     },
+    /// Same as `Halves`; a 4-bit value selects a level.
+    Table {
+        /// First byte.
+        at: usize,
+        /// The codes of [`super::Packed::codes`].
+        levels: [i8; 16],
+    },
     /// Sixteen bytes per run: two values per byte, the first one in the upper nibble.
     Pairs {
         /// First byte.
@@ -71,6 +78,8 @@ pub enum Scales {
     Computed,
     /// One f32.
     Float,
+    /// One byte e: 2^(e - 128).
+    Exponent,
     /// One f16.
     Half,
     /// Two f16: the scale, and an offset that is added.
@@ -88,6 +97,6 @@ pub enum Scales {
 impl Scales {
     /// Whether an offset is added.
     pub const fn add(self) -> bool {
-        !matches!(self, Scales::Float | Scales::Half | Scales::Signed { .. })
+        !matches!(self, Scales::Float | Scales::Exponent | Scales::Half | Scales::Signed { .. })
     }
 }

@@ -8,6 +8,7 @@
 
 mod kquant;
 mod layout;
+mod mxfp4;
 mod nested;
 mod nf4;
 mod plain;
@@ -22,6 +23,7 @@ pub use quantise::quantise;
 use super::dtype::Dtype;
 use bytes::Bytes;
 use kquant::{Q2K, Q3K, Q4K, Q5K, Q6K};
+use mxfp4::Mxfp4;
 use nf4::Nf4;
 use plain::{Q4V0, Q4V1, Q5V0, Q5V1, Q8V0};
 use std::ops::Range;
@@ -44,6 +46,8 @@ pub trait Packed {
     const LAYOUT: CodeLayout = CodeLayout::Split;
     /// Layout of the scales in a block.
     const SCALES: Scales = Scales::Computed;
+    /// The largest code if a finite scale times a code may be infinite, else 1.
+    const LARGEST: f32 = 1.0;
     /// The two parts of a run's codes if [`Packed::LAYOUT`] is [`CodeLayout::Split`].
     fn split(_run: usize) -> Split {
         Split::default()
@@ -138,6 +142,8 @@ table! {
     Q6_K = Q6K,
     /// 4 bits that select a quantile of the normal distribution, an f32 scale per 64 values (bitsandbytes).
     NF4 = Nf4,
+    /// 4-bit floats, a power of two per 32 values (OCP Microscaling).
+    MXFP4 = Mxfp4,
 }
 
 impl Block {
@@ -170,7 +176,9 @@ impl Block {
 
 impl Block {
     /// Whether all values of whole blocks are finite. Checking the scales is sufficient: the largest f16 times the
-    /// largest code is far below the limit of f32, and levels are at most 1.
+    /// largest code is far below the limit of f32, and levels are at most 1. Only scales of MXFP4 are larger
+    /// ([`Packed::LARGEST`]): a scale that overflows with the largest code counts as infinite, whether or not a block
+    /// contains this code.
     pub fn finite(self, blocks: &[u8]) -> bool {
         struct Finite<'a>(&'a [u8]);
         impl Visitor for Finite<'_> {
@@ -178,7 +186,7 @@ impl Block {
             fn visit<P: Packed>(self) -> bool {
                 self.0.chunks_exact(P::BYTES).all(|block| {
                     (0..P::ELEMENTS / RUN).fold(true, |all, run| {
-                        let finite = |(by, plus): Scale| by.is_finite() & plus.is_finite();
+                        let finite = |(by, plus): Scale| (by * P::LARGEST).is_finite() & plus.is_finite();
                         let [first, second] = P::scales(block, run, widen_half);
                         all & finite(first) & finite(second)
                     })

@@ -2,6 +2,7 @@
 //! the Python `gguf` package, K types as in ggml's reference quantisers, NF4 as in bitsandbytes' `quantize_4bit` with
 //! blocks of 64. The caller has checked that all values are finite.
 
+use super::mxfp4;
 use super::quantise_k::{q2_k, q3_k, q4_k, q5_k, q6_k};
 use super::{Block, NF4_LEVELS, put_half};
 use rayon::prelude::*;
@@ -23,6 +24,7 @@ pub fn quantise(block: Block, numbers: &[f32]) -> Option<Vec<u8>> {
         Block::Q5_K => q5_k,
         Block::Q6_K => q6_k,
         Block::NF4 => nf4,
+        Block::MXFP4 => mxfp4,
     };
     if !numbers.len().is_multiple_of(block.elements()) {
         return None;
@@ -59,6 +61,21 @@ fn nf4(out: &mut [u8], numbers: &[f32]) {
     out[..4].copy_from_slice(&absmax.to_le_bytes());
     let pairs = numbers.as_chunks::<2>().0;
     out[4..].iter_mut().zip(pairs).for_each(|(o, &[first, second])| *o = code(first) << 4 | code(second));
+}
+
+/// ggml converts a negative exponent (magnitudes below 2^-125) to a byte, which C leaves undefined; here it becomes 0.
+fn mxfp4(out: &mut [u8], numbers: &[f32]) {
+    // C's log2f rounds to f32, also up to the next integer. The f64 logarithm has the same f32 on every platform.
+    let log = (f64::from(largest(numbers)).log2() as f32).floor();
+    let d = mxfp4::power((log + 125.0) as u8);
+    out[0] = (log + 125.0) as u8;
+    let code = |x: f32| {
+        let errors = mxfp4::LEVELS.map(|level| (f32::from(level) * d - x).abs());
+        // The first one of equal errors.
+        errors.iter().enumerate().fold(0, |best, (i, error)| if *error < errors[best] { i } else { best }) as u8
+    };
+    let (first, second) = numbers.split_at(16);
+    out[1..].iter_mut().zip(first.iter().zip(second)).for_each(|(o, (&x, &y))| *o = code(x) | code(y) << 4);
 }
 
 /// 1 / d, or 0 if d is 0.

@@ -295,7 +295,7 @@ unsafe fn load_codes<V: Simd, P: Packed>(codes: &mut Codes<V>, blocks: &[*const 
                 let (low, high) = (V::transposed(blocks, first), V::transposed(blocks, first + 16));
                 *codes = join::<V>(nibbles::<V>(low, down), nibbles::<V>(high, down));
             }
-            CodeLayout::Halves { at, .. } | CodeLayout::Fifths { at, .. } => {
+            CodeLayout::Halves { at, .. } | CodeLayout::Fifths { at, .. } | CodeLayout::Table { at, .. } => {
                 let words = V::transposed(blocks, at + 16 * run);
                 *codes = join::<V>(nibbles::<V>(words, 0), nibbles::<V>(words, 4));
             }
@@ -328,7 +328,10 @@ unsafe fn load_codes<V: Simd, P: Packed>(codes: &mut Codes<V>, blocks: &[*const 
             _ if const { selects::<V, P>() } => 0,
             CodeLayout::Split => P::split(run).less,
             CodeLayout::Halves { less, .. } | CodeLayout::Fifths { less, .. } => less,
-            CodeLayout::Bytes { .. } | CodeLayout::Planes { .. } | CodeLayout::Pairs { .. } => 0,
+            CodeLayout::Bytes { .. }
+            | CodeLayout::Planes { .. }
+            | CodeLayout::Table { .. }
+            | CodeLayout::Pairs { .. } => 0,
         };
         if less != 0 {
             let less = V::word(i32::from_le_bytes([less as u8; 4]));
@@ -394,6 +397,7 @@ unsafe fn scales_of<V: Simd, P: Packed>(blocks: &[*const u8], run: usize) -> Sca
         let none = V::float(0.0);
         match P::SCALES {
             Scales::Float => [(V::floats(V::gathered(blocks, 0)), none); 2],
+            Scales::Exponent => [(exponents::<V>(V::gathered(blocks, 0)), none); 2],
             Scales::Half => [(V::halves(V::gathered(blocks, 0)), none); 2],
             Scales::Halves => {
                 let words = V::gathered(blocks, 0);
@@ -421,6 +425,24 @@ unsafe fn scales_of<V: Simd, P: Packed>(blocks: &[*const u8], run: usize) -> Sca
             }
         }
     }
+}
+
+/// 2^(e - 128) for the lowest byte e of every lane, as a product of two powers of two: a subnormal result is exact.
+#[inline(always)]
+unsafe fn exponents<V: Simd>(words: V::Words) -> V::Floats {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let half = part::<V>(words, 1, 127);
+        let rest = V::less_bytes(part::<V>(words, 0, 255), half);
+        V::mul(power::<V>(half), power::<V>(rest))
+    }
+}
+
+/// 2^(e - 64) for e from 0 to 128 in every lane.
+#[inline(always)]
+unsafe fn power<V: Simd>(e: V::Words) -> V::Floats {
+    // SAFETY: the caller's promise.
+    unsafe { V::floats(V::up(V::less_bytes(e, V::word(-63i8 as u8 as i32)), 23)) }
 }
 
 /// d s and -(dmin m) of a run: d and dmin, then four bytes each of s, of m, and of the lower bits of later ones.
@@ -456,10 +478,12 @@ const TOP: i32 = 0xff00_0000_u32 as i32;
 /// 2^-24: undoes the factor of a code at the top of its lane.
 const PART: f32 = 1.0 / (1 << 24) as f32;
 
-/// Whether codes select levels: those of the type, or of four bits where a processor looks sixteen levels up at once.
+/// Whether codes select levels: those of the type or of its layout, or of four bits where a processor looks sixteen
+/// levels up at once.
 const fn selects<V: Simd, P: Packed>() -> bool {
     let four_bits = matches!(P::LAYOUT, CodeLayout::Halves { .. } | CodeLayout::Planes { .. });
-    P::LEVELS.is_some() || V::LOOKS_UP && four_bits
+    let table = P::LEVELS.is_some() || matches!(P::LAYOUT, CodeLayout::Table { .. });
+    table || V::LOOKS_UP && four_bits
 }
 
 /// What codes of four bits are worth.
@@ -468,9 +492,10 @@ const fn levels_of<P: Packed>() -> Levels {
     let mut levels = [0.0; 16];
     let mut i = 0;
     while i < 16 {
-        levels[i] = match P::LEVELS {
-            Some(levels) => levels[i],
-            None => (i as i8 - less) as f32,
+        levels[i] = match (P::LEVELS, P::LAYOUT) {
+            (Some(levels), _) => levels[i],
+            (None, CodeLayout::Table { levels, .. }) => levels[i] as f32,
+            (None, _) => (i as i8 - less) as f32,
         };
         i += 1;
     }
@@ -480,7 +505,7 @@ const fn levels_of<P: Packed>() -> Levels {
 /// A scale in the unit of [`levels`].
 #[inline(always)]
 unsafe fn unit<V: Simd, P: Packed>(by: V::Floats) -> V::Floats {
-    const { assert!(P::LEVELS.is_some() || !matches!(P::SCALES, Scales::Float), "scales come from f16") };
+    const { assert!(selects::<V, P>() || !matches!(P::SCALES, Scales::Float | Scales::Exponent), "from f16") };
     // SAFETY: the caller's promise.
     if const { selects::<V, P>() } { by } else { unsafe { V::mul(by, V::float(PART)) } }
 }
