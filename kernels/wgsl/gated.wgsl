@@ -1,4 +1,5 @@
-// out = act(gate) * up, where act is silu, x / (1 + exp(-x)), gelu, or the sigmoid
+// out = act(gate) * up, where act is silu, x / (1 + exp(-x)), gelu, or the sigmoid; clamped: silu with a slope, of a gate up to 7,
+// and u + 1 with u within 7 on both sides
 struct Params { out_at: u32, gate_at: u32, up_at: u32, n: u32, act: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
@@ -15,6 +16,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             out[p.out_at + i] = g / (1.0 + gelu_exp(g)) * u;
         } else if (p.act == 2u) {
             out[p.out_at + i] = 1.0 / (1.0 + exp(-g)) * u;
+        } else if (p.act == 3u) {
+            let c = select(g, 7.0, g > 7.0);
+            let v = select(select(u, 7.0, u > 7.0), -7.0, u < -7.0);
+            out[p.out_at + i] = c / (1.0 + exp(-1.702 * c)) * (v + 1.0);
         } else {
             out[p.out_at + i] = g / (1.0 + exp(-g)) * u;
         }

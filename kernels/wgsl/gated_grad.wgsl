@@ -22,6 +22,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let s = 1.0 / (1.0 + exp(-g));
             gate[p.gate_at + i] = d * u * s * (1.0 - s);
             up[p.up_at + i] = d * s;
+        } else if (p.act == 3u) {
+            let c = select(g, 7.0, g > 7.0);
+            let v = select(select(u, 7.0, u > 7.0), -7.0, u < -7.0);
+            let s = 1.0 / (1.0 + exp(-1.702 * c));
+            gate[p.gate_at + i] = select(d * (v + 1.0) * s * (1.0 + 1.702 * c * (1.0 - s)), 0.0, g > 7.0);
+            up[p.up_at + i] = select(d * c * s, 0.0, u > 7.0 || u < -7.0);
         } else {
             let s = 1.0 / (1.0 + exp(-g));
             gate[p.gate_at + i] = d * u * s * (1.0 + g * (1.0 - s));

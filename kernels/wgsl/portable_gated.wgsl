@@ -10,6 +10,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let i = flat(group, groups) * 256u + lane;
     if (i < p.n) {
         let g = gate[p.gate_at + i];
-        out[p.out_at + i] = act(g).x * up[p.up_at + i];
+        out[p.out_at + i] = act(g).x * factor(up[p.up_at + i]).x;
     }
 }

@@ -10,8 +10,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let i = flat(group, groups) * 256u + lane;
     if (i < p.n) {
         let both = act(gate[p.gate_at + i]);
+        let by = factor(up[p.up_at + i]);
         let d = dout[p.dout_at + i];
-        gate[p.gate_at + i] = settled(d * up[p.up_at + i]) * both.y;
-        up[p.up_at + i] = d * both.x;
+        gate[p.gate_at + i] = settled(d * by.x) * both.y;
+        up[p.up_at + i] = select(0.0, d * both.x, by.y == 1.0);
     }
 }

@@ -204,7 +204,8 @@ mod tests {
         assert!(said.contains("whole heads of even size"), "{said}");
         let said = panic(&|cpu, y| {
             let qkv = Qkv { q: view(&x, 1, 6), k: view(&x, 2, 4), v: view(&x, 2, 4) };
-            cpu.attention_cached(view_mut(y, 1, 6), qkv, Heads::new(3, 2, 2));
+            let mut lse = cpu.memory(3);
+            cpu.attention_cached(view_mut(y, 1, 6), view_mut(&mut lse, 1, 3), qkv, Heads::new(3, 2, 2));
         });
         assert!(said.contains("key/value heads divide the query heads"), "{said}");
     }
@@ -229,7 +230,7 @@ mod tests {
         let mut lse = cpu.memory(8);
         cpu.attention(view_mut(&mut y, 4, 4), view_mut(&mut lse, 4, 2), qkv, heads, &tokens);
         let qkv = Qkv { q: view(&x, 1, 4), k: view(&x, 3, 2), v: view(&x, 3, 2) };
-        cpu.attention_cached(view_mut(&mut cached, 1, 4), qkv, heads);
+        cpu.attention_cached(view_mut(&mut cached, 1, 4), view_mut(&mut lse, 1, 2), qkv, heads);
         let seen: Vec<_> = notes.take().into_iter().map(|(op, t)| (op, t.calls, t.flops, t.bytes)).collect();
         let want = [
             ("attention", 1, 4.0 * 7.0 * 4.0, 4.0 * 48.0),
@@ -252,7 +253,7 @@ mod tests {
         let qkv = Qkv { q: view(&x, 4, 2), k: view(&x, 4, 2), v: view(&x, 4, 2) };
         cpu.attention(view_mut(&mut y, 4, 2), view_mut(&mut lse, 4, 1), qkv, heads, &tokens);
         let qkv = Qkv { q: view(&x, 1, 2), k: view(&x, 4, 2), v: view(&x, 4, 2) };
-        cpu.attention_cached(view_mut(&mut y, 1, 2), qkv, heads);
+        cpu.attention_cached(view_mut(&mut y, 1, 2), view_mut(&mut lse, 1, 1), qkv, heads);
         let taken = notes.take();
         // Pairs: 1 of the first row, 1 + 2 + 2 of the second. Two products of two channels, two operations each.
         assert_eq!(taken["attention"].flops, 6.0 * 8.0);

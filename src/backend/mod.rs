@@ -285,8 +285,15 @@ pub trait Backend {
         tokens: &Self::Tokens,
     );
     /// Decoding: q holds the last rows of a sequence whose keys and values are all of k and v
-    /// [past + T, G*D]; out[T, H*D] = causal attention within the window of the heads. No gradient.
-    fn attention_cached(&mut self, out: ViewMut<Self::Memory>, qkv: Qkv<Self::Memory>, heads: Heads);
+    /// [past + T, G*D]; out[T, H*D] = causal attention within the window of the heads, logsumexp[T, H] (both =) as of
+    /// [`Backend::attention`]. No gradient.
+    fn attention_cached(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        logsumexp: ViewMut<Self::Memory>,
+        qkv: Qkv<Self::Memory>,
+        heads: Heads,
+    );
 
     /// out[T, C] = after * u, where `u[t]` is the sum of `taps[j] * (before * x)[t - j]` over the J taps, as far as token
     /// t - j is in the row of token t. Of before and x the last T rows are of the tokens, those above them of tokens before:

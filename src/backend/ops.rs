@@ -74,8 +74,9 @@ impl<B: Backend> Backend for Checked<B> {
             is(&saved.logsumexp, (t, heads.query));
             same(&dout, &qkv.q); same(&grad.dq, &qkv.q); same(&grad.dk, &qkv.k); same(&grad.dv, &qkv.v);
         } => Work::attention(5.0, heads, 4 * saved.qkv.q.len() + 4 * saved.qkv.k.len());
-        attention_cached(out: Out<B>, qkv: Qkv<B::Memory>, heads: Heads) {
+        attention_cached(out: Out<B>, logsumexp: Out<B>, qkv: Qkv<B::Memory>, heads: Heads) {
             is_attended((&out, qkv, heads), (qkv.q.rows, qkv.k.rows));
+            is(&logsumexp, (out.rows, heads.query));
         } => {
             // A query sees the keys of its window.
             let (keys, head) = (heads.window.map_or(qkv.k.rows, |w| w.min(qkv.k.rows)), qkv.k.cols);

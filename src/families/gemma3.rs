@@ -21,7 +21,7 @@ pub const GEMMA3: Family = Family {
     activation: Activation::GeGlu,
     activation_key: "hidden_activation",
     biases: Biases { qkv: Bias::Key("attention_bias"), o: Bias::Key("attention_bias"), mlp: Bias::Never },
-    windows: Windows::Pattern(6),
+    windows: Windows::Pattern(6, 4096),
     rope_theta: 1_000_000.0,
     local_rope_theta: Some("rope_local_base_freq"),
     score_scale: ScoreScale::Key("query_pre_attn_scalar"),

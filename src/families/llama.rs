@@ -37,6 +37,8 @@ pub const LLAMA: Family = Family {
     feed_forward: FeedForward::Key("intermediate_size"),
     fused: Fused::None,
     experts: false,
+    joined_experts: false,
+    sinks: false,
     hybrid: false,
     activation: Activation::SwiGlu,
     activation_key: "hidden_act",

@@ -5,6 +5,7 @@
 
 mod gemma3;
 mod glm4;
+mod gpt_oss;
 mod granite;
 mod granite_moe_hybrid;
 mod lfm2;
@@ -24,6 +25,7 @@ pub mod wrapped;
 
 pub use gemma3::GEMMA3;
 pub use glm4::GLM4;
+pub use gpt_oss::GPT_OSS;
 pub use granite::GRANITE;
 pub use granite_moe_hybrid::GRANITE_MOE_HYBRID;
 pub use lfm2::LFM2;
@@ -62,6 +64,7 @@ pub const ALL: &[&Family] = &[
     &GLM4,
     &PHI3,
     &LFM2,
+    &GPT_OSS,
 ];
 
 /// A model family.
@@ -109,8 +112,13 @@ pub struct Family {
     pub feed_forward: FeedForward,
     /// Projections that share a matrix.
     pub fused: Fused,
-    /// Whether layers have a mixture of experts as their feed-forward: a router (`mlp.gate`) and `mlp.experts.N`.
+    /// Whether layers have a mixture of experts as their feed-forward: a router and `mlp.experts.N`.
     pub experts: bool,
+    /// Whether the router and the experts have biases, all experts of a layer are in the same tensors in Hugging Face
+    /// (gate and up in one, their columns alternating), and config.json has the keys of gpt-oss.
+    pub joined_experts: bool,
+    /// Whether each query head has a sink, a learned score that takes a part of its attention and has no value.
+    pub sinks: bool,
     /// Whether the class also has models with Mamba-2 layers and with experts beside the feed-forward: `layer_types` has to
     /// name attention for each layer, and `num_local_experts` has to be 0.
     pub hybrid: bool,
@@ -270,13 +278,21 @@ pub enum Activation {
     GeGlu,
     /// sigmoid(gate) * up: the gate of an attention's output; of no feed-forward.
     Sigmoid,
+    /// g sigmoid([`CLAMPED_SLOPE`] g) (u + 1), with g = min(gate, [`CLAMPED_LIMIT`]) and u = up within that limit on both
+    /// sides (gpt-oss).
+    ClampedSwiGlu,
 }
+
+/// Factor of the gate in the sigmoid of [`Activation::ClampedSwiGlu`].
+pub const CLAMPED_SLOPE: f32 = 1.702;
+/// Largest gate, and largest magnitude of up, of [`Activation::ClampedSwiGlu`].
+pub const CLAMPED_LIMIT: f32 = 7.0;
 
 impl Activation {
     /// The values of `hidden_act` for this activation.
     pub fn names(self) -> &'static [&'static str] {
         match self {
-            Activation::SwiGlu => &["silu", "swish"],
+            Activation::SwiGlu | Activation::ClampedSwiGlu => &["silu", "swish"],
             Activation::GeGlu => &["gelu_pytorch_tanh"],
             Activation::Sigmoid => &[],
         }
@@ -321,8 +337,8 @@ pub enum Windows {
     /// from `max_window_layers` (28) on. A missing `sliding_window` means 4096.
     Switched,
     /// The layers that `layer_types` marks as sliding; without it all but every `sliding_window_pattern`th, whose default
-    /// this is. A missing `sliding_window` means 4096.
-    Pattern(usize),
+    /// is the first number. The second one is a missing `sliding_window`.
+    Pattern(usize, usize),
 }
 
 /// Factor of the scores.
@@ -441,10 +457,10 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Gemma3, SmolLM3, Granite, GraniteMoeHybrid, Olmo2, Olmo3, Ministral3, Glm4, Phi3 or Lfm2"
+            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Gemma3, SmolLM3, Granite, GraniteMoeHybrid, Olmo2, Olmo3, Ministral3, Glm4, Phi3, Lfm2 or GptOss"
         );
         let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3.6, Gemma 3, SmolLM3, Granite 3, Granite 4, OLMo 2, OLMo 3, Ministral 3, \
-                   GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4, Phi-4-mini, LFM2 and LFM2.5";
+                   GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4, Phi-4-mini, LFM2, LFM2.5 and gpt-oss";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");
         let row = readme.lines().find(|line| line.starts_with("| models |")).unwrap_or_default();

@@ -9,7 +9,7 @@ pub const OLMO3: Family = Family {
     model_type: "olmo3",
     // llama.cpp stores it as an OLMo 2 with windows.
     gguf: Gguf { complete: false, ..OLMO2.gguf },
-    windows: Windows::Pattern(4),
+    windows: Windows::Pattern(4, 4096),
     rope_theta: 500_000.0,
     local_rope_theta: Some("rope_theta"),
     ..OLMO2

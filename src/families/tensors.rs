@@ -54,12 +54,19 @@ pub const DELTA_RATE: (&str, &str) = ("ssm_a", "linear_attn.A_log");
 /// The bias of its decays: a whole name.
 pub const DELTA_BIAS: (&str, &str) = ("ssm_dt.bias", "linear_attn.dt_bias");
 
-/// The router of a mixture of experts, and the matrices of all experts of a layer. In Hugging Face each expert has its
-/// own, below `mlp.experts.N`.
-pub const ROUTER: (&str, &str) = ("ffn_gate_inp", "mlp.gate");
-/// See [`ROUTER`].
+/// The matrices of all experts of a layer, [experts, outputs, inputs]. In Hugging Face each expert has its own, below
+/// `mlp.experts.N`; where they are joined there, they are read under these names too.
 pub const EXPERTS: [(&str, &str); 3] =
     [("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")];
+/// The biases of all experts of a layer, [experts, outputs].
+pub const EXPERT_BIASES: [(&str, &str); 3] = [
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+];
+
+/// The sinks of the query heads: whole names.
+pub const SINKS: (&str, &str) = ("attn_sinks.weight", "self_attn.sinks");
 
 /// GGUF's names of the norms of the heads of q and k.
 const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
@@ -162,6 +169,11 @@ impl Family {
         all
     }
 
+    /// The router of a mixture of experts.
+    pub fn router(&self) -> (&'static str, &'static str) {
+        ("ffn_gate_inp", if self.joined_experts { "mlp.router" } else { "mlp.gate" })
+    }
+
     /// The matrix whose upper and lower half of rows are two tensors in GGUF files.
     pub fn halved_in_gguf(&self) -> Option<&'static str> {
         if let Fused::Named(name) = self.fused { Some(name) } else { None }
@@ -177,10 +189,12 @@ impl Family {
         all.extend(HEAD_NORMS.into_iter().zip(self.head_norm_names));
         all.extend(self.convolutions.then_some(TAPS));
         all.extend(self.delta_rule.then_some([DELTA_TAPS, DELTA_NORM]).into_iter().flatten());
-        all.extend(self.experts.then_some(ROUTER));
+        all.extend(self.experts.then_some(self.router()));
+        all.extend(self.joined_experts.then_some(EXPERT_BIASES).into_iter().flatten());
+        all.extend(self.sinks.then_some(SINKS));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
-        // llama.cpp takes the norm before the feed-forward for one after the delta rule.
-        let before = if self.delta_rule { "post_attention_norm" } else { "ffn_norm" };
+        // llama.cpp takes the norm before the feed-forward for one after the delta rule, and after attention of gpt-oss.
+        let before = if self.delta_rule || self.sinks { "post_attention_norm" } else { "ffn_norm" };
         all.extend(norms([before, "post_ffw_norm"], self.mlp_norms));
         all
     }

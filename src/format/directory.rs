@@ -3,8 +3,10 @@
 use super::backbone::text_model;
 use super::bitsandbytes::Quantised;
 use super::error::FormatError;
+use super::experts::Apart;
 use super::safetensors::Sharded;
 use super::{ModelFiles, TokenizerFiles};
+use crate::families::{self, Family};
 use crate::numeric::tensor::Tensors;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -13,6 +15,19 @@ use std::sync::Arc;
 
 /// The kind of weights in NF4.
 pub const NF4: &str = "bitsandbytes nf4";
+/// The kind of weights whose experts are in MXFP4.
+const MXFP4: &str = "mxfp4";
+
+/// How weights are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Not at all.
+    None,
+    /// NF4 of bitsandbytes.
+    Nf4,
+    /// Experts in MXFP4.
+    Mxfp4,
+}
 
 /// Opens the model directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
@@ -20,15 +35,7 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
         let way = "download the model's weights into this folder";
         return Err(FormatError::unsupported(dir, "a model directory without model.safetensors", way));
     }
-    let (mut config, quantised) = config_and_method(dir)?;
-    let (tensors, kind): (Arc<dyn Tensors>, _) = match quantised {
-        true => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), NF4.to_owned()),
-        false => {
-            let tensors = Sharded::open(dir)?;
-            let kind = format!("{} safetensors", tensors.dtype_name());
-            (Arc::new(tensors), kind)
-        }
-    };
+    let (mut config, tensors, kind) = weights(dir)?;
     let Some(text) = text_model(&config, &tensors) else { return with_weights(dir, config, tensors, kind) };
     // A head in the files is used whatever config.json says: transformers ties none that differs from the embedding, and
     // one that does not differ gives the same logits.
@@ -38,20 +45,48 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     Ok(ModelFiles { whole: Some(tensors), ..with_weights(dir, config, text, kind)? })
 }
 
-/// The config.json of a directory that has everything except the weights, for [`with_weights`], and whether the weights
-/// are NF4. `None` if the directory has weights, or is not a model.
-pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError> {
+/// The config.json without its quantisation, the tensors, and the name of their encoding.
+pub fn weights(dir: &Path) -> Result<(Value, Arc<dyn Tensors>, String), FormatError> {
+    let (config, method) = config_and_method(dir)?;
+    let (tensors, kind): (Arc<dyn Tensors>, _) = match method {
+        Method::Nf4 => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), NF4.to_owned()),
+        Method::Mxfp4 => (Arc::new(Apart(Sharded::open_with_bytes(dir)?)), MXFP4.to_owned()),
+        Method::None => {
+            let tensors = Sharded::open(dir)?;
+            let kind = format!("{} safetensors", tensors.dtype_name());
+            if joins_experts(&config) { (Arc::new(Apart(tensors)), kind) } else { (Arc::new(tensors), kind) }
+        }
+    };
+    Ok((config, tensors, kind))
+}
+
+/// Whether the files of a model with this config.json have all experts of a layer in the same tensors.
+fn joins_experts(config: &Value) -> bool {
+    let named = |class: &Value, family: &Family| *class == format!("{}ForCausalLM", family.name);
+    let classes = config["architectures"].as_array().map_or(&[][..], |all| all);
+    let mut joined = families::ALL.iter().filter(|family| family.joined_experts);
+    joined.any(|f| config["model_type"] == f.model_type || classes.iter().any(|class| named(class, f)))
+}
+
+/// The config.json of a directory that has everything except the weights, for [`with_weights`], and the method of the
+/// weights. `None` if the directory has weights, or is not a model.
+pub fn without_weights(dir: &Path) -> Result<Option<(Value, Method)>, FormatError> {
     match holds(dir) {
         Ok(Holds::NoWeights) if dir.join("config.json").is_file() => config_and_method(dir).map(Some),
         _ => Ok(None),
     }
 }
 
-/// The config.json without its quantisation, and whether the weights are NF4.
-fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
+/// The config.json without its quantisation, and its method.
+fn config_and_method(dir: &Path) -> Result<(Value, Method), FormatError> {
     let mut config = check_config(dir)?;
     let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
-    Ok((config, quantised.is_some_and(|q| !q.is_null())))
+    let method = match quantised {
+        None | Some(Value::Null) => Method::None,
+        Some(of) if of["quant_method"] == MXFP4 => Method::Mxfp4,
+        Some(_) => Method::Nf4,
+    };
+    Ok((config, method))
 }
 
 /// A model with the directory's files and `tensors`; `kind` is the name of their encoding.
@@ -128,7 +163,8 @@ fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
         if bitsandbytes { "bitsandbytes" } else { "an unnamed method" }
     });
     let four = quantised["load_in_4bit"] == true;
-    if method == "bitsandbytes" && four && quantised["bnb_4bit_quant_type"] == "nf4" {
+    let nf4 = method == "bitsandbytes" && four && quantised["bnb_4bit_quant_type"] == "nf4";
+    if nf4 || method == MXFP4 && joins_experts(config) {
         return Ok(());
     }
     let method = match (method, four) {

@@ -8,6 +8,7 @@ mod backbone;
 mod bitsandbytes;
 mod directory;
 mod error;
+mod experts;
 pub mod gguf;
 pub mod hub;
 pub mod map;
@@ -17,8 +18,11 @@ pub mod rounded;
 pub mod safetensors;
 
 pub use backbone::{Checkpoint, text_model};
-pub use directory::{NF4, id_of_cache_path, is_id, looks_like_id, with_weights, without_weights};
+pub use directory::{
+    Method, NF4, id_of_cache_path, is_id, looks_like_id, weights, with_weights, without_weights,
+};
 pub use error::FormatError;
+pub use experts::Joined;
 pub use positions::{Beginning, Positions};
 
 use crate::numeric::tensor::Tensors;

@@ -10,6 +10,7 @@ mod delta;
 mod experts;
 mod output_gate;
 mod saved;
+mod sinks;
 
 use super::config::Config;
 use super::linear::{Adapter, Batch, Linear};
@@ -68,6 +69,8 @@ pub struct Block<B: Backend> {
     delta_rule: Option<DeltaRule<B::Memory>>,
     /// The feed-forward of a sparse layer.
     experts: Option<Experts<B>>,
+    /// The sinks of the query heads, negative [1, H].
+    sinks: Option<B::Memory>,
     heads: Heads,
     /// Indices of the rotation tables of q and k.
     rotations: [usize; 2],
@@ -139,6 +142,7 @@ impl<B: Fused> Block<B> {
             convolution: Convolution::load(backend, weights, config, layer)?,
             delta_rule: DeltaRule::load(backend, weights, config, layer)?,
             experts,
+            sinks: sinks::load(backend, weights, config, layer)?,
             heads,
             rotations: rotation::of_layer(config, layer),
             activation: config.family.activation,
@@ -156,7 +160,7 @@ impl<B: Fused> Block<B> {
         let heads = self.head_gains.into_iter().flatten();
         let taps = self.convolution.map(Convolution::unload);
         let rule = self.delta_rule.into_iter().flat_map(DeltaRule::unload);
-        gains.chain(heads).chain(taps).chain(rule).for_each(|m| backend.recycle(m));
+        gains.chain(heads).chain(taps).chain(rule).chain(self.sinks).for_each(|m| backend.recycle(m));
         for linear in self.linears {
             let bias = linear.unload(backend);
             bias.into_iter().for_each(|m| backend.recycle(m));
@@ -324,7 +328,7 @@ impl<B: Fused> Block<B> {
         let qkv = Qkv { q: view(q, t, wide), k: view(k, t, narrow), v: view(v, t, narrow) };
         let lse = view_mut(&mut logsumexp, t, heads);
         backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads_over(t), batch.tokens);
-        (attended, logsumexp)
+        (self.beside_sinks(backend, attended, &logsumexp, t), logsumexp)
     }
 
     /// The heads of an attention over that many keys: without a window that all of them are in.

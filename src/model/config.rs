@@ -184,7 +184,7 @@ impl Config {
                 FeedForward::Key(name) => fields.size(name, 1..=1 << 22)?,
                 FeedForward::Adjusted => convolutions::adjusted(&fields)?,
             },
-            experts: family.experts.then(|| experts::read(&fields, layers)).transpose()?,
+            experts: family.experts.then(|| experts::read(&fields, family, layers)).transpose()?,
             convolutions: family.convolutions.then(|| convolutions::read(&fields, layers)).transpose()?,
             delta_rules: family.delta_rule.then(|| delta::read(&fields, layers)).transpose()?,
             layers,

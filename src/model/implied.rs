@@ -3,7 +3,7 @@
 
 use super::config::Config;
 use super::layout::{LayerMatrix, matrices};
-use crate::numeric::block::Encoding;
+use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
 use serde_json::Value;
@@ -15,6 +15,8 @@ pub struct Implied {
     shapes: BTreeMap<String, Vec<usize>>,
     /// The type in config.json; bf16 where none is given.
     pub dtype: Dtype,
+    /// The block type of the matrices of experts, where it differs.
+    pub experts: Option<Block>,
     /// The file where the weights would be.
     file: PathBuf,
 }
@@ -39,7 +41,7 @@ impl Implied {
             Some("float16") => Dtype::F16,
             _ => Dtype::Bf16,
         };
-        Implied { shapes, dtype, file: folder.join("model.safetensors") }
+        Implied { shapes, dtype, experts: None, file: folder.join("model.safetensors") }
     }
 }
 
@@ -49,7 +51,8 @@ impl Tensors for Implied {
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let encoding = Encoding::Plain(self.dtype);
+        let block = self.experts.filter(|_| name.contains(".mlp.experts."));
+        let encoding = block.map_or(Encoding::Plain(self.dtype), Encoding::Blocks);
         Ok(self.shapes.get(name).map(|shape| About { shape: shape.clone(), encoding }))
     }
 

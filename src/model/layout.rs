@@ -4,7 +4,7 @@
 
 use super::config::Config;
 use super::lora::LoraSpec;
-use crate::families::tensors::{EXPERTS, Matrix, ROUTER};
+use crate::families::tensors::{EXPERTS, Matrix};
 use std::ops::Range;
 
 /// The name of a classifier's head; all of its values are trained.
@@ -204,7 +204,7 @@ pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
     let (c, whole) =
         (config.hidden, |path, shape: (usize, usize)| LayerMatrix { path, shape, parts: vec![shape.0] });
     let sparse = experts.into_iter().flat_map(|of| {
-        let router = whole(router_path(layer), (of.count, c));
+        let router = whole(router_path(config, layer), (of.count, c));
         let each = (0..of.count).flat_map(move |expert| {
             let shapes = [(of.feed_forward, c), (of.feed_forward, c), (c, of.feed_forward)];
             let paths = expert_paths(layer, expert).into_iter().zip(shapes);
@@ -216,8 +216,8 @@ pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
 }
 
 /// Path of a layer's router below `model.`.
-pub fn router_path(layer: usize) -> String {
-    format!("layers.{layer}.{}", ROUTER.1)
+pub fn router_path(config: &Config, layer: usize) -> String {
+    format!("layers.{layer}.{}", config.family.router().1)
 }
 
 /// Paths of an expert's gate, up and down below `model.`.

@@ -88,6 +88,11 @@ impl Routes {
         self.tokens.len()
     }
 
+    /// The expert of each pair.
+    pub fn experts(&self) -> Vec<u32> {
+        self.of_experts().flat_map(|(expert, pairs)| pairs.map(move |_| expert as u32)).collect()
+    }
+
     /// The experts that have pairs, ascending, each with its pairs.
     pub fn of_experts(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let all = self.bounds.windows(2).map(|w| w[0]..w[1]).enumerate();

@@ -209,7 +209,9 @@ impl<'a> Weights<'a> {
             };
             let taps = config.taps(layer).map_or(0, |taps| taps * config.hidden);
             let rule = config.delta_rules.as_ref().filter(|_| config.delta_heads(layer).is_some());
-            let more = 4 * (taps + rule.map_or(0, DeltaRules::values)) as u64;
+            let biases = config.experts_of(layer).filter(|_| config.family.joined_experts);
+            let biases = biases.map_or(0, |of| of.count * (1 + 2 * of.feed_forward + config.hidden));
+            let more = 4 * (taps + rule.map_or(0, DeltaRules::values) + biases) as u64;
             matrices(config, layer).into_iter().map(of).chain([Ok(more)]).sum()
         });
         let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;
@@ -381,6 +383,22 @@ impl<'a> Weights<'a> {
             let tensor = self.checked(name, &[len])?;
             let values = tensor.dtype.widen(&rows.of(&tensor.bytes, tensor.dtype.size()));
             backend.upload(view_mut(&mut memory, 1, rows.len()), &values);
+        }
+        Ok(memory)
+    }
+
+    /// Loads a small tensor of this shape to device memory.
+    pub fn values<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<B::Memory, ModelError> {
+        let len = shape.iter().product();
+        let mut memory = backend.memory(len);
+        if backend.has_data() {
+            let tensor = self.checked(name, shape)?;
+            backend.upload(view_mut(&mut memory, 1, len), &tensor.dtype.widen(&tensor.bytes));
         }
         Ok(memory)
     }

@@ -9,11 +9,11 @@ use crate::data::new_tokens::NewToken;
 use crate::data::template::{CHATML, with_defaults};
 use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
-use crate::format::{self, ModelFiles};
+use crate::format::{self, Method, ModelFiles};
 use crate::model::config::Config;
 use crate::model::implied::Implied;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
-use crate::numeric::block::Encoding;
+use crate::numeric::block::{Block, Encoding};
 use crate::support::stderr::say;
 use serde_json::Value;
 use std::io::Read;
@@ -97,14 +97,15 @@ pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<BaseModel, Refus
 
 /// Opens a folder that has everything but the weights; their shapes follow from its config.json.
 fn without_weights(path: &Path) -> Result<Option<BaseModel>, Refusal> {
-    let Some((json, in_nf4)) = format::without_weights(path)? else { return Ok(None) };
+    let Some((json, method)) = format::without_weights(path)? else { return Ok(None) };
     let config = config(path, &json)?;
-    let weights = Implied::of(path, &config, &json);
+    let mut weights = Implied::of(path, &config, &json);
+    weights.experts = (method == Method::Mxfp4).then_some(Block::MXFP4);
     let dtype = Encoding::Plain(weights.dtype).name().to_lowercase();
     let kind = format!("{dtype}, estimated from config.json; weights are not here");
     let files = format::with_weights(path, json, Arc::new(weights), kind)?;
     let base = BaseModel { path: path.to_owned(), files, config, added: Vec::new() };
-    quantised(base, in_nf4.then_some(Recipe::Nf4)).map(Some)
+    quantised(base, (method == Method::Nf4).then_some(Recipe::Nf4)).map(Some)
 }
 
 fn config(path: &Path, json: &Value) -> Result<Config, Refusal> {

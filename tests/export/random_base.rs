@@ -5,12 +5,16 @@ mod own_keys;
 
 use crate::cli_fixture::Bench;
 use finetune::families::Family;
+use finetune::format::Joined;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::config::Config;
 use finetune::model::layout::{LayerMatrix, matrices};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
+use finetune::numeric::tensor::{Tensor, Tensors};
 use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// The demonstration's tokenizer with six layers of the family; rows are longer than its windows.
 fn configure(family: &Family, hidden: usize, config: &mut Value) {
@@ -69,12 +73,44 @@ pub fn sized(b: &Bench, family: &Family, hidden: usize) {
     };
     for (name, shape) in shapes {
         let biased = config.qkv_bias && ["q_proj", "k_proj", "v_proj"].iter().any(|m| name.ends_with(m));
-        if biased {
+        if biased || config.o_bias && name.ends_with("o_proj") {
             add(format!("{name}.bias"), shape[..1].to_vec());
         }
         add(format!("{name}.weight"), shape);
     }
     of_rules.into_iter().for_each(|(name, shape)| add(name, shape));
+    (0..config.layers).flat_map(|l| own_keys::of_joined_experts(&config, l)).for_each(|(n, s)| add(n, s));
+    if family.joined_experts {
+        tensors = joined(tensors);
+    }
     let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
     safetensors::write(&b.path("base/model.safetensors"), &all).unwrap();
+}
+
+/// The tensors as the files of a family with joined experts have them.
+fn joined(tensors: Vec<(Spec, Vec<u8>)>) -> Vec<(Spec, Vec<u8>)> {
+    let apart =
+        InMemory(tensors.into_iter().map(|(spec, bytes)| (spec.name.clone(), (spec, bytes))).collect());
+    let joined = Joined(&apart);
+    let of = |name: String| {
+        let tensor = joined.tensor(&name).unwrap().unwrap();
+        (Spec { name, dtype: tensor.dtype, shape: tensor.shape }, tensor.bytes.into_owned())
+    };
+    joined.names().into_iter().map(of).collect()
+}
+
+struct InMemory(BTreeMap<String, (Spec, Vec<u8>)>);
+
+impl Tensors for InMemory {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(self.0.get(name).map(|(spec, bytes)| Tensor {
+            shape: spec.shape.clone(),
+            dtype: spec.dtype,
+            bytes: Cow::Borrowed(bytes),
+        }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
 }

@@ -6,13 +6,18 @@ use serde_json::{Value, json};
 
 /// Sets each key that `family` reads beside the common ones; windows are `window` tokens.
 pub fn set(family: &Family, window: usize, config: &mut Value) {
-    if matches!(family.windows, Windows::All | Windows::Given | Windows::Pattern(_)) {
+    if matches!(family.windows, Windows::All | Windows::Given | Windows::Pattern(..)) {
         config["sliding_window"] = json!(window);
     }
     if let Some(growth) = family.query_growth {
         let original = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
         config["rope_parameters"] = original;
         config["rope_parameters"][growth] = json!(0.1);
+    }
+    if family.sinks {
+        config["rope_parameters"] = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
+        });
     }
     if let Bias::KeyOrTrue(key) = family.biases.qkv {
         config[key] = json!(true);
@@ -28,7 +33,10 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
         config["layer_types"] = (0..layers).map(|_| "attention").collect();
         config["num_local_experts"] = json!(0);
     }
-    if family.experts {
+    if family.joined_experts {
+        config["num_local_experts"] = json!(5);
+        config["num_experts_per_tok"] = json!(2);
+    } else if family.experts {
         config["num_experts"] = json!(5);
         config["num_experts_per_tok"] = json!(2);
         config["moe_intermediate_size"] = json!(config["intermediate_size"].as_u64().unwrap_or(0) / 2);
@@ -77,4 +85,20 @@ pub fn of_delta_rule(config: &Config, layer: usize) -> Vec<(String, Vec<usize>)>
         ("dt_bias", vec![heads.values]),
     ];
     own.map(|(name, shape)| (format!("model.layers.{layer}.linear_attn.{name}"), shape)).into()
+}
+
+/// Names and shapes of a layer's sinks, and of the biases of its router and of its experts.
+pub fn of_joined_experts(config: &Config, layer: usize) -> Vec<(String, Vec<usize>)> {
+    let Some(of) = config.experts_of(layer).filter(|_| config.family.joined_experts) else {
+        return Vec::new();
+    };
+    let (e, f) = (of.count, of.feed_forward);
+    let own = [
+        ("self_attn.sinks", vec![config.heads.query]),
+        ("mlp.router.bias", vec![e]),
+        ("mlp.experts.gate_proj.bias", vec![e, f]),
+        ("mlp.experts.up_proj.bias", vec![e, f]),
+        ("mlp.experts.down_proj.bias", vec![e, config.hidden]),
+    ];
+    own.map(|(name, shape)| (format!("model.layers.{layer}.{name}"), shape)).into()
 }

@@ -5,14 +5,14 @@ usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with tor
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
       qwen35 qwen35one qwen35vl qwen35cls layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
-      ends endscls endsweighted granite4 granite4nope phi3longer newtokens newtokensboth (default: all; the last five
-      with transformers 5.24.0)
+      ends endscls endsweighted granite4 granite4nope phi3longer newtokens newtokensboth gptoss gptossmx
+      (default: all; the last seven with transformers 5.24.0)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
-                          Gemma3Config, Gemma3TextConfig, Glm4Config, GraniteConfig, GraniteMoeHybridConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
+                          Gemma3Config, Gemma3TextConfig, Glm4Config, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
                           MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5Config, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
@@ -92,6 +92,15 @@ CONFIGS = {
     'qwen35one': lambda: Qwen3_5TextConfig(**SIZES, head_dim=12, **dict(RULE, linear_num_value_heads=2, linear_conv_kernel_dim=3),
                                            full_attention_interval=2, tie_word_embeddings=False, rope_parameters=dict(
         rope_type='default', rope_theta=10000.0, partial_rotary_factor=0.5)),
+    # experts of a layer in joined tensors; a sliding layer and a full one; sinks; frequencies scaled without whole ends
+    'gptoss': lambda: GptOssConfig(**SIZES, head_dim=12, num_local_experts=5, num_experts_per_tok=3, sliding_window=6,
+                                   tie_word_embeddings=False, rope_parameters=dict(
+        rope_type='yarn', rope_theta=150000.0, factor=8.0, original_max_position_embeddings=32, beta_fast=32.0,
+        beta_slow=1.0, truncate=False)),
+    # the experts in MXFP4, with values beyond the limits of the clamped SwiGLU; one expert of three
+    'gptossmx': lambda: GptOssConfig(**dict(SIZES, hidden_size=64, intermediate_size=32), head_dim=16, num_local_experts=3,
+                                     num_experts_per_tok=1, sliding_window=5, attention_bias=False, tie_word_embeddings=True,
+                                     rope_parameters=dict(rope_type='default', rope_theta=10000.0)),
     'layers': lambda: LlamaConfig(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=True),
     'weighted': lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
     # rows of some tokens are trained: in a tied embedding that is scaled, in embedding and head, with row weights
@@ -148,7 +157,8 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'granite4': (4, 8, [*SEVEN[:4], 'input_linear', 'output_linear'], False),
     'granite4nope': (3, 8, ['k_proj', 'input_linear', 'output_linear'], True),
     'phi3longer': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj'], False),
-    'newtokens': (3, 6, ['q_proj', 'up_proj'], False), 'newtokensboth': (3, 6, ['v_proj'], False)}
+    'newtokens': (3, 6, ['q_proj', 'up_proj'], False), 'newtokensboth': (3, 6, ['v_proj'], False),
+    'gptoss': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False), 'gptossmx': (3, 6, ['q_proj', 'v_proj', 'o_proj'], False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
@@ -175,6 +185,29 @@ def enlarge(model, more):  # rows of new tokens begin as the mean of all others,
         end.weight.data[own:] = end.weight.data[:own].double().mean(0).float().to(torch.bfloat16).float()
 
 
+def draw_mxfp4(model):  # random blocks of all experts, whose values become the weights; returns the blocks by name
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    packed = {}
+    for key, w in model.named_parameters():
+        if not key.endswith('experts.gate_up_proj') and not key.endswith('experts.down_proj'): continue
+        experts, inputs, outputs = w.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(123, 127, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        w.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        packed |= {key + '_blocks': blocks, key + '_scales': scales}
+    return packed
+
+
+def store_mxfp4(folder, packed):  # as OpenAI's own files are
+    from safetensors.torch import load_file, save_file
+    tensors = {key: w for key, w in load_file(f'{folder}/model.safetensors').items() if key + '_blocks' not in packed}
+    save_file(tensors | packed, f'{folder}/model.safetensors', metadata=dict(format='pt'))
+    with open(f'{folder}/config.json') as f: config = json.load(f)
+    config['quantization_config'] = dict(quant_method='mxfp4', modules_to_not_convert=[
+        'model.layers.*.self_attn', 'model.layers.*.mlp.router', 'model.embed_tokens', 'lm_head'])
+    with open(f'{folder}/config.json', 'w') as f: f.write(json.dumps(config, indent=2) + '\n')
+
+
 def make(out, name, seed):
     torch.manual_seed(seed); random.seed(seed); os.makedirs(out, exist_ok=True)
     classes = name.endswith('cls'); config = (CONFIGS | WRAPPED)[name.removesuffix('cls')]()
@@ -184,10 +217,13 @@ def make(out, name, seed):
     model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
     for key, w in model.named_parameters():  # biases and norms start trivial in from_config: give them an effect
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
+        elif key.endswith('sinks'): torch.nn.init.normal_(w)
         elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if added(config, key) else 1.0, std=0.1)
         elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
+    packed = draw_mxfp4(model) if name == 'gptossmx' else None
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
+    if packed: store_mxfp4(f'{out}/model', packed)
     more = {'newtokens': 2, 'newtokensboth': 3}.get(name, 0)
     if more: enlarge(model, more)
     rank, alpha, targets, rslora = LORA[name]

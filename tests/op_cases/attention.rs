@@ -230,11 +230,17 @@ pub fn attention_cached<B: Device>(set: Set) -> Cases<B> {
         let rows = Rows { bounds: vec![0, t as u32], past };
         let terms = terms(&rows, heads);
         let name = format!("{} past {past}", name(&(t, rows.bounds.clone()), heads));
-        Case::new(name, qkv(t, past + t, heads), [Out::Poison(t, heads.query * heads.size)])
+        let outs = [Out::Poison(t, heads.query * heads.size), Out::Poison(t, heads.query)];
+        Case::new(name, qkv(t, past + t, heads), outs)
             .verb(move |b: &mut B, g, o| {
-                b.attention_cached(o[0].view_mut(), Qkv { q: g.i[0], k: g.i[1], v: g.i[2] }, heads);
+                let [out, lse] = o else { unreachable!() };
+                let qkv = Qkv { q: g.i[0], k: g.i[1], v: g.i[2] };
+                b.attention_cached(out.view_mut(), lse.view_mut(), qkv, heads);
             })
-            .want(&[3e-6], move |k| vec![attended(k.i, heads, &rows).0])
+            .want(&[3e-6, 3e-6], move |k| {
+                let (out, lse) = attended(k.i, heads, &rows);
+                vec![out, lse]
+            })
             .product(terms)
     })
 }

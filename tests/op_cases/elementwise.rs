@@ -120,7 +120,8 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-const ACTIVATIONS: [Activation; 3] = [Activation::SwiGlu, Activation::GeGlu, Activation::Sigmoid];
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::SwiGlu, Activation::GeGlu, Activation::Sigmoid, Activation::ClampedSwiGlu];
 
 /// The activation and its derivative.
 fn act(activation: Activation, g: f64) -> (f64, f64) {
@@ -139,16 +140,37 @@ fn act(activation: Activation, g: f64) -> (f64, f64) {
             let inner = root * (1.0 + 3.0 * 0.044715 * g * g);
             (0.5 * g * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * g * (1.0 - t * t) * inner)
         }
+        Activation::ClampedSwiGlu => {
+            let (c, inside) = (g.min(7.0), f64::from(u8::from(g <= 7.0)));
+            let s = sigmoid(1.702 * c);
+            (c * s, inside * s * (1.0 + 1.702 * c * (1.0 - s)))
+        }
+    }
+}
+
+/// The factor that an activation makes of up, and its derivative.
+fn factor(activation: Activation, u: f64) -> (f64, f64) {
+    match activation {
+        Activation::ClampedSwiGlu => (u.clamp(-7.0, 7.0) + 1.0, f64::from(u8::from(u.abs() <= 7.0))),
+        _ => (u, 1.0),
     }
 }
 
 fn product(i: &[Mat], activation: Activation) -> Mat {
-    let v = i[0].v.iter().zip(&i[1].v).map(|(&g, &u)| act(activation, g).0 * u).collect();
+    let of = |(&g, &u): (&f64, &f64)| act(activation, g).0 * factor(activation, u).0;
+    let v = i[0].v.iter().zip(&i[1].v).map(of).collect();
     Mat { v, ..i[0] }
 }
 
-fn gate_and_up((t, c, size): (usize, usize, f64)) -> [Mat; 2] {
-    [Mat::random(t, c, 1).map(|g| g * size), Mat::random(t, c, 2)]
+/// Gates of that size. An activation with limits has values on both sides of them, and none so close to one that a
+/// central difference crosses it.
+fn gate_and_up((t, c, size): (usize, usize, f64), activation: Activation) -> [Mat; 2] {
+    let away = |x: f64| if (x.abs() - 7.0).abs() < 0.1 { x.signum() * 6.5 } else { x };
+    let gates = Mat::random(t, c, 1).map(|g| g * size);
+    match activation {
+        Activation::ClampedSwiGlu => [gates.map(away), Mat::random(t, c, 2).map(|u| away(u * 15.0))],
+        _ => [gates, Mat::random(t, c, 2)],
+    }
 }
 
 pub fn gated<B: Device>(
@@ -157,7 +179,7 @@ pub fn gated<B: Device>(
 ) -> Cases<B> {
     let sized = move |(size, activation): ((usize, usize, f64), Activation)| {
         let name = format!("{} {activation:?}", name(size.0, size.1));
-        Case::new(name, gate_and_up(size), [Out::Poison(size.0, size.1)])
+        Case::new(name, gate_and_up(size, activation), [Out::Poison(size.0, size.1)])
             .verb(move |b: &mut B, g, o| verb(b, o[0].view_mut(), (g.i[0], g.i[1]), activation))
             .want(&[1e-6], move |k| vec![product(k.i, activation)])
     };
@@ -177,7 +199,7 @@ pub fn gated<B: Device>(
 pub fn gated_grad<B: Device>(set: Set) -> Cases<B> {
     each(cross(set.of(&GATES, &GATES_MODEL), &ACTIVATIONS), |(size, activation)| {
         let (t, c, _) = size;
-        let (held, dout) = (gate_and_up(size), Mat::random(t, c, 3));
+        let (held, dout) = (gate_and_up(size, activation), Mat::random(t, c, 3));
         let gradient = |which| Gradient {
             out: which,
             from: 0,
@@ -195,9 +217,10 @@ pub fn gated_grad<B: Device>(set: Set) -> Cases<B> {
             .want(&[1e-5, 1e-5], move |k| {
                 let (mut gate, mut up) = (k.old[0].clone(), k.old[1].clone());
                 for (i, dout) in k.i[0].v.iter().enumerate() {
-                    let (u, (value, slope)) = (up.v[i], act(activation, gate.v[i]));
-                    gate.v[i] = dout * u * slope;
-                    up.v[i] = dout * value;
+                    let (value, slope) = act(activation, gate.v[i]);
+                    let (by, varies) = factor(activation, up.v[i]);
+                    gate.v[i] = dout * by * slope;
+                    up.v[i] = dout * value * varies;
                 }
                 vec![gate, up]
             })

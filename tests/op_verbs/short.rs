@@ -122,7 +122,7 @@ fn sixteen_bit_memory_holds_rounded_f32_values() {
         (301, 900, 34, 5),
         (900, 40, 34, 2),
     ];
-    let activations = [Activation::SwiGlu, Activation::GeGlu, Activation::Sigmoid];
+    let activations = [Activation::SwiGlu, Activation::GeGlu, Activation::Sigmoid, Activation::ClampedSwiGlu];
     for (activation, (t, c, f, r)) in activations.into_iter().flat_map(|a| sizes.map(|size| (a, size))) {
         let name = format!("{t}x{c}x{f}x{r} {activation:?}");
         let all = [(t, c), (1, c), (f, c), (c, f), (r, c), (f, r)];

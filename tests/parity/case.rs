@@ -4,7 +4,7 @@
 
 #![allow(dead_code)] // each test file uses its own part
 
-use finetune::format::{self, peft, safetensors};
+use finetune::format::{self, peft};
 use finetune::model::config::Config;
 use finetune::model::enlarged::enlarge;
 use finetune::model::layout::{self, Layout};
@@ -29,9 +29,7 @@ pub struct Case {
 
 impl Case {
     pub fn open(dir: &Path) -> Case {
-        let text = std::fs::read_to_string(dir.join("model/config.json")).unwrap();
-        let config = serde_json::from_str(&text).unwrap();
-        let tensors: Arc<dyn Tensors> = Arc::new(safetensors::Sharded::open(&dir.join("model")).unwrap());
+        let (config, tensors, _) = format::weights(&dir.join("model")).unwrap();
         let tensors = format::text_model(&config, &tensors).unwrap_or(tensors);
         Case::of(dir, &config, tensors)
     }

@@ -171,7 +171,15 @@ const WRITERS: &[(&str, Writer)] = &[
     ("attention_grad dq", |d, out, g| grads(d, out, g, 0)),
     ("attention_grad dk", |d, out, g| grads(d, out, g, 1)),
     ("attention_grad dv", |d, out, g| grads(d, out, g, 2)),
-    ("attention_cached", |d, out, g| d.attention_cached(out, qkv(g), ONE)),
+    ("attention_cached out", |d, out, g| {
+        let mut lse = d.memory(N);
+        d.attention_cached(out, view_mut(&mut lse, N, 1), qkv(g), ONE);
+    }),
+    ("attention_cached logsumexp", |d, out, g| {
+        let mut attended = d.memory(N * N);
+        let lse = ViewMut { memory: out.memory, offset: 0, rows: N, cols: 1 };
+        d.attention_cached(view_mut(&mut attended, N, N), lse, qkv(g), ONE);
+    }),
     ("scale_rows", |d, out, g| d.scale_rows(out, of(&g.x), view(&g.y, N, 1))),
     ("scale_rows_grad dx", |d, out, g| {
         let [dscales, ..] = &mut g.spare;

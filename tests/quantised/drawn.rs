@@ -50,7 +50,8 @@ impl Drawn {
         }
         for layout::LayerMatrix { path, shape: (n, k), .. } in layout::matrices(&config, 0) {
             add(&format!("model.{path}.weight"), &[n, k]);
-            if config.qkv_bias && ["q_proj", "k_proj", "v_proj"].iter().any(|m| path.ends_with(m)) {
+            let biased = config.qkv_bias && ["q_proj", "k_proj", "v_proj"].iter().any(|m| path.ends_with(m));
+            if biased || config.o_bias && path.ends_with("o_proj") {
                 add(&format!("model.{path}.bias"), &[n]);
             }
         }
@@ -60,7 +61,8 @@ impl Drawn {
         if let Some(taps) = config.taps(0) {
             add("model.layers.0.conv.conv.weight", &[c, 1, taps]);
         }
-        own_keys::of_delta_rule(&config, 0).iter().for_each(|(name, shape)| add(name, shape));
+        let more = [own_keys::of_delta_rule(&config, 0), own_keys::of_joined_experts(&config, 0)];
+        more.iter().flatten().for_each(|(name, shape)| add(name, shape));
         Drawn { config, shapes }
     }
 
@@ -78,6 +80,11 @@ impl Drawn {
         let ids: Vec<u32> = (0..24).map(|i| (i * 29 + 3) % self.config.vocab as u32).collect();
         let next = ids[1..].iter().copied().chain([IGNORE]).collect();
         Microbatch { step: 1, rows: vec![0], bounds: vec![0, 24], ids, targets: Targets::Tokens(next) }
+    }
+
+    /// Whether a tensor of this name is a matrix in blocks, if it has two dimensions.
+    fn in_blocks(name: &str) -> bool {
+        !name.ends_with(".bias")
     }
 
     fn place(&self, name: &str) -> Option<(u64, &[usize])> {
@@ -103,7 +110,8 @@ impl Tensors for Drawn {
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        let Some((at, &[rows, cols])) = self.place(name) else { return Ok(None) };
+        let place = self.place(name).filter(|_| Drawn::in_blocks(name));
+        let Some((at, &[rows, cols])) = place else { return Ok(None) };
         let block = Block::ALL[at as usize % Block::ALL.len()];
         let bytes = quantise(block, &draw(at, rows * cols, 0.2)).unwrap();
         Ok(Blocks::new((rows, cols), block, bytes.into()))
@@ -112,7 +120,7 @@ impl Tensors for Drawn {
     fn about(&self, name: &str) -> Result<Option<About>, String> {
         let Some((at, shape)) = self.place(name) else { return Ok(None) };
         let encoding = match shape.len() {
-            2 => Encoding::Blocks(Block::ALL[at as usize % Block::ALL.len()]),
+            2 if Drawn::in_blocks(name) => Encoding::Blocks(Block::ALL[at as usize % Block::ALL.len()]),
             _ => Encoding::Plain(Dtype::F32),
         };
         Ok(Some(About { shape: shape.to_vec(), encoding }))

@@ -19,11 +19,14 @@ impl Tensors for Renumbered<'_> {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         if let Some((before, rest)) = name.split_once(".experts.") {
             let (expert, after) = rest.split_once('.').unwrap();
-            let expert = self.of(expert.parse().unwrap());
-            return self.case.tensors.tensor(&format!("{before}.experts.{expert}.{after}"));
+            if let Ok(expert) = expert.parse() {
+                let expert = self.of(expert);
+                return self.case.tensors.tensor(&format!("{before}.experts.{expert}.{after}"));
+            }
         }
         let Some(tensor) = self.case.tensors.tensor(name)? else { return Ok(None) };
-        if !name.ends_with("mlp.gate.weight") {
+        let by_expert = name.contains("mlp.experts.") || name.contains("mlp.router.");
+        if !by_expert && !name.ends_with("mlp.gate.weight") {
             return Ok(Some(tensor));
         }
         let size = tensor.bytes.len() / self.count;

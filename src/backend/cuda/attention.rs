@@ -43,7 +43,7 @@ impl<D: Driver> Cuda<D> {
     pub(super) fn attend(
         &mut self,
         out: ViewMut<Memory>,
-        logsumexp: Option<ViewMut<Memory>>,
+        logsumexp: ViewMut<Memory>,
         qkv: Qkv<Memory>,
         heads: Heads,
         walk: Walk,
@@ -52,7 +52,7 @@ impl<D: Driver> Cuda<D> {
         let [scale, window] = scores(heads);
         let args = [
             at_mut(&out),
-            logsumexp.map_or(Arg::Address(0), |l| at_mut(&l)),
+            at_mut(&logsumexp),
             at(&qkv.q),
             at(&qkv.k),
             at(&qkv.v),
@@ -70,12 +70,17 @@ impl<D: Driver> Cuda<D> {
         self.launch(Launch { file: "attention.ptx", entry: &entry, grid, threads: 4 * tile, args: &args });
     }
 
-    pub(super) fn attend_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+    pub(super) fn attend_cached(
+        &mut self,
+        (out, logsumexp): (ViewMut<Memory>, ViewMut<Memory>),
+        qkv: Qkv<Memory>,
+        heads: Heads,
+    ) {
         let (queries, keys) = (qkv.q.rows, qkv.k.rows);
         let list = memory::blocks(&[0, queries as u32], BLOCK);
         let memory = self.integers(&list);
         let walk = Walk { list: memory.at(0), blocks: list.len() / 4, past: keys - queries };
-        self.attend(out, None, qkv, heads, walk);
+        self.attend(out, logsumexp, qkv, heads, walk);
     }
 
     pub(super) fn attend_grad(

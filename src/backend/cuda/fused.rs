@@ -86,10 +86,8 @@ impl<D: Driver> Fused for Cuda<D> {
         let (rows, cols) = (out.rows, out.cols);
         let (copy, stride) = self.room_for_copy((rows, cols));
         let at_copy = Arg::Address(copy.at(0));
-        let [line, cube, times, plus] = gate_of(activation);
         let sizes = [size(cols), size(stride)];
-        let args =
-            [&[at_mut(&out), at_copy, at(&gate), at(&up)][..], &sizes, &[line, cube, times, plus]].concat();
+        let args = [&[at_mut(&out), at_copy, at(&gate), at(&up)][..], &sizes, &gate_of(activation)].concat();
         self.rows("gated_sm80.ptx", "gated_sm80", (rows, cols), &args);
         self.copied(&out, copy);
     }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::backend::shapes::shaped;
 use crate::backend::*;
+use crate::families::{CLAMPED_LIMIT, CLAMPED_SLOPE};
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::rng;
@@ -272,7 +273,7 @@ impl<D: Driver> Backend for Cuda<D> {
     ) {
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_sm80((out, logsumexp), qkv, heads, (kernel, tokens)),
-            None => self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens)),
+            None => self.attend(out, logsumexp, qkv, heads, attention::walk(tokens)),
         }
     }
 
@@ -290,8 +291,14 @@ impl<D: Driver> Backend for Cuda<D> {
         }
     }
 
-    fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        self.attend_cached(out, qkv, heads);
+    fn attention_cached(
+        &mut self,
+        out: ViewMut<Memory>,
+        logsumexp: ViewMut<Memory>,
+        qkv: Qkv<Memory>,
+        heads: Heads,
+    ) {
+        self.attend_cached((out, logsumexp), qkv, heads);
     }
 
     fn convolution(
@@ -375,8 +382,8 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn gated(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>, activation: Activation) {
-        let [line, cube, times, plus] = gate_of(activation);
-        let args = [at_mut(&out), at(&gate), at(&up), size(out.len()), line, cube, times, plus];
+        let args = [at_mut(&out), at(&gate), at(&up), size(out.len())];
+        let args = [&args[..], &gate_of(activation)].concat();
         self.each("gated.ptx", out.len(), &args);
     }
 
@@ -387,8 +394,8 @@ impl<D: Driver> Backend for Cuda<D> {
         dout: View<Memory>,
         activation: Activation,
     ) {
-        let [line, cube, times, plus] = gate_of(activation);
-        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len()), line, cube, times, plus];
+        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len())];
+        let args = [&args[..], &gate_of(activation)].concat();
         self.each("gated_grad.ptx", dout.len(), &args);
     }
 
@@ -475,14 +482,16 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 }
 
-/// The factors of g and g^3 in the sigmoid of a gate g, and factor of g and addend in the factor of that sigmoid.
-pub(super) fn gate_of(activation: Activation) -> [Arg; 4] {
+/// The factors of g and g^3 in the sigmoid of a gate g, factor of g and addend in the factor of that sigmoid, and limit and
+/// addend of up.
+pub(super) fn gate_of(activation: Activation) -> [Arg; 6] {
     // g + -0 is g, also where g is -0.
     let factors = match activation {
-        Activation::SwiGlu => [1.0, 0.0, 1.0, -0.0],
+        Activation::SwiGlu => [1.0, 0.0, 1.0, -0.0, f32::INFINITY, -0.0],
         // 2 sqrt(2/pi), and that times 0.044715.
-        Activation::GeGlu => [1.595_769_2, 0.071_354_814, 1.0, -0.0],
-        Activation::Sigmoid => [1.0, 0.0, 0.0, 1.0],
+        Activation::GeGlu => [1.595_769_2, 0.071_354_814, 1.0, -0.0, f32::INFINITY, -0.0],
+        Activation::Sigmoid => [1.0, 0.0, 0.0, 1.0, f32::INFINITY, -0.0],
+        Activation::ClampedSwiGlu => [CLAMPED_SLOPE, 0.0, 1.0, -0.0, CLAMPED_LIMIT, 1.0],
     };
     factors.map(Arg::F32)
 }

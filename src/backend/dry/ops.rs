@@ -116,7 +116,7 @@ impl Backend for Dry {
         bias(ViewMut<Memory>, View<Memory>);
         rope(ViewMut<Memory>, View<Memory>, &Tokens);
         rope_grad(ViewMut<Memory>, View<Memory>, &Tokens);
-        attention_cached(ViewMut<Memory>, Qkv<Memory>, Heads);
+        attention_cached(ViewMut<Memory>, ViewMut<Memory>, Qkv<Memory>, Heads);
         convolution(ViewMut<Memory>, Gates<Memory>, View<Memory>, &Tokens);
         convolution_grad(GatesGrad<Memory>, View<Memory>, Gates<Memory>, View<Memory>, &Tokens);
         convolution_silu(ViewMut<Memory>, View<Memory>, View<Memory>, &Tokens);

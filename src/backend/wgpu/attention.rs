@@ -12,7 +12,7 @@ use super::{Memory, Tokens, Wgpu};
 use crate::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, View, ViewMut, view, view_mut};
 
 kernel!(ATTENTION, "attention", ["window", "attention_row"], [Written, Written, Read, Read, Read, Read]);
-kernel!(CACHED, "attention_cached", ["attention_row"], [Written, Read, Read, Read]);
+kernel!(CACHED, "attention_cached", ["attention_row"], [Written, Written, Read, Read, Read]);
 kernel!(DELTA, "attention_delta", [], [Written, Read, Read, Read]);
 kernel!(GRAD_Q, "attention_grad_q", ["window"], [Written, Read, Read, Read, Read, Read, Read]);
 kernel!(GRAD_KV, "attention_grad_kv", ["window"], [Written, Written, Read, Read, Read, Read, Read, Read]);
@@ -133,17 +133,22 @@ impl Wgpu {
         }
     }
 
-    pub(super) fn attend_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+    pub(super) fn attend_cached(
+        &mut self,
+        (out, logsumexp): (ViewMut<Memory>, ViewMut<Memory>),
+        qkv: Qkv<Memory>,
+        heads: Heads,
+    ) {
         let (t, past) = (qkv.q.rows, qkv.k.rows - qkv.q.rows);
-        let o = self.at_mut(&out);
+        let (o, lse) = (self.at_mut(&out), self.at_mut(&logsumexp));
         let [q, k, v] = [qkv.q, qkv.k, qkv.v].map(|x| self.at(x));
-        let slots = [&o, &q, &k, &v].map(|p: &Place| p.slot.clone());
+        let slots = [&o, &lse, &q, &k, &v].map(|p: &Place| p.slot.clone());
         let seen = heads.window.unwrap_or(usize::MAX).min(qkv.k.rows);
         let work = self.per_query((t * seen) as f64, t, heads, 2.0);
         let part = Part { kernel: &CACHED, heads, each: heads.query, slots: &slots, work };
         let scale = (heads.size as f32).sqrt().recip().to_bits();
         for (from, count) in self.pieces(t, 0, work) {
-            let at = [o.base, q.base, k.base, v.base, from as u32, count as u32];
+            let at = [o.base, lse.base, q.base, k.base, v.base, from as u32, count as u32];
             let range = [heads.query as u32, heads.kv as u32, scale, past as u32, window(heads)];
             self.part(&part, (count, &[&at[..], &range].concat()));
         }

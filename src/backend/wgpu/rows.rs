@@ -50,6 +50,7 @@ fn number(activation: Activation) -> u32 {
         Activation::SwiGlu => 0,
         Activation::GeGlu => 1,
         Activation::Sigmoid => 2,
+        Activation::ClampedSwiGlu => 3,
     }
 }
 

@@ -210,8 +210,14 @@ impl Backend for Wgpu {
         self.attend_grad(grad, dout, saved, heads, tokens);
     }
 
-    fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        self.attend_cached(out, qkv, heads);
+    fn attention_cached(
+        &mut self,
+        out: ViewMut<Memory>,
+        logsumexp: ViewMut<Memory>,
+        qkv: Qkv<Memory>,
+        heads: Heads,
+    ) {
+        self.attend_cached((out, logsumexp), qkv, heads);
     }
 
     fn convolution(

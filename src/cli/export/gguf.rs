@@ -16,7 +16,7 @@ use crate::format::{FormatError, atomic};
 use crate::model::config::{Config, RopeScaling};
 use crate::model::layout;
 use crate::model::merge::Merged;
-use crate::numeric::block::Encoding;
+use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use crate::run::base_model::{self, BaseModel};
@@ -115,7 +115,9 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
             Scaling::Llama3(factor, low_freq_factor, high_freq_factor, original as f64)
         }
-        RopeScaling::Yarn { .. } => return Err(unwritten(base, "rope scaling by YaRN")),
+        RopeScaling::Yarn { factor, original, fast, slow, .. } => {
+            Scaling::Yarn(factor, original, [fast, slow])
+        }
         RopeScaling::Long { .. } => return Err(unwritten(base, "rope scaling by LongRoPE")),
     };
     if let Some(of) = &c.experts {
@@ -322,12 +324,13 @@ fn plans(
         let info = stored.and_then(|file| file.tensors().get(&as_stored));
         let own = match (info, about.encoding) {
             (Some(info), _) => info.kind,
-            (None, Encoding::Plain(dtype)) => Encoding::Plain(dtype),
             // Blocks without a GGUF type are written as dequantized numbers.
-            (None, Encoding::Blocks(_)) => F32,
+            (None, Encoding::Blocks(Block::NF4)) => F32,
+            (None, kind) => kind,
         };
         let row = about.shape.last().copied().unwrap_or(1);
-        let plain = ["_norm.weight", ".ffn_gate_inp.weight"].iter().any(|end| as_stored.ends_with(end));
+        let plain =
+            ["_norm.weight", ".ffn_gate_inp.weight", ".bias"].iter().any(|end| as_stored.ends_with(end));
         let vector = about.shape.len() < 2 || plain || is_taps(&as_stored);
         let kind = match outtype {
             Outtype::Base if info.is_some() => own,

@@ -3,7 +3,7 @@
 use super::{Exported, logits};
 use crate::config::refusal::Refusal;
 use crate::format::safetensors::{self, Spec};
-use crate::format::{Checkpoint, FormatError, atomic, peft};
+use crate::format::{Checkpoint, FormatError, Joined, atomic, peft};
 use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
@@ -33,7 +33,12 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
     let text = merged(dtype);
     logits::fits(from, Some(&text))?;
     let all = base.files.whole.as_deref().map(|whole| Checkpoint { text: &text, whole });
-    let source: &dyn Tensors = all.as_ref().map_or(&text, |all| all);
+    let joined = loaded.config.family.joined_experts.then_some(Joined(&text));
+    let source: &dyn Tensors = match (&all, &joined) {
+        (Some(all), _) => all,
+        (None, Some(joined)) => joined,
+        (None, None) => &text,
+    };
     atomic::write_dir(out, |dir| {
         files(dir, base, loaded, source)?;
         same_bytes(dir, source)?;

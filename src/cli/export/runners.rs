@@ -57,7 +57,7 @@ pub fn notes(to: To, outtype: Outtype, source: &Exported) -> Result<Vec<String>,
     if to == To::Mlx {
         notes.extend(for_mlx(source));
     }
-    let implied = matches!(source.base.config.family.windows, Windows::Pattern(_));
+    let implied = matches!(source.base.config.family.windows, Windows::Pattern(..));
     if gguf
         && !implied
         && let Some(window) = source.base.config.window()

@@ -250,7 +250,11 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         // transformers checks the size of Mamba-2 heads also where no layer has any.
         config["mamba_n_heads"] = json!(1);
     }
-    if family.experts {
+    if family.joined_experts {
+        config["num_local_experts"] = json!(s.size("expert_count")?);
+        config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
+        config["intermediate_size"] = json!(s.size("expert_feed_forward_length")?);
+    } else if family.experts {
         config["num_experts"] = json!(s.size("expert_count")?);
         config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
         config["moe_intermediate_size"] = json!(s.size("expert_feed_forward_length")?);
@@ -277,7 +281,7 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         config[key] = if of_27b { json!(wide) } else { config["head_dim"].clone() };
     }
     let slides = s.get(families::WINDOW).is_some();
-    if !slides && matches!(family.windows, Windows::Pattern(_)) {
+    if !slides && matches!(family.windows, Windows::Pattern(..)) {
         return Err(s.bad(families::WINDOW));
     }
     if s.get("attention.sliding_window_pattern").is_some() || (slides && family.windows == Windows::Typed) {
@@ -321,6 +325,7 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
             Some(_) => json!({"rope_type": "linear", "factor": s.number("rope.scale_linear", 1.0)?}),
         },
         Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
+        Some("yarn") => yarn(s, family)?,
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
     // Qwen3.5 always has sections; those of a text see one position.
@@ -338,6 +343,25 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
         config["rope_scaling"] = found;
     }
     Ok(())
+}
+
+/// The keys of YaRN. llama.cpp has the same factor of cosines and sines as transformers where the file names no other.
+fn yarn(s: &Source, family: &Family) -> Result<Value, FormatError> {
+    let others =
+        ["rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"];
+    let others = others.into_iter().chain(["rope.scaling.yarn_log_multiplier"]);
+    if let Some(key) = others.into_iter().find(|key| s.get(key).is_some()) {
+        return Err(s.refuse(format!("rope scaling by YaRN with '{key}' is not supported")));
+    }
+    Ok(json!({
+        "rope_type": "yarn",
+        "factor": clean(s.number("rope.scaling.factor", 1.0)?),
+        "original_max_position_embeddings": s.size("rope.scaling.original_context_length")?,
+        "beta_fast": clean(s.number("rope.scaling.yarn_beta_fast", 32.0)?),
+        "beta_slow": clean(s.number("rope.scaling.yarn_beta_slow", 1.0)?),
+        // As gpt-oss's own configuration says; llama.cpp rounds the ends of the ramp for every model.
+        "truncate": !family.sinks,
+    }))
 }
 
 /// llama.cpp stores what Llama 3's scaling divides each frequency by. Those models share all parameters but

@@ -24,6 +24,12 @@ const TEKKEN: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
+/// o200k of OpenAI.
+const GPT_4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 
 /// The rule with the name `pre`.
 pub(super) fn rule(pre: &str) -> Option<Rule> {
@@ -41,6 +47,7 @@ pub(super) fn rule(pre: &str) -> Option<Rule> {
         }
         "glm4" | "chatglm-bpe" => rule(Value::Null, split(LLAMA3), false),
         "tekken" => rule(Value::Null, split(TEKKEN), true),
+        "gpt-4o" => rule(Value::Null, split(GPT_4O), false),
         _ => None,
     }
 }
@@ -52,7 +59,7 @@ pub(super) fn name_of(tokenizer: &Value) -> Option<&'static str> {
         forget_offsets(&mut v);
         v
     };
-    ["gpt-2", "smollm", "qwen2", "llama-bpe", "glm4", "tekken"].into_iter().find(|name| {
+    ["gpt-2", "smollm", "qwen2", "llama-bpe", "glm4", "tekken", "gpt-4o"].into_iter().find(|name| {
         rule(name).is_some_and(|rule| {
             plain(&rule.pre_tokenizer) == plain(&tokenizer["pre_tokenizer"])
                 && rule.normalizer == tokenizer["normalizer"]

@@ -3,7 +3,7 @@
 
 use super::order::{self, Order, Orders};
 use super::reader::{Gguf, Info};
-use crate::families::tensors::{DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, TAPS, TOP};
+use crate::families::tensors::{DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, SINKS, TAPS, TOP};
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::format::map;
@@ -144,8 +144,11 @@ pub(super) fn whole(
     of_layer: &[(&str, &str)],
     way: impl Fn((&'static str, &'static str)) -> (&'static str, &'static str),
 ) -> Option<(u32, &'static str)> {
-    let (layer, what) = path?.split_once('.').filter(|_| of_layer.contains(&DELTA_NORM))?;
-    let (_, to) = [DELTA_RATE, DELTA_BIAS].map(way).into_iter().find(|(from, _)| *from == what)?;
+    let (layer, what) = path?.split_once('.')?;
+    let all = [(DELTA_RATE, DELTA_NORM), (DELTA_BIAS, DELTA_NORM), (SINKS, SINKS)];
+    let mut known =
+        all.into_iter().filter(|(_, beside)| of_layer.contains(beside)).map(|(names, _)| way(names));
+    let (_, to) = known.find(|(from, _)| *from == what)?;
     Some((layer.parse().ok()?, to))
 }
 

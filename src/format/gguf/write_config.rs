@@ -75,6 +75,8 @@ pub enum Scaling {
     Linear(f64),
     /// Llama 3's scaling: (factor, low and high frequency factor, original length).
     Llama3(f64, f64, f64, f64),
+    /// YaRN: factor, original length, and the turns between which frequencies are in part divided, most first.
+    Yarn(f64, usize, [f64; 2]),
 }
 
 impl Shape {
@@ -117,6 +119,14 @@ impl Shape {
         if let Scaling::Linear(factor) = self.scaling {
             set("rope.scaling.type", Meta::Text("linear".into()));
             set("rope.scaling.factor", Meta::F32(factor as f32));
+        }
+        if let Scaling::Yarn(factor, original, turns) = self.scaling {
+            set("rope.scaling.type", Meta::Text("yarn".into()));
+            set("rope.scaling.factor", Meta::F32(factor as f32));
+            set("rope.scaling.original_context_length", number(original));
+            let keys = ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"];
+            let own = keys.into_iter().zip(turns).zip([32.0, 1.0]).filter(|((_, own), usual)| own != usual);
+            own.for_each(|((key, turns), _)| set(key, Meta::F32(turns as f32)));
         }
         set("attention.layer_norm_rms_epsilon", Meta::F32(self.eps));
         set("attention.key_length", number(size));

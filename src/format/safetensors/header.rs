@@ -12,11 +12,18 @@ use std::path::Path;
 /// Limit of the reference implementation: a larger header is rejected without reading it.
 pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
 
+/// Shape and position of a byte tensor in its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bytes {
+    pub shape: Vec<usize>,
+    pub range: Range<usize>,
+}
+
 /// The contents of a checked header.
 pub(super) struct Header {
     pub entries: BTreeMap<String, Entry>,
     /// Byte tensors, which are not numeric.
-    pub raw: BTreeMap<String, Range<usize>>,
+    pub raw: BTreeMap<String, Bytes>,
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -95,7 +102,7 @@ fn element(dtype: &str) -> Option<(usize, Option<Dtype>)> {
 }
 
 /// Numeric tensors, and the positions of byte tensors.
-type Checked = (BTreeMap<String, Entry>, BTreeMap<String, Range<usize>>);
+type Checked = (BTreeMap<String, Entry>, BTreeMap<String, Bytes>);
 
 fn check(path: &Path, raw: Vec<(String, Raw)>, start: usize, len: usize) -> Result<Checked, FormatError> {
     let mut spans: Vec<(u64, u64, String)> = Vec::with_capacity(raw.len());
@@ -122,14 +129,14 @@ fn check(path: &Path, raw: Vec<(String, Raw)>, start: usize, len: usize) -> Resu
             return Err(bad(what));
         }
         let range = start + begin as usize..start + end as usize;
+        let shape = tensor.shape.iter().map(|&d| d as usize).collect();
         match dtype {
             Some(dtype) => {
-                let shape = tensor.shape.iter().map(|&d| d as usize).collect();
                 entries.insert(name.clone(), Entry { dtype, shape, range });
             }
             // Counters and position buffers in some checkpoints, which are not used.
             None if matches!(tensor.dtype.as_str(), "I64" | "BOOL") => {}
-            None if tensor.dtype == "U8" => drop(bytes_of.insert(name.clone(), range)),
+            None if tensor.dtype == "U8" => drop(bytes_of.insert(name.clone(), Bytes { shape, range })),
             None => return Err(unsupported(path, &name, &tensor.dtype)),
         }
         spans.push((begin, end, name));

@@ -35,7 +35,7 @@ pub struct SafeTensors {
     path: PathBuf,
     map: Map,
     entries: BTreeMap<String, Entry>,
-    raw: BTreeMap<String, Range<usize>>,
+    raw: BTreeMap<String, header::Bytes>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -70,6 +70,7 @@ pub(super) fn positions(path: &Path, here: u64) -> Result<Beginning, FormatError
     }
     let header::Header { entries, raw, .. } = header::parse(path, &map)?;
     let numeric = entries.into_iter().map(|(name, entry)| (name, entry.range));
+    let raw = raw.into_iter().map(|(name, bytes)| (name, bytes.range));
     Ok(Beginning::All(Positions { tensors: numeric.chain(raw).collect(), shapes: Vec::new() }))
 }
 
@@ -186,7 +187,12 @@ impl Sharded {
 
     /// The byte tensor `name`.
     pub fn raw(&self, name: &str) -> Option<&[u8]> {
-        self.files.iter().find_map(|file| file.raw.get(name).map(|range| &file.map[range.clone()]))
+        self.files.iter().find_map(|file| file.raw.get(name).map(|bytes| &file.map[bytes.range.clone()]))
+    }
+
+    /// The shape of the byte tensor `name`.
+    pub fn raw_shape(&self, name: &str) -> Option<&[usize]> {
+        self.files.iter().find_map(|file| file.raw.get(name).map(|bytes| &bytes.shape[..]))
     }
 
     /// The names of all byte tensors.

@@ -241,12 +241,15 @@ impl<B: Fused> Block<B> {
         self.linears[O].backward(backend, out, args, batch);
         doutput.into_iter().chain(gated).for_each(|m| backend.recycle(m));
         let Some(dattended) = dattended else { return };
-        let dattended = self.gate_backward(backend, dattended, saved, batch);
+        let mut dattended = self.gate_backward(backend, dattended, saved, batch);
         let of_qkv = |grads: [B::Memory; 3]| [Q, K, V].into_iter().zip(grads).collect();
         let mut grads: Vec<(usize, B::Memory)> = match (&self.convolution, &self.delta_rule) {
             (Some(of), _) => of_qkv(self.convolution_backward(backend, of, &dattended, saved, batch)),
             (None, Some(of)) => self.rule_backward(backend, of, &dattended, saved, batch),
-            (None, None) => of_qkv(self.qkv_backward(backend, &dattended, saved, batch)),
+            (None, None) => {
+                dattended = self.beside_sinks(backend, dattended, &saved.logsumexp, t);
+                of_qkv(self.qkv_backward(backend, &dattended, saved, batch))
+            }
         };
         grads.extend(saved.beside[0].take().map(|gate| (OUTPUT_GATE, gate)));
         backend.recycle(dattended);

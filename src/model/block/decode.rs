@@ -84,6 +84,7 @@ impl<B: Fused> Block<B> {
         let v = self.project(backend, V, input, &mut h, batch);
         let beside = self.beside(backend, input, &mut h, batch);
         let mut attended = backend.memory(t * self.linears[O].shape.1);
+        let mut logsumexp = backend.memory(t * self.heads.query);
         let mut from = 0;
         for (cache, rows, tokens) in texts {
             if let Some(of) = &self.convolution {
@@ -104,9 +105,11 @@ impl<B: Fused> Block<B> {
                 let x = ViewMut { memory, offset: from * cols, rows: *rows, cols };
                 backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), tokens);
             }
-            self.attend_cached(backend, (&mut attended, [&q, &k, &v]), (cache, tokens), from..from + *rows);
+            let outs = [&mut attended, &mut logsumexp];
+            self.attend_cached(backend, (outs, [&q, &k, &v]), (cache, tokens), from..from + *rows);
             from += *rows;
         }
+        let attended = self.beside_sinks(backend, attended, &logsumexp, t);
         let gated = self.through_gate(backend, (&attended, beside[0].as_ref()), batch);
         let read = (&x, gated.as_ref().unwrap_or(&attended));
         let (mut mid, output) = self.after_attention(backend, read, &mut h, batch);
@@ -117,7 +120,7 @@ impl<B: Fused> Block<B> {
         (h[DOWN], last) = self.add_output(backend, &mut mid, (DOWN, &act), routes, batch);
         let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
         let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
-        let done = [x, inv_rms, q, k, v, attended, gate, up, act].into_iter().chain(normed);
+        let done = [x, inv_rms, q, k, v, attended, logsumexp, gate, up, act].into_iter().chain(normed);
         let done = done.chain(h.into_iter().chain(beside).flatten()).chain(norms).chain(outputs).chain(gated);
         done.for_each(|m| backend.recycle(m));
         Ok(mid)
@@ -127,7 +130,7 @@ impl<B: Fused> Block<B> {
     fn attend_cached(
         &self,
         backend: &mut B,
-        (attended, [q, k, v]): (&mut B::Memory, [&B::Memory; 3]),
+        ([attended, logsumexp], [q, k, v]): ([&mut B::Memory; 2], [&B::Memory; 3]),
         (cache, tokens): (&mut Cache<B::Memory>, &B::Tokens),
         new: Range<usize>,
     ) {
@@ -140,15 +143,14 @@ impl<B: Fused> Block<B> {
         }
         cache.len += t;
         let out = ViewMut { memory: attended, offset: new.start * wide, rows: t, cols: wide };
+        let h = self.heads.query;
+        let lse = ViewMut { memory: logsumexp, offset: new.start * h, rows: t, cols: h };
         if past == 0 {
-            let mut logsumexp = backend.memory(t * self.heads.query);
-            let lse = view_mut(&mut logsumexp, t, self.heads.query);
             backend.attention(out, lse, Qkv { q, k, v }, self.heads_over(t), tokens);
-            backend.recycle(logsumexp);
         } else {
             let all = |i: usize| View { memory: &cache.parts[i], offset: 0, rows: cache.len, cols: n };
             let heads = self.heads_over(cache.len);
-            backend.attention_cached(out, Qkv { q, k: all(0), v: all(1) }, heads);
+            backend.attention_cached(out, lse, Qkv { q, k: all(0), v: all(1) }, heads);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use super::Inner;
 use crate::backend::{Activation, Backend, Fault, Fused, View, ViewMut, Write, view, view_mut};
+use crate::families::tensors::EXPERT_BIASES;
 use crate::model::config::{self, Config};
 use crate::model::layout::{expert_paths, router_path};
 use crate::model::routes::Routes;
@@ -17,8 +18,17 @@ pub struct Experts<B: Backend> {
     router: B::Weight,
     /// Gate, up and down of each.
     experts: Vec<[B::Weight; 3]>,
+    biases: Option<Biases<B::Memory>>,
     config: config::Experts,
     hidden: usize,
+}
+
+/// The biases of a router and of its experts.
+struct Biases<M> {
+    /// [1, E]
+    router: M,
+    /// Of gate and up [E, F], and of down [E, C].
+    experts: [M; 3],
 }
 
 impl<B: Fused> Experts<B> {
@@ -31,19 +41,26 @@ impl<B: Fused> Experts<B> {
     ) -> Result<Self, ModelError> {
         let (c, f) = (config.hidden, of.feed_forward);
         let mut matrix = |path: &str, shape| weights.matrix(backend, &weights.matrix_name(path), shape);
-        let router = matrix(&router_path(layer), (of.count, c))?;
+        let router = matrix(&router_path(config, layer), (of.count, c))?;
         let experts = (0..of.count).map(|expert| {
             let [gate, up, down] = expert_paths(layer, expert);
             Ok([matrix(&gate, (f, c))?, matrix(&up, (f, c))?, matrix(&down, (c, f))?])
         });
         let experts = experts.collect::<Result<_, ModelError>>()?;
-        Ok(Experts { router, experts, config: of.clone(), hidden: c })
+        let biases = match config.family.joined_experts {
+            true => Some(Biases::load(backend, weights, (config, of), layer)?),
+            false => None,
+        };
+        Ok(Experts { router, experts, biases, config: of.clone(), hidden: c })
     }
 
     /// Frees the weights.
     pub fn unload(self, backend: &mut B) {
         let all = self.experts.into_iter().flatten().chain([self.router]);
         all.for_each(|weight| backend.release(weight));
+        if let Some(Biases { router, experts }) = self.biases {
+            experts.into_iter().chain([router]).for_each(|m| backend.recycle(m));
+        }
     }
 
     /// Gate and up of the pairs, for the rows of x [T, C].
@@ -59,12 +76,17 @@ impl<B: Fused> Experts<B> {
         };
         let (pairs, f) = (routes.pairs(), self.config.feed_forward);
         let rows = self.gathered(backend, x, &routes);
-        let mut inner = [backend.memory(pairs * f), backend.memory(pairs * f)];
+        let (mut inner, write) = match &self.biases {
+            None => ([(); 2].map(|()| backend.memory(pairs * f)), Write::Set),
+            Some(Biases { experts: [gate, up, _], .. }) => {
+                ([gate, up].map(|bias| self.biases_of_pairs(backend, bias, f, &routes)), Write::Add)
+            }
+        };
         for (expert, some) in routes.of_experts() {
             let x = view(&rows, pairs, x.cols).rows(some.start, some.len());
             for (out, weight) in inner.iter_mut().zip(&self.experts[expert]) {
                 let out = view_mut(out, pairs, f).rows(some.start, some.len());
-                backend.linear(out, Write::Set, x, weight);
+                backend.linear(out, write, x, weight);
             }
         }
         backend.recycle(rows);
@@ -77,6 +99,9 @@ impl<B: Fused> Experts<B> {
         let (t, count) = (x.rows, self.config.count);
         let mut logits = backend.memory(t * count);
         backend.linear(view_mut(&mut logits, t, count), Write::Set, x, &self.router);
+        if let Some(biases) = &self.biases {
+            backend.bias(view_mut(&mut logits, t, count), view(&biases.router, 1, count));
+        }
         let mut values = vec![0.0; t * count];
         let read = backend.read(view(&logits, t, count), &mut values);
         backend.recycle(logits);
@@ -93,6 +118,14 @@ impl<B: Fused> Experts<B> {
         let ids = backend.ids(&routes.tokens);
         backend.gather_rows(view_mut(&mut rows, routes.pairs(), x.cols), x, &ids);
         rows
+    }
+
+    /// The bias [P, N] of each pair's expert, given those of all experts [E, N].
+    fn biases_of_pairs(&self, backend: &mut B, biases: &B::Memory, n: usize, routes: &Routes) -> B::Memory {
+        let mut out = backend.memory(routes.pairs() * n);
+        let ids = backend.ids(&routes.experts());
+        backend.gather_rows(view_mut(&mut out, routes.pairs(), n), view(biases, self.config.count, n), &ids);
+        out
     }
 
     /// out[T, C] (=|+=) the sum of the rows of each token's pairs.
@@ -126,11 +159,19 @@ impl<B: Fused> Experts<B> {
         let (pairs, c, f) = (routes.pairs(), self.hidden, self.config.feed_forward);
         let weights = self.weights(backend, routes);
         let [mut scaled, mut rows] = [f, c].map(|cols| backend.memory(pairs * cols));
-        backend.scale_rows(view_mut(&mut scaled, pairs, f), view(act, pairs, f), view(&weights, pairs, 1));
+        let by = view(&weights, pairs, 1);
+        backend.scale_rows(view_mut(&mut scaled, pairs, f), view(act, pairs, f), by);
+        let mut write = Write::Set;
+        if let Some(Biases { experts: [.., bias], .. }) = &self.biases {
+            let biases = self.biases_of_pairs(backend, bias, c, routes);
+            backend.scale_rows(view_mut(&mut rows, pairs, c), view(&biases, pairs, c), by);
+            backend.recycle(biases);
+            write = Write::Add;
+        }
         for (expert, some) in routes.of_experts() {
             let [.., down] = &self.experts[expert];
             let x = view(&scaled, pairs, f).rows(some.start, some.len());
-            backend.linear(view_mut(&mut rows, pairs, c).rows(some.start, some.len()), Write::Set, x, down);
+            backend.linear(view_mut(&mut rows, pairs, c).rows(some.start, some.len()), write, x, down);
         }
         self.add_up(backend, out, &rows, routes);
         [weights, scaled, rows].into_iter().for_each(|m| backend.recycle(m));
@@ -161,6 +202,15 @@ impl<B: Fused> Experts<B> {
         }
         let (d, dw) = (view_mut(&mut dact, pairs, f), view_mut(&mut dweights, pairs, 1));
         backend.scale_rows_grad(d, dw, view(act, pairs, f), view(&weights, pairs, 1));
+        if let Some(Biases { experts: [.., bias], .. }) = &self.biases {
+            // A weight multiplies the bias too.
+            let (mut biases, mut more) =
+                (self.biases_of_pairs(backend, bias, c, routes), backend.memory(pairs));
+            let (b, dw) = (view_mut(&mut biases, pairs, c), view_mut(&mut more, pairs, 1));
+            backend.scale_rows_grad(b, dw, view(&rows, pairs, c), view(&weights, pairs, 1));
+            backend.add(view_mut(&mut dweights, pairs, 1), view(&more, pairs, 1));
+            [biases, more].into_iter().for_each(|m| backend.recycle(m));
+        }
         let (dgate, dup) = (view_mut(gate, pairs, f), view_mut(up, pairs, f));
         backend.gated_grad(dgate, dup, view(&dact, pairs, f), activation);
         for (expert, some) in routes.of_experts() {
@@ -194,5 +244,23 @@ impl<B: Fused> Experts<B> {
         backend.linear_grad(dx, Write::Add, view(&dlogits, t, count), &self.router);
         backend.recycle(dlogits);
         Ok(())
+    }
+}
+
+impl<M> Biases<M> {
+    fn load<B: Backend<Memory = M>>(
+        backend: &mut B,
+        weights: &Weights,
+        (config, of): (&Config, &config::Experts),
+        layer: usize,
+    ) -> Result<Self, ModelError> {
+        let mut read = |path: &str, shape: &[usize]| {
+            weights.values(backend, &weights.name(&format!("{path}.bias")), shape)
+        };
+        let router = read(&router_path(config, layer), &[of.count])?;
+        let [gate, up, down] = EXPERT_BIASES.map(|(_, path)| format!("layers.{layer}.{path}"));
+        let mut of_experts = |path: &str, n| read(path, &[of.count, n]);
+        let (gate, up) = (of_experts(&gate, of.feed_forward)?, of_experts(&up, of.feed_forward)?);
+        Ok(Biases { experts: [gate, up, of_experts(&down, config.hidden)?], router })
     }
 }

@@ -1,7 +1,8 @@
 //! Mixtures of experts: which layers are sparse, and how a router chooses.
 
 use super::read::Fields;
-use super::{ConfigError, key};
+use super::{ConfigError, key, unsupported};
+use crate::families::{CLAMPED_LIMIT, CLAMPED_SLOPE, Family};
 use serde_json::Value;
 
 /// The experts of the sparse layers.
@@ -19,11 +20,25 @@ pub struct Experts {
     pub sparse: Vec<bool>,
 }
 
-/// Reads the keys of Qwen3-MoE. transformers 5 writes `num_local_experts` for `num_experts`.
-pub(super) fn read(fields: &Fields, layers: usize) -> Result<Experts, ConfigError> {
+/// Reads the keys of Qwen3-MoE, or those of gpt-oss. transformers 5 writes `num_local_experts` for `num_experts`.
+pub(super) fn read(fields: &Fields, family: &Family, layers: usize) -> Result<Experts, ConfigError> {
     let local = fields.mentions("num_local_experts") && !fields.mentions("num_experts");
     let name = if local { "num_local_experts" } else { "num_experts" };
     let count = fields.size(name, 1..=1 << 16)?;
+    if family.joined_experts {
+        for (name, only) in [("swiglu_alpha", CLAMPED_SLOPE), ("swiglu_limit", CLAMPED_LIMIT)] {
+            if let Some(other) = fields.number(name)?.filter(|x| *x as f32 != only) {
+                return Err(unsupported(format!("`{name}` {other}"), format!("only {only} is computed")));
+            }
+        }
+        return Ok(Experts {
+            count,
+            chosen: fields.size("num_experts_per_tok", 1..=count)?,
+            feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
+            normalised: true,
+            sparse: vec![true; layers],
+        });
+    }
     let every = fields.optional_size("decoder_sparse_step", 1..=1 << 16)?.unwrap_or(1);
     let number =
         |v: &Value| v.as_u64().ok_or_else(|| key("mlp_only_layers", format!("has {v}, which is no layer")));

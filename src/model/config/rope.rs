@@ -155,7 +155,8 @@ fn shared(fields: &Fields, family: &Family) -> Result<Rope, ConfigError> {
         None => fields.object("rope_scaling").map(Fields::of),
     };
     let Some(section) = section else {
-        if family.query_growth.is_some() {
+        // transformers' default of these classes is a scaling.
+        if family.query_growth.is_some() || family.sinks {
             return Err(key("rope_parameters", "is missing"));
         }
         return Ok(Rope { theta: theta(Some(own), own)?, scaling: RopeScaling::Default });

@@ -47,16 +47,17 @@ pub(super) fn read(
         Windows::All if !fields.mentions("sliding_window") => window(&|_| true, or_default),
         Windows::All => window(&|layer| kinds.is_empty() || typed(layer), size),
         Windows::Given => window(&|_| true, size),
-        Windows::Pattern(every) => {
+        Windows::Pattern(every, default) => {
+            let size = if fields.mentions("sliding_window") { size } else { Some(default) };
             let every = fields.optional_size("sliding_window_pattern", 1..=1 << 31)?.unwrap_or(every);
             let slides = |layer: usize| match kinds.is_empty() {
                 true => !(layer + 1).is_multiple_of(every),
                 false => typed(layer),
             };
-            if or_default.is_none() && (0..layers).any(slides) {
+            if size.is_none() && (0..layers).any(slides) {
                 return Err(key("sliding_window", "is null, but layers slide"));
             }
-            window(&slides, or_default)
+            window(&slides, size)
         }
         Windows::Switched => {
             let on = fields.flag("use_sliding_window")?.unwrap_or(false);

@@ -72,7 +72,8 @@ fn mxfp4(out: &mut [u8], numbers: &[f32]) {
     let code = |x: f32| {
         let errors = mxfp4::LEVELS.map(|level| (f32::from(level) * d - x).abs());
         // The first one of equal errors.
-        errors.iter().enumerate().fold(0, |best, (i, error)| if *error < errors[best] { i } else { best }) as u8
+        errors.iter().enumerate().fold(0, |best, (i, error)| if *error < errors[best] { i } else { best })
+            as u8
     };
     let (first, second) = numbers.split_at(16);
     out[1..].iter_mut().zip(first.iter().zip(second)).for_each(|(o, (&x, &y))| *o = code(x) | code(y) << 4);

@@ -105,14 +105,14 @@ fn tasks(x: &Inputs, segments: &[Segment]) -> Vec<Queries> {
 /// out[T, H*D] and logsumexp[T, H]; `room` as [`PairedKeys::room`] says.
 pub fn forward(
     cx: Context,
-    (out, logsumexp): (&mut [f32], Option<&mut [f32]>),
+    (out, logsumexp): (&mut [f32], &mut [f32]),
     x: Inputs,
     segments: &[Segment],
     room: &mut [f32],
 ) {
     let tasks = tasks(&x, segments);
     let keys = PairedKeys::new(cx, (&x, segments), Pass::Forward, room);
-    let (out, lse) = (Shared::new(out), logsumexp.map(Shared::new));
+    let (out, lse) = (Shared::new(out), Shared::new(logsumexp));
     cx.threads.each(tasks.len(), |i| {
         // The longest first, so that no thread waits for them at the end.
         let q = tasks[tasks.len() - 1 - i];
@@ -128,9 +128,7 @@ pub fn forward(
                         out.slice(t * x.wide() + q.head * size + r * q.step.0, size),
                         1.0 / sum,
                     );
-                    if let Some(lse) = &lse {
-                        lse.slice(t * x.heads.query + q.head + r * q.step.1, 1)[0] = m + libm::logf(sum);
-                    }
+                    lse.slice(t * x.heads.query + q.head + r * q.step.1, 1)[0] = m + libm::logf(sum);
                 }
             }
         });

@@ -61,12 +61,12 @@ kernel! {
     }
 }
 
-/// A gate with this activation, and its gradient (d gate, d up) by the activation's slope.
+/// A gate with this activation and this factor, and its gradient (d gate, d up) by the activation's slope.
 macro_rules! gate {
-    ($values:ident = $act:ident, $grad:ident = $slope:ident) => {
+    ($values:ident = $act:ident * $factor:ident, $grad:ident = $slope:ident) => {
         kernel! {
             fn $values<L>(out: &mut Apart, gate: &[u32], up: &[u32]) {
-                let one = |g: f32, u: f32| math::$act::<L>(g) * u;
+                let one = |g: f32, u: f32| math::$act::<L>(g) * math::$factor(u).0;
                 let numbers = out.even.iter_mut().zip(&mut out.odd);
                 for ((o, &g), &u) in numbers.zip(gate).zip(up) {
                     let ((g0, g1), (u0, u1)) = (apart(g), apart(u));
@@ -78,8 +78,8 @@ macro_rules! gate {
         kernel! {
             fn $grad<L>(out: &mut [Apart; 2], gate: &[u32], up: &[u32], dout: &[u32]) {
                 let one = |g: f32, u: f32, d: f32| {
-                    let (act, slope) = math::$slope::<L>(g);
-                    (d * u * slope, d * act)
+                    let ((act, slope), (factor, varies)) = (math::$slope::<L>(g), math::$factor(u));
+                    (d * factor * slope, if varies { d * act } else { 0.0 })
                 };
                 let [dgate, dup] = out;
                 let dgate = dgate.even.iter_mut().zip(&mut dgate.odd);
@@ -95,9 +95,10 @@ macro_rules! gate {
     };
 }
 
-gate!(swiglu_apart = silu, swiglu_grad_apart = silu_slope);
-gate!(geglu_apart = gelu, geglu_grad_apart = gelu_slope);
-gate!(sigmoid_apart = sigmoid, sigmoid_grad_apart = sigmoid_slope);
+gate!(swiglu_apart = silu * whole, swiglu_grad_apart = silu_slope);
+gate!(geglu_apart = gelu * whole, geglu_grad_apart = gelu_slope);
+gate!(sigmoid_apart = sigmoid * whole, sigmoid_grad_apart = sigmoid_slope);
+gate!(clamped_apart = clamped_silu * clamped, clamped_grad_apart = clamped_silu_slope);
 
 /// Pairs of x, on this thread.
 pub fn pair(cx: Context, out: &mut [u32], x: &[f32]) {
@@ -120,6 +121,7 @@ pub fn gated(cx: Context, out: &mut [u32], (gate, up): (&[u32], &[u32]), activat
         Activation::SwiGlu => swiglu_apart,
         Activation::GeGlu => geglu_apart,
         Activation::Sigmoid => sigmoid_apart,
+        Activation::ClampedSwiGlu => clamped_apart,
     };
     cx.threads.chunks(out, CHUNK, |i, out| {
         let (gate, up) = (&gate[i * CHUNK..][..out.len()], &up[i * CHUNK..][..out.len()]);
@@ -137,6 +139,7 @@ pub fn gated_grad(cx: Context, (gate, up): (&mut [u32], &mut [u32]), dout: &[u32
         Activation::SwiGlu => swiglu_grad_apart,
         Activation::GeGlu => geglu_grad_apart,
         Activation::Sigmoid => sigmoid_grad_apart,
+        Activation::ClampedSwiGlu => clamped_grad_apart,
     };
     let words = (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
     cx.threads.chunks2(words, (CHUNK, CHUNK), |i, gate, up| {

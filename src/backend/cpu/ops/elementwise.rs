@@ -33,13 +33,13 @@ pub fn bias(cx: Context, y: &mut [f32], bias: &[f32]) {
     });
 }
 
-/// A gate with this activation, and its gradient by the activation's slope.
+/// A gate with this activation and this factor, and its gradient by the activation's slope.
 macro_rules! gate {
-    ($values:ident = $act:ident, $grad:ident = $slope:ident) => {
+    ($values:ident = $act:ident * $factor:ident, $grad:ident = $slope:ident) => {
         kernel! {
             fn $values<L>(out: &mut [f32], gate: &[f32], up: &[f32]) {
                 for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-                    *o = math::$act::<L>(g) * u;
+                    *o = math::$act::<L>(g) * math::$factor(u).0;
                 }
             }
         }
@@ -47,18 +47,19 @@ macro_rules! gate {
         kernel! {
             fn $grad<L>(gate: &mut [f32], up: &mut [f32], dout: &[f32]) {
                 for ((g, u), &d) in gate.iter_mut().zip(up).zip(dout) {
-                    let (act, slope) = math::$slope::<L>(*g);
-                    *g = d * *u * slope;
-                    *u = d * act;
+                    let ((act, slope), (factor, varies)) = (math::$slope::<L>(*g), math::$factor(*u));
+                    *g = d * factor * slope;
+                    *u = if varies { d * act } else { 0.0 };
                 }
             }
         }
     };
 }
 
-gate!(swiglu_values = silu, swiglu_grad_values = silu_slope);
-gate!(geglu_values = gelu, geglu_grad_values = gelu_slope);
-gate!(sigmoid_values = sigmoid, sigmoid_grad_values = sigmoid_slope);
+gate!(swiglu_values = silu * whole, swiglu_grad_values = silu_slope);
+gate!(geglu_values = gelu * whole, geglu_grad_values = gelu_slope);
+gate!(sigmoid_values = sigmoid * whole, sigmoid_grad_values = sigmoid_slope);
+gate!(clamped_values = clamped_silu * clamped, clamped_grad_values = clamped_silu_slope);
 
 /// out = act(gate) * up
 pub fn gated(cx: Context, out: &mut [f32], (gate, up): (&[f32], &[f32]), activation: Activation) {
@@ -66,6 +67,7 @@ pub fn gated(cx: Context, out: &mut [f32], (gate, up): (&[f32], &[f32]), activat
         Activation::SwiGlu => swiglu_values,
         Activation::GeGlu => geglu_values,
         Activation::Sigmoid => sigmoid_values,
+        Activation::ClampedSwiGlu => clamped_values,
     };
     cx.threads.chunks(out, CHUNK, |i, out| {
         let part = i * CHUNK..i * CHUNK + out.len();
@@ -79,6 +81,7 @@ pub fn gated_grad(cx: Context, (gate, up): (&mut [f32], &mut [f32]), dout: &[f32
         Activation::SwiGlu => swiglu_grad_values,
         Activation::GeGlu => geglu_grad_values,
         Activation::Sigmoid => sigmoid_grad_values,
+        Activation::ClampedSwiGlu => clamped_grad_values,
     };
     cx.threads.chunks2((gate, up), (CHUNK, CHUNK), |i, gate, up| {
         let dout = &dout[i * CHUNK..][..gate.len()];

@@ -225,8 +225,8 @@ impl Backend for Cpu {
     ) {
         let (x, segments) = (inputs(qkv, heads), tokens.segments());
         let mut room = self.memory(PairedKeys::room(self.context(), (&x, &segments), Pass::Forward));
-        let out = (out.values_mut(), Some(logsumexp.values_mut()));
-        attention::forward(self.context(), out, x, &segments, room.values_mut());
+        let outs = (out.values_mut(), logsumexp.values_mut());
+        attention::forward(self.context(), outs, x, &segments, room.values_mut());
         self.recycle(room);
     }
 
@@ -260,12 +260,19 @@ impl Backend for Cpu {
         wide.into_iter().flatten().chain([parts.0, parts.1]).for_each(|m| self.recycle(m));
     }
 
-    fn attention_cached(&mut self, mut out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+    fn attention_cached(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        mut logsumexp: ViewMut<Memory>,
+        qkv: Qkv<Memory>,
+        heads: Heads,
+    ) {
         let (queries, keys) = (qkv.q.rows, qkv.k.rows);
         let segment = Segment { from: 0, queries, keys_from: 0, past: keys - queries };
         // One query or a few: reading the keys is the work, and rounding them would be more of it.
         let cx = Context { precision: Precision::F32, ..self.context() };
-        attention::forward(cx, (out.values_mut(), None), inputs(qkv, heads), &[segment], &mut []);
+        let outs = (out.values_mut(), logsumexp.values_mut());
+        attention::forward(cx, outs, inputs(qkv, heads), &[segment], &mut []);
     }
 
     fn convolution(

@@ -2,6 +2,7 @@
 //! them into vector code inside a [`kernel!`](super::isa::kernel) body.
 
 use super::isa::{Lanes, kernel};
+use crate::families::{CLAMPED_LIMIT, CLAMPED_SLOPE};
 
 /// Above this exp is infinite; below the negative of about 87.34 it is 0 (no denormals).
 const EXP_MAX: f32 = 88.722_84;
@@ -76,6 +77,38 @@ pub fn silu_slope<L: Lanes>(x: f32) -> (f32, f32) {
     let s = sigmoid::<L>(x);
     let silu = x * s;
     (silu, L::fma(silu, 1.0 - s, s))
+}
+
+/// The gate of [`crate::families::Activation::ClampedSwiGlu`].
+#[inline(always)]
+pub fn clamped_silu<L: Lanes>(x: f32) -> f32 {
+    let x = if x > CLAMPED_LIMIT { CLAMPED_LIMIT } else { x };
+    x * sigmoid::<L>(CLAMPED_SLOPE * x)
+}
+
+/// [`clamped_silu`] and its derivative, 0 beyond the limit.
+#[inline(always)]
+pub fn clamped_silu_slope<L: Lanes>(x: f32) -> (f32, f32) {
+    let beyond = x > CLAMPED_LIMIT;
+    let x = if beyond { CLAMPED_LIMIT } else { x };
+    let s = sigmoid::<L>(CLAMPED_SLOPE * x);
+    let act = x * s;
+    (act, if beyond { 0.0 } else { L::fma(act, CLAMPED_SLOPE * (1.0 - s), s) })
+}
+
+/// The factor of a gate that is `up` itself, and whether it has a gradient.
+#[inline(always)]
+pub fn whole(up: f32) -> (f32, bool) {
+    (up, true)
+}
+
+/// The factor of [`clamped_silu`], and whether it has a gradient.
+#[inline(always)]
+pub fn clamped(up: f32) -> (f32, bool) {
+    let (above, below) = (up > CLAMPED_LIMIT, up < -CLAMPED_LIMIT);
+    let up = if above { CLAMPED_LIMIT } else { up };
+    let up = if below { -CLAMPED_LIMIT } else { up };
+    (up + 1.0, !(above | below))
 }
 
 /// 2 sqrt(2/pi), and that times 0.044715.

@@ -14,7 +14,12 @@ kernel!(
     ["portable", "window", "portable_attention"],
     [Written, Written, Read, Read, Read, Read]
 );
-kernel!(CACHED, "portable_attention_cached", ["portable", "portable_attention"], [Written, Read, Read, Read]);
+kernel!(
+    CACHED,
+    "portable_attention_cached",
+    ["portable", "portable_attention"],
+    [Written, Written, Read, Read, Read]
+);
 kernel!(
     GRAD_Q,
     "portable_attention_grad_q",
