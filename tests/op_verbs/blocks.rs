@@ -106,3 +106,40 @@ fn blocks_take_the_same_memory_as_in_the_file() {
         assert_eq!(wgpu::matrix_bytes(Encoding::Blocks(block), 1 << 20), bytes, "{block:?} on a GPU");
     }
 }
+
+/// A product with unit vectors gives the values themselves, also where the power of two is subnormal.
+#[test]
+fn every_exponent_of_mxfp4_has_the_widened_bits() {
+    let (n, k) = (253usize, 32usize);
+    let block = |e: usize| [e].into_iter().chain((0..16).map(move |j| (j + e) % 16 | (7 * j + e) % 16 << 4));
+    let bytes: Vec<u8> = (0..n).flat_map(block).map(|byte| byte as u8).collect();
+    let blocks = Blocks::new((n, k), Block::MXFP4, bytes.into()).unwrap();
+    let want = widened(&blocks);
+    let unit = |first: usize, t: usize, size: usize| -> Vec<f32> {
+        (0..t * size).map(|i| if i % size == first + i / size { 1.0 } else { 0.0 }).collect()
+    };
+    for open in [Cpu::new as fn(usize) -> Cpu, Cpu::reference] {
+        let mut cpu = open(2).poisoning();
+        let weight = cpu.weight_of_blocks(&blocks).unwrap();
+        let (mut x, mut y) = (cpu.memory(n * n), cpu.memory(k * n));
+        for (first, t) in (0..k).map(|first| (first, 1)).chain([(5, 3), (0, k)]) {
+            cpu.upload(view_mut(&mut x, t, k), &unit(first, t, k));
+            cpu.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, k), &weight);
+            let mut got = vec![0.0; t * n];
+            cpu.read(view(&y, t, n), &mut got).unwrap();
+            for (i, got) in got.iter().enumerate() {
+                let (at, exponent) = (first + i / n, i % n);
+                assert_eq!(
+                    got.to_bits(),
+                    want[exponent * k + at].to_bits(),
+                    "{t} rows, 2^({exponent} - 128)"
+                );
+            }
+        }
+        cpu.upload(view_mut(&mut x, n, n), &unit(0, n, n));
+        cpu.linear_grad(view_mut(&mut y, n, k), Write::Set, view(&x, n, n), &weight);
+        let mut got = vec![0.0; n * k];
+        cpu.read(view(&y, n, k), &mut got).unwrap();
+        assert!(got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits()), "input gradient");
+    }
+}

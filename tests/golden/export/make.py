@@ -55,6 +55,7 @@ def quantised(x):
         for n, kind in [(2, Q.Q2_K), (3, Q.Q3_K), (4, Q.Q4_K), (5, Q.Q5_K), (6, Q.Q6_K)]:
             out = subprocess.run([exe, str(n)], input=x.tobytes(), stdout=subprocess.PIPE, check=True).stdout
             w.add_tensor(kind.name, np.frombuffer(out, np.uint8).reshape(16, -1), raw_dtype=kind)
+    w.add_tensor(Q.MXFP4.name, quantize(x, Q.MXFP4), raw_dtype=Q.MXFP4)
     w.write_header_to_file(); w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()
 
 

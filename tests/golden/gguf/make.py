@@ -16,10 +16,13 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KINDS = [Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K]
+KINDS = [Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K,
+         Q.MXFP4]
 # offsets of the f16 scales in a block
 SCALES = {Q.Q8_0: [0], Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q2_K: [80, 82], Q.Q3_K: [108],
           Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208]}
+# exponents of 32 blocks of MXFP4: subnormal powers of two, the largest that is finite with every code, usual ones
+EXPONENTS = np.array([0, 1, 2, 3, 252, *range(110, 137)], np.uint8)
 
 
 def blocks(rng):
@@ -32,6 +35,10 @@ def blocks(rng):
             for at in SCALES[kind]:
                 scale = (rng.standard_normal((2, 512 // size, 1)) * 0.05).astype("<f2")
                 raw[..., at:at + 2] = scale.view(np.uint8)
+            raw = raw.reshape(2, -1)
+        elif kind == Q.MXFP4:                    # its own stream, so that what is drawn below stays the same
+            raw = np.random.default_rng(39).integers(0, 256, (2, 512 // size, width), dtype=np.uint8)
+            raw[..., 0] = EXPONENTS.reshape(2, -1)
             raw = raw.reshape(2, -1)
         else:
             raw = quantize(rng.standard_normal((2, 512)).astype("<f4"), kind)
