@@ -72,7 +72,7 @@ fn outputs(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (
     (sums.loss, bits(&gradient), said)
 }
 
-const CASES: [(&str, &str); 2] = [("gguf", "model.gguf"), ("nf4", "model")];
+const CASES: [(&str, &str); 3] = [("gguf", "model.gguf"), ("nf4", "model"), ("mxfp4", "model.gguf")];
 
 #[test]
 fn quantised_cases_train_as_in_peft() {
@@ -166,7 +166,7 @@ fn every_family_trains_from_blocks_of_every_type() {
 
 #[test]
 fn every_quantised_matrix_of_a_file_stays_in_blocks() {
-    for (folder, model, blocks) in [("gguf", "model.gguf", 16), ("nf4", "model", 14)] {
+    for (folder, model, blocks) in [("gguf", "model.gguf", 16), ("nf4", "model", 14), ("mxfp4", "model.gguf", 16)] {
         let case = open(folder, model);
         let named = case.tensors.names();
         let packed = named.iter().filter_map(|name| {

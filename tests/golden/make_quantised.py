@@ -3,7 +3,8 @@ torch.optim.AdamW on the same weights, dequantised by the packages that define t
 
 usage: make_quantised.py OUT      (tests/golden/quantised was made with gguf 0.19.0, bitsandbytes 0.50.2 and those of
                                    make_parity.py)
-OUT/gguf/model.gguf   every type of block, mixed within layers; embedding and head in other types
+OUT/gguf/model.gguf   every type of block but MXFP4, mixed within layers; embedding and head in other types
+OUT/mxfp4/model.gguf  all matrices in MXFP4
 OUT/nf4/model         a bitsandbytes checkpoint: layer 0 in plain NF4, layer 1 with its magnitudes quantised a second time
 OUT/nf4/dequantised.safetensors  bitsandbytes' f32 values of the q_proj of both layers
 OUT/nf4/down.q8_0     the gguf package's Q8_0 blocks of the down_proj of layer 0
@@ -73,10 +74,10 @@ def permute(w, heads):
     return np.ascontiguousarray(w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape))
 
 
-def gguf(out):
+def gguf(out, C, F, matrices, ends):
     os.makedirs(out, exist_ok=True)
     rng = np.random.default_rng(7)
-    C, H, KV, D, F = 256, 4, 2, 64, 256
+    H, KV, D = 4, 2, C // 4
     model = fresh(LlamaConfig(**sizes(C, F)))
     state = model.state_dict()
     w = GGUFWriter(f'{out}/model.gguf', 'llama')
@@ -92,10 +93,10 @@ def gguf(out):
         w.add_tensor(stored, permute(raw, heads) if heads else raw, raw_dtype=kind)
         state[name].copy_(torch.from_numpy(values))
 
-    put('token_embd.weight', 'model.embed_tokens.weight', Q.Q6_K)
-    put('output.weight', 'lm_head.weight', Q.Q8_0)
+    put('token_embd.weight', 'model.embed_tokens.weight', ends[0])
+    put('output.weight', 'lm_head.weight', ends[1])
     w.add_tensor('output_norm.weight', state['model.norm.weight'].numpy())
-    for i, kinds in enumerate(KINDS):
+    for i, kinds in enumerate(matrices):
         for kind, module in zip(kinds, SEVEN):
             inside = 'self_attn' if module[0] in 'qkvo' else 'mlp'
             heads = {'q_proj': H, 'k_proj': KV}.get(module)
@@ -142,5 +143,7 @@ def nf4(out):
 
 if __name__ == '__main__':
     torch.manual_seed(11); random.seed(11)
-    gguf(f'{sys.argv[1]}/gguf')
+    gguf(f'{sys.argv[1]}/gguf', 256, 256, KINDS, [Q.Q6_K, Q.Q8_0])
     nf4(f'{sys.argv[1]}/nf4')
+    torch.manual_seed(12); random.seed(12)
+    gguf(f'{sys.argv[1]}/mxfp4', 64, 128, [[Q.MXFP4] * 7] * 2, [Q.MXFP4] * 2)
