@@ -166,7 +166,9 @@ fn every_family_trains_from_blocks_of_every_type() {
 
 #[test]
 fn every_quantised_matrix_of_a_file_stays_in_blocks() {
-    for (folder, model, blocks) in [("gguf", "model.gguf", 16), ("nf4", "model", 14), ("mxfp4", "model.gguf", 16)] {
+    for (folder, model, blocks) in
+        [("gguf", "model.gguf", 16), ("nf4", "model", 14), ("mxfp4", "model.gguf", 16)]
+    {
         let case = open(folder, model);
         let named = case.tensors.names();
         let packed = named.iter().filter_map(|name| {
