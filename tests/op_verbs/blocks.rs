@@ -111,7 +111,8 @@ fn blocks_take_the_same_memory_as_in_the_file() {
 #[test]
 fn every_exponent_of_mxfp4_has_the_widened_bits() {
     let (n, k) = (253usize, 32usize);
-    let block = |e: usize| [e].into_iter().chain((0..16).map(move |j| (j + e) % 16 | (7 * j + e) % 16 << 4));
+    let block =
+        |e: usize| [e].into_iter().chain((0..16).map(move |j| ((j + e) % 16) | (((7 * j + e) % 16) << 4)));
     let bytes: Vec<u8> = (0..n).flat_map(block).map(|byte| byte as u8).collect();
     let blocks = Blocks::new((n, k), Block::MXFP4, bytes.into()).unwrap();
     let want = widened(&blocks);
