@@ -9,7 +9,7 @@ import argparse, json, resource, sys, time
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen3MoeConfig
 
 p = argparse.ArgumentParser()
 p.add_argument("--threads", type=int, default=2)
@@ -20,6 +20,7 @@ p.add_argument("--mode", default="f32", choices=["f32", "bf16", "autocast", "bf1
 p.add_argument("--compile", action="store_true")
 p.add_argument("--warm", type=int, default=2)
 p.add_argument("--experts", type=int, default=0, help="a Qwen3-MoE with that many experts, 8 for each token, and adapters on attention")
+p.add_argument("--model", default="llama", choices=["llama", "gemma3-270m"])
 p.add_argument("--hidden", type=int, default=576)
 p.add_argument("--feed-forward", type=int, default=1536)
 p.add_argument("--layers", type=int, default=30)
@@ -33,7 +34,11 @@ sizes = dict(
     num_attention_heads=heads, num_key_value_heads=shared, head_dim=64, rms_norm_eps=1e-5,
     tie_word_embeddings=True, max_position_embeddings=8192, attn_implementation="sdpa",
 )
-if a.experts:
+if a.model == "gemma3-270m":
+    config = Gemma3TextConfig(vocab_size=262144, hidden_size=640, intermediate_size=2048, num_hidden_layers=18, num_attention_heads=4,
+                              num_key_value_heads=1, head_dim=256, query_pre_attn_scalar=256, sliding_window=512,
+                              max_position_embeddings=32768, attn_implementation="sdpa")
+elif a.experts:
     config = Qwen3MoeConfig(**sizes, num_experts=a.experts, num_experts_per_tok=8, moe_intermediate_size=a.feed_forward, norm_topk_prob=True)
 else:
     config = LlamaConfig(**sizes)

@@ -4,7 +4,8 @@
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024] [--dtype f32|bf16]
 //! [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536] [--layers 30]
-//! [--heads 9] [--kv-heads 3] [--vocab 49152] [--experts 0 --chosen 8] [--adapter NAME]`. With --adapter the adapter of wgpu whose
+//! [--heads 9] [--kv-heads 3] [--vocab 49152] [--experts 0 --chosen 8] [--model llama|gemma3-270m] [--adapter NAME]`. With
+//! --model gemma3-270m sizes are those of that model, whatever the other options say. With --adapter the adapter of wgpu whose
 //! name contains NAME computes, and the line has the traffic of the last step. With --experts the model is a Qwen3-MoE with experts of
 //! the inner size --feed-forward, and adapters on attention. With --hidden alone, heads have 64 numbers, and there are a third as
 //! many key heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that
@@ -78,7 +79,8 @@ impl Tensors for Random {
         let module = name.rsplit('.').nth(1).unwrap_or_default();
         let shape = match module {
             "embed_tokens" => vec![c.vocab, c.hidden],
-            "norm" | "input_layernorm" | "post_attention_layernorm" => vec![c.hidden],
+            "norm" => vec![c.hidden],
+            _ if module.ends_with("layernorm") => vec![c.hidden],
             "q_norm" | "k_norm" => vec![c.heads.size],
             "lm_head" => return Ok(None),
             _ => match self.matrix(name) {
@@ -172,6 +174,9 @@ fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, device:
 
 /// The model that the arguments describe.
 fn model(arguments: &Arguments) -> Config {
+    if arguments.get("--model", "llama") == "gemma3-270m" {
+        return gemma3_270m();
+    }
     let hidden = arguments.number("--hidden", "576");
     let heads = arguments.number("--heads", &(hidden / 64).max(1).to_string());
     // A third of the heads, or the next lower number that divides them.
@@ -187,6 +192,17 @@ fn model(arguments: &Arguments) -> Config {
         "num_hidden_layers": arguments.number("--layers", "30"), "num_attention_heads": heads,
         "num_key_value_heads": arguments.number("--kv-heads", &shared.to_string()), "head_dim": size, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
         "tie_word_embeddings": true, "max_position_embeddings": 8192
+    }))
+    .unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn gemma3_270m() -> Config {
+    Config::from_json(&json!({
+        "architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "vocab_size": 262_144,
+        "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 512,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "tie_word_embeddings": true,
+        "max_position_embeddings": 32_768
     }))
     .unwrap_or_else(|e| panic!("{e}"))
 }

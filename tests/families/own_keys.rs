@@ -14,11 +14,6 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
         config["rope_parameters"] = original;
         config["rope_parameters"][growth] = json!(0.1);
     }
-    if family.sinks {
-        config["rope_parameters"] = json!({
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
-        });
-    }
     if let Bias::KeyOrTrue(key) = family.biases.qkv {
         config[key] = json!(true);
     }
@@ -33,15 +28,7 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
         config["layer_types"] = (0..layers).map(|_| "attention").collect();
         config["num_local_experts"] = json!(0);
     }
-    if family.joined_experts {
-        config["num_local_experts"] = json!(5);
-        config["num_experts_per_tok"] = json!(2);
-    } else if family.experts {
-        config["num_experts"] = json!(5);
-        config["num_experts_per_tok"] = json!(2);
-        config["moe_intermediate_size"] = json!(config["intermediate_size"].as_u64().unwrap_or(0) / 2);
-        config["norm_topk_prob"] = json!(true);
-    }
+    set_experts(family, config);
     if family.convolutions {
         let layers = config["num_hidden_layers"].as_u64().unwrap_or(0);
         let kinds = (0..layers).map(|layer| if layer % 2 == 0 { "conv" } else { "full_attention" });
@@ -72,6 +59,20 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
     }
     set(family.residual_scale, 0.25);
     set(family.logits_scale, 4.0);
+}
+
+fn set_experts(family: &Family, config: &mut Value) {
+    if family.sinks {
+        config["rope_parameters"] = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
+        });
+    }
+    if family.experts {
+        config["num_experts"] = json!(5);
+        config["num_experts_per_tok"] = json!(2);
+        config["moe_intermediate_size"] = json!(config["intermediate_size"].as_u64().unwrap_or(0) / 2);
+        config["norm_topk_prob"] = json!(true);
+    }
 }
 
 /// Names and shapes of what a layer with a delta rule has besides matrices and norms of the stream.

@@ -97,9 +97,9 @@ CONFIGS = {
                                    tie_word_embeddings=False, rope_parameters=dict(
         rope_type='yarn', rope_theta=150000.0, factor=8.0, original_max_position_embeddings=32, beta_fast=32.0,
         beta_slow=1.0, truncate=False)),
-    # the experts in MXFP4, with values beyond the limits of the clamped SwiGLU; one expert of three
+    # the experts in MXFP4, with values beyond the limits of the clamped SwiGLU; two experts of three
     'gptossmx': lambda: GptOssConfig(**dict(SIZES, hidden_size=64, intermediate_size=32), head_dim=16, num_local_experts=3,
-                                     num_experts_per_tok=1, sliding_window=5, attention_bias=False, tie_word_embeddings=True,
+                                     num_experts_per_tok=2, sliding_window=5, attention_bias=False, tie_word_embeddings=True,
                                      rope_parameters=dict(rope_type='default', rope_theta=10000.0)),
     'layers': lambda: LlamaConfig(**dict(SIZES, num_hidden_layers=3), tie_word_embeddings=True),
     'weighted': lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
@@ -192,7 +192,8 @@ def draw_mxfp4(model):  # random blocks of all experts, whose values become the 
         if not key.endswith('experts.gate_up_proj') and not key.endswith('experts.down_proj'): continue
         experts, inputs, outputs = w.shape
         blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(123, 127, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        least = 120 if 'down' in key else 123
+        scales = torch.randint(least, least + 3, (experts, outputs, inputs // 32), dtype=torch.uint8)
         w.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
         packed |= {key + '_blocks': blocks, key + '_scales': scales}
     return packed

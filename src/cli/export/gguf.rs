@@ -322,12 +322,7 @@ fn plans(
         let Some(name) = parts.values().next().cloned() else { continue };
         let Some(about) = merged.base.about(&name).map_err(Refusal::failure)? else { continue };
         let info = stored.and_then(|file| file.tensors().get(&as_stored));
-        let own = match (info, about.encoding) {
-            (Some(info), _) => info.kind,
-            // Blocks without a GGUF type are written as dequantized numbers.
-            (None, Encoding::Blocks(Block::NF4)) => F32,
-            (None, kind) => kind,
-        };
+        let own = own_kind(info, about.encoding);
         let row = about.shape.last().copied().unwrap_or(1);
         let plain =
             ["_norm.weight", ".ffn_gate_inp.weight", ".bias"].iter().any(|end| as_stored.ends_with(end));
@@ -361,6 +356,16 @@ fn plans(
         plans.push(Plan { table, from: From::Values(factors) });
     }
     Ok(plans)
+}
+
+/// The type in which a base has a tensor.
+fn own_kind(info: Option<&Info>, encoding: Encoding) -> Encoding {
+    match (info, encoding) {
+        (Some(info), _) => info.kind,
+        // Blocks without a GGUF type are written as dequantized numbers.
+        (None, Encoding::Blocks(Block::NF4)) => F32,
+        (None, kind) => kind,
+    }
 }
 
 /// Whether the base's file has no rows of added tokens in this tensor.

@@ -250,16 +250,8 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         // transformers checks the size of Mamba-2 heads also where no layer has any.
         config["mamba_n_heads"] = json!(1);
     }
-    if family.joined_experts {
-        config["num_local_experts"] = json!(s.size("expert_count")?);
-        config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
-        config["intermediate_size"] = json!(s.size("expert_feed_forward_length")?);
-    } else if family.experts {
-        config["num_experts"] = json!(s.size("expert_count")?);
-        config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
-        config["moe_intermediate_size"] = json!(s.size("expert_feed_forward_length")?);
-        // llama.cpp divides the weights of the chosen experts by their sum.
-        config["norm_topk_prob"] = json!(true);
+    if family.experts {
+        experts(s, family, config)?;
     }
     if family.convolutions {
         config["layer_types"] = json!(layer_types(s, config)?);
@@ -289,6 +281,21 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
     }
     if s.get("final_logit_softcapping").is_some() {
         return Err(s.refuse("a soft cap of the logits is not supported".into()));
+    }
+    Ok(())
+}
+
+fn experts(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
+    let [count, inner] = match family.joined_experts {
+        true => ["num_local_experts", "intermediate_size"],
+        false => ["num_experts", "moe_intermediate_size"],
+    };
+    config[count] = json!(s.size("expert_count")?);
+    config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
+    config[inner] = json!(s.size("expert_feed_forward_length")?);
+    if !family.joined_experts {
+        // llama.cpp divides the weights of the chosen experts by their sum.
+        config["norm_topk_prob"] = json!(true);
     }
     Ok(())
 }

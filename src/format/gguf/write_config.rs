@@ -116,18 +116,7 @@ impl Shape {
             }
         }
         set("rope.freq_base", Meta::F32(self.theta as f32));
-        if let Scaling::Linear(factor) = self.scaling {
-            set("rope.scaling.type", Meta::Text("linear".into()));
-            set("rope.scaling.factor", Meta::F32(factor as f32));
-        }
-        if let Scaling::Yarn(factor, original, turns) = self.scaling {
-            set("rope.scaling.type", Meta::Text("yarn".into()));
-            set("rope.scaling.factor", Meta::F32(factor as f32));
-            set("rope.scaling.original_context_length", number(original));
-            let keys = ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"];
-            let own = keys.into_iter().zip(turns).zip([32.0, 1.0]).filter(|((_, own), usual)| own != usual);
-            own.for_each(|((key, turns), _)| set(key, Meta::F32(turns as f32)));
-        }
+        self.scaling().into_iter().for_each(|(key, value)| set(key, value));
         set("attention.layer_norm_rms_epsilon", Meta::F32(self.eps));
         set("attention.key_length", number(size));
         set("attention.value_length", number(size));
@@ -161,6 +150,31 @@ impl Shape {
         all.set("general.file_type", Meta::U32(file_type));
         all.set("general.quantization_version", Meta::U32(2));
         all
+    }
+
+    /// The keys of linear scaling and of YaRN.
+    fn scaling(&self) -> Vec<(&'static str, Meta)> {
+        let of = |kind: &str, factor: f64| {
+            vec![
+                ("rope.scaling.type", Meta::Text(kind.into())),
+                ("rope.scaling.factor", Meta::F32(factor as f32)),
+            ]
+        };
+        match self.scaling {
+            Scaling::Plain | Scaling::Llama3(..) => Vec::new(),
+            Scaling::Linear(factor) => of("linear", factor),
+            Scaling::Yarn(factor, original, turns) => {
+                let mut all = of("yarn", factor);
+                let length = Meta::U32(u32::try_from(original).unwrap_or(u32::MAX));
+                all.push(("rope.scaling.original_context_length", length));
+                let keys = ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"];
+                // llama.cpp's own.
+                let others = keys.into_iter().zip(turns.into_iter().zip([32.0, 1.0]));
+                let others = others.filter(|(_, (own, usual))| own != usual);
+                all.extend(others.map(|(key, (own, _))| (key, Meta::F32(own as f32))));
+                all
+            }
+        }
     }
 
     /// Whether layers are rotated, of a family that has a key for it.
