@@ -250,7 +250,13 @@ fn unsupported_files_are_refused_by_name() {
     check(base().set("split.count", Meta::U32(3)), true, "a split GGUF; join its parts");
     check(base().set("general.type", text("adapter")), true, "a GGUF of type 'adapter'");
     check(base().set("llama.expert_count", Meta::U32(8)), true, "mixture of experts");
-    check(base().set("llama.rope.scaling.type", text("yarn")), true, "rope scaling 'yarn'");
+    check(base().set("llama.rope.scaling.type", text("longrope")), true, "rope scaling 'longrope'");
+    let yarn = base().set("llama.rope.scaling.type", text("yarn"));
+    check(yarn.clone(), false, "metadata llama.rope.scaling.original_context_length is missing");
+    let yarn = yarn.set("llama.rope.scaling.original_context_length", Meta::U32(64));
+    open(&yarn).unwrap();
+    let other = yarn.set("llama.rope.scaling.yarn_ext_factor", Meta::F32(0.5));
+    check(other, true, "YaRN with 'rope.scaling.yarn_ext_factor'");
     check(base().set("llama.rope.dimension_count", Meta::U32(2)), true, "a part of the head");
     check(base().set("tokenizer.ggml.pre", text("mystery")), true, "pre-tokenizer 'mystery'");
     check(base().without("tokenizer.ggml.pre"), true, "pre-tokenizer '(none)'");

@@ -328,6 +328,8 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
     config["rope_theta"] = json!(theta);
     config["rope_scaling"] = match s.get("rope.scaling.type").and_then(Meta::as_str) {
         None | Some("none") => match s.get("rope.scale_linear") {
+            // Without a section transformers scales.
+            None if family.sinks => json!({"rope_type": "default"}),
             None => Value::Null,
             Some(_) => json!({"rope_type": "linear", "factor": s.number("rope.scale_linear", 1.0)?}),
         },
