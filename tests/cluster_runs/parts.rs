@@ -3,7 +3,7 @@
 use crate::fleet::{Fleet, RUN};
 use crate::random_base;
 use finetune::cluster::message::PART;
-use finetune::families::{GEMMA3, LLAMA, OLMO2, QWEN3_MOE};
+use finetune::families::{GEMMA3, GPT_OSS, LLAMA, OLMO2, QWEN3_MOE};
 use finetune::format::safetensors;
 use finetune::numeric::block::{Block, NF4_LEVELS, quantise};
 use finetune::numeric::tensor::Tensors;
@@ -61,8 +61,8 @@ fn fetched(fleet: &Fleet, name: &str) -> f64 {
 
 #[test]
 fn workers_fetch_the_parts_of_their_layers_alone() {
-    // With a head of its own, and with an embedding that the last seat needs too.
-    for family in [&OLMO2, &GEMMA3] {
+    // With a head of its own, with an embedding that the last seat needs too, and with joined experts.
+    for family in [&OLMO2, &GEMMA3, &GPT_OSS] {
         let mut fleet = Fleet::new();
         random_base::sized(&fleet.bench, family, 256);
         let (steps, file) = (steps("./base"), format!("base/{FILE}"));

@@ -4,7 +4,7 @@
 use crate::cli_fixture::{classes, numbers, pairs, rows, stderr, words};
 use crate::fleet::{Fleet, RUN};
 use crate::random_base;
-use finetune::families::{GEMMA3, GRANITE, GRANITE_MOE_HYBRID, LFM2, OLMO3, QWEN3_5, QWEN3_MOE};
+use finetune::families::{GEMMA3, GPT_OSS, GRANITE, GRANITE_MOE_HYBRID, LFM2, OLMO3, QWEN3_5, QWEN3_MOE};
 use rustix::process::Signal;
 use std::time::Duration;
 
@@ -196,11 +196,11 @@ fn workers_that_are_too_small_together_are_refused_by_name() {
     fleet.all_end(&["coordinator", "little", "large"], 0);
 }
 
-/// Windows, two rotary bases, norms after the halves, factors, experts, convolutions and delta rules in a line of two seats, and on two whole workers.
+/// Windows, two rotary bases, norms after the halves, factors, experts, sinks, convolutions and delta rules in a line of two seats, and on two whole workers.
 #[test]
 fn a_line_and_whole_workers_train_families_to_one_adapter() {
     let run = format!("{} --max-steps 3", RUN.replace("demo", "./base"));
-    for family in [&GEMMA3, &GRANITE, &GRANITE_MOE_HYBRID, &OLMO3, &QWEN3_MOE, &LFM2, &QWEN3_5] {
+    for family in [&GEMMA3, &GRANITE, &GRANITE_MOE_HYBRID, &OLMO3, &QWEN3_MOE, &LFM2, &QWEN3_5, &GPT_OSS] {
         for how in ["--stages 2+4", "--expect-workers 2"] {
             let mut fleet = Fleet::new();
             random_base::write(&fleet.bench, family);
