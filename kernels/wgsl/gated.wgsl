@@ -1,5 +1,5 @@
-// out = act(gate) * up, where act is silu, x / (1 + exp(-x)), gelu, or the sigmoid; clamped: silu with a slope, of a gate up to 7,
-// and u + 1 with u within 7 on both sides
+// out = act(gate) * up, where act is silu, x / (1 + exp(-x)), gelu, or the sigmoid; or, clamped,
+// out = g sigmoid(1.702 g) (u + 1) with g = min(gate, 7) and u = up clamped to [-7, 7]
 struct Params { out_at: u32, gate_at: u32, up_at: u32, n: u32, act: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;

@@ -1,4 +1,4 @@
-// out[T, H*D] = softmax(scale q k^T) v over the keys of a window, with the CPU's bits; logsumexp [T, H] is kept (KEEP). One
+// out[T, H*D] = softmax(scale q k^T) v over the keys of a window, with the CPU's bits; logsumexp [T, H] is kept. One
 // workgroup of 96 lanes per query and head: keys in blocks of 96 from the first of the row on, a lane each for the scores,
 // then a lane per channel for the values. A kernel brings keys(i): the first key of the row, the first that is seen, and
 // the last.

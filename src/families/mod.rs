@@ -337,7 +337,7 @@ pub enum Windows {
     /// from `max_window_layers` (28) on. A missing `sliding_window` means 4096.
     Switched,
     /// The layers that `layer_types` marks as sliding; without it all but every `sliding_window_pattern`th, whose default
-    /// is the first number. The second one is a missing `sliding_window`.
+    /// is the first number. The second number is the window if `sliding_window` is missing.
     Pattern(usize, usize),
 }
 

@@ -193,7 +193,7 @@ impl Family {
         all.extend(self.joined_experts.then_some(EXPERT_BIASES).into_iter().flatten());
         all.extend(self.sinks.then_some(SINKS));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
-        // llama.cpp takes the norm before the feed-forward for one after the delta rule, and after attention of gpt-oss.
+        // llama.cpp's name of the norm before the feed-forward in models with delta rules and in gpt-oss.
         let before = if self.delta_rule || self.sinks { "post_attention_norm" } else { "ffn_norm" };
         all.extend(norms([before, "post_ffw_norm"], self.mlp_norms));
         all

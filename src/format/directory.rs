@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// The kind of weights in NF4.
 pub const NF4: &str = "bitsandbytes nf4";
 /// The kind of weights whose experts are in MXFP4.
-const MXFP4: &str = "mxfp4";
+pub const MXFP4: &str = "mxfp4";
 
 /// How weights are quantised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,10 +164,12 @@ fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
     });
     let four = quantised["load_in_4bit"] == true;
     let nf4 = method == "bitsandbytes" && four && quantised["bnb_4bit_quant_type"] == "nf4";
-    if nf4 || method == MXFP4 && joins_experts(config) {
+    let joined = joins_experts(config);
+    if nf4 && !joined || method == MXFP4 && joined {
         return Ok(());
     }
     let method = match (method, four) {
+        ("bitsandbytes", true) if nf4 => "bitsandbytes beside joined experts",
         ("bitsandbytes", true) => "bitsandbytes in FP4",
         ("bitsandbytes", false) => "bitsandbytes in 8 bits",
         (other, _) => other,

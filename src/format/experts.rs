@@ -20,10 +20,17 @@ const SCALES: &str = "_scales";
 /// Values of a block, and bytes of their codes.
 const VALUES: usize = 32;
 const CODES: usize = 16;
+/// Most experts of a layer.
+const MOST_EXPERTS: usize = 1 << 16;
 
 /// The joined tensors, and for each the modules whose outputs alternate in it.
 const JOINED: [(&str, &[&str]); 2] =
     [("gate_up_proj", &["gate_proj", "up_proj"]), ("down_proj", &["down_proj"])];
+
+/// Whether a shape that begins with a number of experts may be one.
+fn is_plausible(shape: &[usize]) -> bool {
+    !shape.contains(&0) && shape[0] <= MOST_EXPERTS
+}
 
 /// A tensor of a layer's experts by its name in this program.
 struct Part {
@@ -64,12 +71,12 @@ fn joined(stored: &str) -> Option<(&str, &'static str, &'static [&'static str], 
 pub(super) struct Apart(pub Sharded);
 
 impl Apart {
-    /// The joined tensor with this name and this number of dimensions.
+    /// The joined tensor with this name and this number of dimensions, none of which is 0.
     fn whole(&self, name: &str, dimensions: usize) -> Result<Option<Tensor<'_>>, String> {
         let Some(tensor) = self.0.tensor(name)? else { return Ok(None) };
-        match tensor.shape.len() == dimensions {
+        match tensor.shape.len() == dimensions && is_plausible(&tensor.shape) {
             true => Ok(Some(tensor)),
-            false => Err(format!("{name} has shape {:?}, not {dimensions} dimensions", tensor.shape)),
+            false => Err(format!("{name} has shape {:?}, which is not that of joined experts", tensor.shape)),
         }
     }
 
@@ -79,7 +86,9 @@ impl Apart {
         let Some(shape) = self.0.raw_shape(&name) else { return Ok(None) };
         let scales = self.0.raw_shape(&format!("{joined}{SCALES}"));
         match *shape {
-            [experts, outputs, blocks, CODES] if scales == Some(&[experts, outputs, blocks][..]) => {
+            [experts, outputs, blocks, CODES]
+                if scales == Some(&[experts, outputs, blocks][..]) && is_plausible(shape) =>
+            {
                 Ok(Some([experts, outputs, blocks * VALUES]))
             }
             _ => Err(format!("{name} has shape {shape:?}, its scales have {:?}", scales.unwrap_or_default())),
@@ -155,13 +164,15 @@ impl Apart {
 
     /// The names of the parts of a joined tensor: of matrices with plain numbers or blocks, and of biases.
     fn parts_of(&self, stored: &str) -> Option<Vec<String>> {
-        let (path, _, modules, suffix) = joined(stored)?;
+        let (path, name, modules, suffix) = joined(stored)?;
         let count = match suffix {
             "_bias" => return Some(modules.iter().map(|module| format!("{path}.{module}.bias")).collect()),
-            BLOCKS => *self.0.raw_shape(stored)?.first()?,
-            "" => *self.0.tensor(stored).ok()??.shape.first()?,
-            _ => return Some(Vec::new()),
+            BLOCKS => self.packed_shape(&format!("{path}.{name}")).ok().flatten().map(|shape| shape[0]),
+            "" => self.whole(stored, 3).ok().flatten().map(|tensor| tensor.shape[0]),
+            _ => None,
         };
+        // A tensor of another shape is refused when it is read.
+        let count = count.unwrap_or(0);
         let each = (0..count)
             .flat_map(|expert| modules.iter().map(move |module| format!("{path}.{expert}.{module}.weight")));
         Some(each.collect())
@@ -193,14 +204,23 @@ impl Tensors for Apart {
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {
-        self.0.file_of(&part(name).map_or_else(|| name.to_owned(), |part| part.joined))
+        let Some(Part { joined, expert, .. }) = part(name) else { return self.0.file_of(name) };
+        let blocks = format!("{joined}{BLOCKS}");
+        match expert {
+            None => self.0.file_of(&format!("{joined}_bias")),
+            Some(_) if self.0.raw_shape(&blocks).is_some() => self.0.file_of(&blocks),
+            Some(_) => self.0.file_of(&joined),
+        }
     }
 
     fn advise(&self, name: &str, when: Use) {
-        if let Some(Part { joined, expert: Some(_), .. }) = part(name) {
-            ["", BLOCKS].iter().for_each(|suffix| self.0.advise(&format!("{joined}{suffix}"), when));
-        } else {
-            self.0.advise(name, when);
+        match part(name) {
+            None => self.0.advise(name, when),
+            // Once for all experts.
+            Some(Part { joined, expert: Some(0), outputs: (0, _) }) => {
+                ["", BLOCKS, SCALES].iter().for_each(|end| self.0.advise(&format!("{joined}{end}"), when));
+            }
+            Some(_) => {}
         }
     }
 }
@@ -382,5 +402,12 @@ mod tests {
             let error = apart.tensor(&format!("{PATH}.{name}")).map(drop).unwrap_err();
             assert!(error.contains("has shape"), "{error}");
         }
+        assert_eq!(apart.names(), [format!("{PATH}.down_proj.bias")]);
+        // A file of a few bytes may declare any number of experts with nothing in them.
+        let all = [(spec("gate_up_proj", &[1 << 40, 0, 0]), &[][..])];
+        safetensors::write(&dir.path().join("model.safetensors"), &all).unwrap();
+        let apart = Apart(Sharded::open(dir.path()).unwrap());
+        assert!(apart.names().is_empty());
+        assert!(apart.about(&format!("{PATH}.7.gate_proj.weight")).is_err());
     }
 }

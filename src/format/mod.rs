@@ -19,7 +19,7 @@ pub mod safetensors;
 
 pub use backbone::{Checkpoint, text_model};
 pub use directory::{
-    Method, NF4, id_of_cache_path, is_id, looks_like_id, weights, with_weights, without_weights,
+    MXFP4, Method, NF4, id_of_cache_path, is_id, looks_like_id, weights, with_weights, without_weights,
 };
 pub use error::FormatError;
 pub use experts::Joined;

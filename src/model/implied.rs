@@ -51,9 +51,11 @@ impl Tensors for Implied {
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let block = self.experts.filter(|_| name.contains(".mlp.experts."));
+        let Some(shape) = self.shapes.get(name) else { return Ok(None) };
+        let whole = |block: &Block| shape[1].is_multiple_of(block.elements());
+        let block = self.experts.filter(whole).filter(|_| name.contains(".mlp.experts."));
         let encoding = block.map_or(Encoding::Plain(self.dtype), Encoding::Blocks);
-        Ok(self.shapes.get(name).map(|shape| About { shape: shape.clone(), encoding }))
+        Ok(Some(About { shape: shape.clone(), encoding }))
     }
 
     fn names(&self) -> Vec<String> {

@@ -40,7 +40,10 @@ pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusa
     let held = adapted(&layout, loaded.config.family, loaded.config.layers)
         .and_then(|adapted| Ok((adapted, scale?)));
     let (adapted, scale) = held.map_err(|what| {
-        let way = "use --to peft, or --to merged, which mlx-lm loads as a model";
+        let way = match loaded.config.family.joined_experts {
+            true => "use --to peft",
+            false => "use --to peft, or --to merged, which mlx-lm loads as a model",
+        };
         Refusal::configuration(format!("{}: mlx-lm does not hold {what}: {way}", from.display()))
     })?;
     let named = peft::config(from)?.base_model_name_or_path;

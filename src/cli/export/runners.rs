@@ -4,8 +4,8 @@
 use super::{Exported, Outtype, To, ollama};
 use crate::config::refusal::Refusal;
 use crate::families::Windows;
-use crate::format::NF4;
 use crate::format::peft::max_lora_rank;
+use crate::format::{MXFP4, NF4};
 use crate::model::lora::LoraSpec;
 use crate::run::adapter::Loaded;
 
@@ -129,6 +129,10 @@ fn for_mlx(source: &Exported) -> Vec<String> {
     if !base.path.is_dir() || base.files.kind == NF4 {
         let way = "load the adapter with the Hugging Face directory that it was made of";
         notes.push(format!("mlx-lm does not read {}: {way}", base.path.display()));
+    }
+    if base.config.family.joined_experts && base.files.kind != MXFP4 {
+        let way = "load the adapter with the model's MXFP4 files";
+        notes.push(format!("mlx-lm reads experts of this family in MXFP4 only: {way}"));
     }
     let own = source.tokenizer.template().map(|t| t.source());
     if own != source.base_template.as_deref() {

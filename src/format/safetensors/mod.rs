@@ -105,8 +105,9 @@ impl Tensors for SafeTensors {
     }
 
     fn advise(&self, name: &str, when: Use) {
-        if let Some(entry) = self.entries.get(name) {
-            map::advise(&self.map[entry.range.clone()], when);
+        let range = self.entries.get(name).map(|entry| &entry.range);
+        if let Some(range) = range.or(self.raw.get(name).map(|bytes| &bytes.range)) {
+            map::advise(&self.map[range.clone()], when);
         }
     }
 
@@ -200,6 +201,12 @@ impl Sharded {
         self.files.iter().flat_map(|file| file.raw.keys()).map(String::as_str)
     }
 
+    /// The file with a tensor of any type.
+    fn file_with(&self, name: &str) -> Option<&SafeTensors> {
+        let numeric = self.index.get(name).map(|&i| &self.files[i]);
+        numeric.or(self.files.iter().find(|file| file.raw.contains_key(name)))
+    }
+
     /// The bytes of any tensor.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         let entry = |file: &'_ SafeTensors| file.entries.get(name).map(|entry| entry.range.clone());
@@ -230,9 +237,7 @@ impl Tensors for Sharded {
     }
 
     fn advise(&self, name: &str, when: Use) {
-        if let Some(&i) = self.index.get(name) {
-            self.files[i].advise(name, when);
-        }
+        self.file_with(name).into_iter().for_each(|file| file.advise(name, when));
     }
 
     fn names(&self) -> Vec<String> {
@@ -240,8 +245,7 @@ impl Tensors for Sharded {
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {
-        let found = self.index.get(name).map(|&i| &self.files[i]);
-        let one = found.or(self.files.first().filter(|_| self.files.len() == 1));
+        let one = self.file_with(name).or(self.files.first().filter(|_| self.files.len() == 1));
         one.map(SafeTensors::path).or(self.files.first().and_then(|file| file.path.parent()))
     }
 }

@@ -22,7 +22,8 @@ pub struct Experts {
 
 /// Reads the keys of Qwen3-MoE, or those of gpt-oss. transformers 5 writes `num_local_experts` for `num_experts`.
 pub(super) fn read(fields: &Fields, family: &Family, layers: usize) -> Result<Experts, ConfigError> {
-    let local = fields.mentions("num_local_experts") && !fields.mentions("num_experts");
+    let local = family.joined_experts || fields.mentions("num_local_experts");
+    let local = local && !fields.mentions("num_experts");
     let name = if local { "num_local_experts" } else { "num_experts" };
     let count = fields.size(name, 1..=1 << 16)?;
     if family.joined_experts {
