@@ -94,7 +94,7 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
     // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts;
-    // convolutions; delta rules; trained rows of tokens; adapters on embedding and head.
+    // convolutions; delta rules; trained rows of tokens; adapters on embedding and head; sinks, and experts in MXFP4.
     for name in [
         "llama",
         "qwen2",
@@ -120,6 +120,7 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "tokensweighted",
         "ends",
         "endscls",
+        "gptossmx",
     ] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
@@ -148,6 +149,7 @@ fn a_whole_model_on_tensor_cores_is_near() {
         ("glm4", 0.3),
         ("qwen3moe", 0.0),
         ("lfm2", 0.0),
+        ("gptoss", 0.0),
     ] {
         let case = open(name, dropout);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
