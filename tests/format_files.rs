@@ -59,6 +59,11 @@ fn unusable_folders_are_refused_by_name() {
         (r#"{"quantization_config": {"quant_method": "awq"}}"#, "awq"),
         (r#"{"quantization_config": {"quant_method": "fp8"}}"#, "fp8"),
         (r#"{"quantization_config": {"load_in_4bit": true}}"#, "bitsandbytes"),
+        (r#"{"quantization_config": {"quant_method": "mxfp4"}}"#, "quantised with mxfp4"),
+        (
+            r#"{"model_type": "gpt_oss", "quantization_config": {"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}}"#,
+            "bitsandbytes beside joined experts",
+        ),
     ] {
         check(&[("config.json", config), WEIGHTS, TOKENIZER], true, &[method, ".gguf"]);
     }

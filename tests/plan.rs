@@ -5,7 +5,7 @@ mod cli_fixture;
 use cli_fixture::{Bench, classes, numbers, pairs, rows, stderr};
 use finetune::model::memory::size;
 use finetune::train::island;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn plan(b: &Bench, args: &str) -> Value {
     let out = b.ok(&format!("plan {args} --json"));
@@ -158,6 +158,30 @@ fn plan_counts_quantised_weights_as_blocks() {
     };
     let (wide, q8, nf4) = (weights(""), weights("--quantize q8_0"), weights("--quantize nf4"));
     assert!(q8 < 0.55 * wide && nf4 < 0.5 * wide, "{wide} {q8} {nf4}");
+}
+
+/// A folder without weights says in config.json alone that its experts are in MXFP4, 17 bytes for 32 numbers.
+#[test]
+fn plan_counts_absent_experts_in_mxfp4_as_blocks() {
+    let b = Bench::new();
+    let weights = |name: &str, method: Value| {
+        b.model_with(name, "config.json", |config| {
+            config["architectures"] = json!(["GptOssForCausalLM"]);
+            config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 10_000.0});
+            (config["num_local_experts"], config["num_experts_per_tok"]) = (json!(16), json!(2));
+            (config["hidden_size"], config["intermediate_size"]) = (json!(64), json!(256));
+            config["quantization_config"] = method;
+        });
+        std::fs::remove_file(b.path(name).join("model.safetensors")).unwrap();
+        let planned = plan(&b, &format!("./{name} --data rows.jsonl --gpus cpu --dtype f32"));
+        let layers = planned["model"]["layers"].as_f64().unwrap();
+        let bytes = planned["devices"][0]["memory_bytes"]["weights"].as_f64().unwrap();
+        (bytes, layers * 3.0 * 16.0 * 64.0 * 256.0)
+    };
+    let (plain, values) = weights("plain", Value::Null);
+    let (packed, _) = weights("packed", json!({"quant_method": "mxfp4"}));
+    let less = (plain - packed) / values;
+    assert!((less - (2.0 - 17.0 / 32.0)).abs() < 0.01, "{less} bytes of a value less");
 }
 
 #[test]

@@ -13,7 +13,3 @@ fn keys(i: u32) -> vec2<u32> {
     let start = first_key(i);
     return vec2<u32>(start, i + 1u - start);
 }
-
-fn finish(at: u32, value: f32) {
-    logsumexp[p.lse_at + at] = value;
-}

@@ -12,7 +12,3 @@ fn keys(i: u32) -> vec2<u32> {
     let count = min(p.window, end);
     return vec2<u32>(end - count, count);
 }
-
-fn finish(at: u32, value: f32) {
-    logsumexp[p.lse_at + at] = value;
-}

@@ -70,6 +70,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     if (lane == 0u) {
-        finish(i * p.heads + head, largest + log(sum));
+        logsumexp[p.lse_at + i * p.heads + head] = largest + log(sum);
     }
 }

@@ -11,7 +11,3 @@ fn keys(i: u32) -> vec3<u32> {
     let last = p.past + i;
     return vec3<u32>(0u, last + 1u - min(p.window, last + 1u), last);
 }
-
-fn finish(at: u32, value: f32) {
-    logsumexp[p.lse_at + at] = value;
-}

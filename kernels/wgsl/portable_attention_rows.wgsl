@@ -11,7 +11,3 @@ struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, token
 fn keys(i: u32) -> vec3<u32> {
     return vec3<u32>(integers[2u * p.tokens + i], first_key(i), i);
 }
-
-fn finish(at: u32, value: f32) {
-    logsumexp[p.lse_at + at] = value;
-}

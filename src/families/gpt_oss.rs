@@ -11,6 +11,9 @@ pub const GPT_OSS: Family = Family {
     eps: 1e-5,
     experts: true,
     joined_experts: true,
+    gguf_mlp_norm: "post_attention_norm",
+    needs_rope_section: true,
+    whole_ramp: false,
     sinks: true,
     activation: Activation::ClampedSwiGlu,
     biases: Biases {

@@ -12,6 +12,7 @@ pub const MINISTRAL3: Family = Family {
     windows: Windows::Typed,
     eps: 1e-5,
     rope_theta: 1_000_000.0,
+    needs_rope_section: true,
     query_growth: Some("llama_4_scaling_beta"),
     refused: &["sliding_window"],
     ..MISTRAL

@@ -117,6 +117,12 @@ pub struct Family {
     /// Whether the router and the experts have biases, all experts of a layer are in the same tensors in Hugging Face
     /// (gate and up in one, their columns alternating), and config.json has the keys of gpt-oss.
     pub joined_experts: bool,
+    /// GGUF's name of the norm before the feed-forward.
+    pub gguf_mlp_norm: &'static str,
+    /// Whether config.json must have a rotary section: without one transformers scales the frequencies of this class.
+    pub needs_rope_section: bool,
+    /// Whether the ends of YaRN's ramp are whole indices of frequencies where a GGUF file has YaRN.
+    pub whole_ramp: bool,
     /// Whether each query head has a sink, a learned score that takes a part of its attention and has no value.
     pub sinks: bool,
     /// Whether the class also has models with Mamba-2 layers and with experts beside the feed-forward: `layer_types` has to

@@ -12,6 +12,7 @@ pub const QWEN3_5: Family = Family {
     model_type: "qwen3_5_text",
     gguf: Gguf { architecture: "qwen35", adjacent_pairs: false, all_sizes: false, complete: true },
     delta_rule: true,
+    gguf_mlp_norm: "post_attention_norm",
     gated_attention: true,
     gain_offset: 1.0,
     head_norms: HeadNorms::Each,

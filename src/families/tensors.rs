@@ -58,6 +58,8 @@ pub const DELTA_BIAS: (&str, &str) = ("ssm_dt.bias", "linear_attn.dt_bias");
 /// `mlp.experts.N`; where they are joined there, they are read under these names too.
 pub const EXPERTS: [(&str, &str); 3] =
     [("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")];
+/// Most experts of a layer.
+pub const MOST_EXPERTS: usize = 1 << 16;
 /// The biases of all experts of a layer, [experts, outputs].
 pub const EXPERT_BIASES: [(&str, &str); 3] = [
     ("ffn_gate_exps", "mlp.experts.gate_proj"),
@@ -193,9 +195,7 @@ impl Family {
         all.extend(self.joined_experts.then_some(EXPERT_BIASES).into_iter().flatten());
         all.extend(self.sinks.then_some(SINKS));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
-        // llama.cpp's name of the norm before the feed-forward in models with delta rules and in gpt-oss.
-        let before = if self.delta_rule || self.sinks { "post_attention_norm" } else { "ffn_norm" };
-        all.extend(norms([before, "post_ffw_norm"], self.mlp_norms));
+        all.extend(norms([self.gguf_mlp_norm, "post_ffw_norm"], self.mlp_norms));
         all
     }
 }

@@ -8,6 +8,7 @@
 //! - `X.gate_up_proj_bias` [E, 2 F], `X.down_proj_bias` [E, C].
 
 use super::safetensors::Sharded;
+use crate::families::tensors::MOST_EXPERTS;
 use crate::numeric::block::{Block, Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors, Use};
@@ -20,8 +21,6 @@ const SCALES: &str = "_scales";
 /// Values of a block, and bytes of their codes.
 const VALUES: usize = 32;
 const CODES: usize = 16;
-/// Most experts of a layer.
-const MOST_EXPERTS: usize = 1 << 16;
 
 /// The joined tensors, and for each the modules whose outputs alternate in it.
 const JOINED: [(&str, &[&str]); 2] =
@@ -65,6 +64,14 @@ fn joined(stored: &str) -> Option<(&str, &'static str, &'static [&'static str], 
     let (path, below) = stored.rsplit_once('.').filter(|(path, _)| path.ends_with(".mlp.experts"))?;
     let (joined, modules) = JOINED.iter().find(|(joined, _)| below.starts_with(joined))?;
     Some((path, joined, modules, &below[joined.len()..]))
+}
+
+/// The name of the part of a joined tensor with this module; matrices are of an expert.
+fn part_name(path: &str, module: &str, expert: Option<usize>) -> String {
+    match expert {
+        Some(expert) => format!("{path}.{expert}.{module}.weight"),
+        None => format!("{path}.{module}.bias"),
+    }
 }
 
 /// A checkpoint with joined experts, under this program's names.
@@ -166,15 +173,15 @@ impl Apart {
     fn parts_of(&self, stored: &str) -> Option<Vec<String>> {
         let (path, name, modules, suffix) = joined(stored)?;
         let count = match suffix {
-            "_bias" => return Some(modules.iter().map(|module| format!("{path}.{module}.bias")).collect()),
+            "_bias" => return Some(modules.iter().map(|module| part_name(path, module, None)).collect()),
             BLOCKS => self.packed_shape(&format!("{path}.{name}")).ok().flatten().map(|shape| shape[0]),
             "" => self.whole(stored, 3).ok().flatten().map(|tensor| tensor.shape[0]),
             _ => None,
         };
         // A tensor of another shape is refused when it is read.
         let count = count.unwrap_or(0);
-        let each = (0..count)
-            .flat_map(|expert| modules.iter().map(move |module| format!("{path}.{expert}.{module}.weight")));
+        let each =
+            (0..count).flat_map(|expert| modules.iter().map(move |m| part_name(path, m, Some(expert))));
         Some(each.collect())
     }
 }
@@ -229,38 +236,24 @@ impl Tensors for Apart {
 pub struct Joined<'a>(pub &'a dyn Tensors);
 
 impl Joined<'_> {
-    /// The name of the part of a joined tensor with this module; matrices are of an expert.
-    fn part_name(path: &str, module: &str, expert: Option<usize>) -> String {
-        match expert {
-            Some(expert) => format!("{path}.{expert}.{module}.weight"),
-            None => format!("{path}.{module}.bias"),
-        }
-    }
-
     /// The names of the parts of a joined tensor: by expert, then by module. One line of biases.
     fn parts(&self, stored: &str) -> Result<Option<Vec<Vec<String>>>, String> {
         let Some((path, _, modules, suffix)) = joined(stored) else { return Ok(None) };
-        let of = |expert| modules.iter().map(|m| Self::part_name(path, m, expert)).collect::<Vec<_>>();
+        let of = |expert| modules.iter().map(|m| part_name(path, m, expert)).collect::<Vec<_>>();
         if suffix == "_bias" {
             return Ok(Some(vec![of(None)]));
         }
         let mut all = Vec::new();
-        while self.0.about(&Self::part_name(path, modules[0], Some(all.len())))?.is_some() {
+        while self.0.about(&part_name(path, modules[0], Some(all.len())))?.is_some() {
             all.push(of(Some(all.len())));
         }
         Ok(Some(all).filter(|all| !all.is_empty()))
     }
 
-    /// What the parts of a joined tensor are; all are alike.
-    fn about_parts(&self, parts: &[Vec<String>]) -> Result<Option<(About, Dtype)>, String> {
-        let Some(about) = self.0.about(&parts[0][0])? else { return Ok(None) };
-        let dtype = if let Encoding::Plain(dtype) = about.encoding { dtype } else { Dtype::F32 };
-        Ok(Some((about, dtype)))
-    }
-
-    /// Shape and type of a joined tensor.
+    /// Shape and type of a joined tensor, whose parts are alike.
     fn shape(&self, stored: &str, parts: &[Vec<String>]) -> Result<Option<(Vec<usize>, Dtype)>, String> {
-        let Some((About { shape, .. }, dtype)) = self.about_parts(parts)? else { return Ok(None) };
+        let Some(About { shape, encoding }) = self.0.about(&parts[0][0])? else { return Ok(None) };
+        let dtype = if let Encoding::Plain(dtype) = encoding { dtype } else { Dtype::F32 };
         let (modules, &[outputs, inputs]) = (parts[0].len(), &shape[..]) else {
             return Err(format!("{stored}: a part of it has shape {shape:?}"));
         };
@@ -286,7 +279,7 @@ impl Tensors for Joined<'_> {
                 if tensor.dtype != dtype || tensor.bytes.len() * modules != out.len() {
                     return Err(format!("{part} is unlike the other parts of {name}"));
                 }
-                out.par_chunks_mut(width * size).enumerate().for_each(|(r, row)| {
+                out.par_chunks_mut((width * size).max(1)).enumerate().for_each(|(r, row)| {
                     for c in 0..width / modules {
                         let from = if is_bias { r * cols + c } else { c * cols + r };
                         row[(c * modules + first) * size..][..size]

@@ -394,12 +394,24 @@ impl<'a> Weights<'a> {
         name: &str,
         shape: &[usize],
     ) -> Result<B::Memory, ModelError> {
-        let len = shape.iter().product();
-        let mut memory = backend.memory(len);
-        if backend.has_data() {
-            let tensor = self.checked(name, shape)?;
-            backend.upload(view_mut(&mut memory, 1, len), &tensor.dtype.widen(&tensor.bytes));
+        self.changed(backend, (name, shape), shape.iter().product(), |stored| stored)
+    }
+
+    /// Loads what `change` makes of a small tensor of this shape: `len` values.
+    fn changed<B: Backend>(
+        &self,
+        backend: &mut B,
+        (name, shape): (&str, &[usize]),
+        len: usize,
+        change: impl FnOnce(Vec<f32>) -> Vec<f32>,
+    ) -> Result<B::Memory, ModelError> {
+        if !backend.has_data() {
+            return Ok(backend.memory(len));
         }
+        let tensor = self.checked(name, shape)?;
+        let values = change(tensor.dtype.widen(&tensor.bytes));
+        let mut memory = backend.memory(len);
+        backend.upload(view_mut(&mut memory, 1, len), &values);
         Ok(memory)
     }
 
@@ -412,17 +424,11 @@ impl<'a> Weights<'a> {
         (channels, count): (usize, usize),
         part: Range<usize>,
     ) -> Result<B::Memory, ModelError> {
-        if !backend.has_data() {
-            return Ok(backend.memory(count * part.len()));
-        }
-        let tensor = self.checked(name, &[channels, 1, count])?;
-        let stored = tensor.dtype.widen(&tensor.bytes);
-        let stored = &stored[part.start * count..part.end * count];
-        let of_tap = |j: usize| stored[count - 1 - j..].iter().step_by(count).copied();
-        let values: Vec<f32> = (0..count).flat_map(of_tap).collect();
-        let mut memory = backend.memory(count * part.len());
-        backend.upload(view_mut(&mut memory, count, part.len()), &values);
-        Ok(memory)
+        let len = count * part.len();
+        self.changed(backend, (name, &[channels, 1, count]), len, |stored| {
+            let stored = &stored[part.start * count..part.end * count];
+            (0..count).flat_map(|j| stored[count - 1 - j..].iter().step_by(count).copied()).collect()
+        })
     }
 
     /// Loads the gain of the norm of a head whose rows are in `order`.
@@ -433,15 +439,10 @@ impl<'a> Weights<'a> {
         order: &[usize],
         offset: f32,
     ) -> Result<B::Memory, ModelError> {
-        if !backend.has_data() {
-            return Ok(backend.memory(order.len()));
-        }
-        let tensor = self.checked(name, &[order.len()])?;
-        let stored = tensor.dtype.widen(&tensor.bytes);
-        let values: Vec<f32> = order.iter().map(|i| stored[*i] + offset).collect();
-        let mut memory = backend.memory(order.len());
-        backend.upload(view_mut(&mut memory, 1, order.len()), &values);
-        Ok(memory)
+        let len = order.len();
+        self.changed(backend, (name, &[len]), len, |stored| {
+            order.iter().map(|i| stored[*i] + offset).collect()
+        })
     }
 
     /// Loads the gain of a norm to device memory: the stored values plus `offset`.
@@ -463,19 +464,14 @@ impl<'a> Weights<'a> {
         len: usize,
         (offset, scale): (f32, f32),
     ) -> Result<B::Memory, ModelError> {
-        if !backend.has_data() {
-            return Ok(backend.memory(len));
-        }
-        let tensor = self.checked(name, &[len])?;
-        let mut values = tensor.dtype.widen(&tensor.bytes);
-        // Adding 0 would change the sign of -0.
-        if offset != 0.0 {
-            values.iter_mut().for_each(|x| *x += offset);
-        }
-        values.iter_mut().for_each(|x| *x *= scale);
-        let mut memory = backend.memory(len);
-        backend.upload(view_mut(&mut memory, 1, len), &values);
-        Ok(memory)
+        self.changed(backend, (name, &[len]), len, |mut values| {
+            // Adding 0 would change the sign of -0.
+            if offset != 0.0 {
+                values.iter_mut().for_each(|x| *x += offset);
+            }
+            values.iter_mut().for_each(|x| *x *= scale);
+            values
+        })
     }
 }
 

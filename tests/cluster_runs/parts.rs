@@ -7,7 +7,7 @@ use finetune::families::{GEMMA3, GPT_OSS, LLAMA, OLMO2, QWEN3_MOE};
 use finetune::format::safetensors;
 use finetune::numeric::block::{Block, NF4_LEVELS, quantise};
 use finetune::numeric::tensor::Tensors;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::path::PathBuf;
 
 const FILE: &str = "model.safetensors";
@@ -122,7 +122,7 @@ fn workers_fetch_the_parts_of_a_gguf_alone() {
 /// The base as bitsandbytes stores it in NF4: numbers, then bytes, each by name.
 fn in_nf4(fleet: &Fleet) {
     let base = safetensors::open(&fleet.bench.path(&format!("base/{FILE}"))).unwrap();
-    let mut tensors: Vec<(String, &str, Vec<usize>, Vec<u8>)> = Vec::new();
+    let mut tensors: Vec<random_base::Raw> = Vec::new();
     for name in base.names() {
         let tensor = base.get(&name).unwrap();
         let (shape, bytes) = (tensor.shape.clone(), tensor.bytes.to_vec());
@@ -144,21 +144,8 @@ fn in_nf4(fleet: &Fleet) {
         tensors.push((to_state, "U8", vec![state.len()], state));
         tensors.push((name, "U8", vec![codes.len(), 1], codes));
     }
-    let rank = |kind: &str| ["F32", "BF16", "U8"].iter().position(|other| *other == kind);
-    tensors.sort_by(|a, b| (rank(a.1), &a.0).cmp(&(rank(b.1), &b.0)));
-    let (mut header, mut data) = (Map::new(), Vec::new());
-    for (name, dtype, shape, bytes) in tensors {
-        let offsets = [data.len(), data.len() + bytes.len()];
-        header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
-        data.extend(bytes);
-    }
-    let header = Value::Object(header).to_string().into_bytes();
-    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
-    std::fs::write(fleet.bench.path(&format!("base/{FILE}")), file).unwrap();
-    let mut config: Value = serde_json::from_slice(&fleet.bench.read("base/config.json")).unwrap();
-    config["quantization_config"] =
-        json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"});
-    fleet.bench.file("base/config.json", &config.to_string());
+    let method = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"});
+    random_base::store(&fleet.bench, tensors, method);
 }
 
 /// Each worker reads the shapes of all matrices, which are in tensors of their own.
@@ -176,4 +163,17 @@ fn workers_fetch_the_parts_of_a_checkpoint_in_nf4_alone() {
     assert!(fleet.adapter("one") == alone, "{}", fleet.all());
     let [(a, all), (b, _)] = ["a", "b"].map(|name| parts(&fleet, name, &format!("base/{FILE}")));
     assert!(all > 40 && a * 10 < 8 * all && b * 100 < 98 * all, "{a} and {b} of {all} parts");
+}
+
+#[test]
+fn workers_fetch_the_parts_of_experts_in_mxfp4_alone() {
+    let mut fleet = Fleet::new();
+    random_base::sized(&fleet.bench, &GPT_OSS, 256);
+    random_base::in_mxfp4(&fleet.bench);
+    let steps = steps("./base");
+    let alone = fleet.alone(&steps);
+    run(&mut fleet, &steps, ("2+4", "one"));
+    assert!(fleet.adapter("one") == alone, "{}", fleet.all());
+    let [(a, all), (b, _)] = ["a", "b"].map(|name| parts(&fleet, name, &format!("base/{FILE}")));
+    assert!(all > 12 && a * 10 < 8 * all && b * 100 < 98 * all, "{a} and {b} of {all} parts");
 }

@@ -3,7 +3,8 @@
 
 use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use crate::random_base;
-use finetune::families::{ALL, Classifier, GRANITE_MOE_HYBRID};
+use finetune::families::{ALL, Classifier, GPT_OSS, GRANITE_MOE_HYBRID};
+use serde_json::json;
 
 #[test]
 fn every_family_is_trained_merged_and_read_back() {
@@ -95,4 +96,34 @@ fn streamed_halves_of_a_gguf_have_the_bytes_of_resident_ones() {
             );
         }
     }
+}
+
+/// The files of OpenAI, with frequencies that are not scaled: experts are blocks while it is trained, streamed or not, and
+/// in a GGUF.
+#[test]
+fn experts_in_mxfp4_stay_blocks() {
+    let b = Bench::new();
+    random_base::write(&b, &GPT_OSS);
+    random_base::in_mxfp4(&b);
+    let mut config: serde_json::Value = serde_json::from_slice(&b.read("base/config.json")).unwrap();
+    config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 10_000.0});
+    b.file("base/config.json", &config.to_string());
+    assert!(b.ok("inspect ./base").contains("MXFP4"));
+    let train = "./base --data rows.jsonl --max-steps 3 --learning-rate 5e-3 --rank 4 --dropout 0.1 -q";
+    for dtype in ["f32", "bf16"] {
+        same_bytes(
+            &b,
+            (&format!("{train} --dtype {dtype}"), dtype),
+            &[("streamed", "--gpus cpu --offload 6")],
+        );
+    }
+    b.ok(&format!("{train} -o out"));
+    let prompt = "--prompt 'Show the branch that I am on' --max-new-tokens 24 --dtype f32";
+    let tuned = b.ok(&format!("generate --adapter out {prompt}"));
+    b.ok("export out --to merged --save-dtype f32 -o merged");
+    assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned, "merged");
+    b.ok("export out --to merged-gguf --outtype base -o m.gguf");
+    assert!(b.ok("inspect ./m.gguf").contains("MXFP4"));
+    let again = b.ok("export out --to merged-gguf --outtype f32 -o wide.gguf");
+    assert_eq!(b.ok(&format!("generate ./wide.gguf {prompt}")), tuned, "GGUF: {again}");
 }

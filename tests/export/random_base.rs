@@ -9,10 +9,11 @@ use finetune::format::Joined;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::config::Config;
 use finetune::model::layout::{LayerMatrix, matrices};
+use finetune::numeric::block::{Block, quantise};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 use finetune::numeric::tensor::{Tensor, Tensors};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -113,4 +114,52 @@ impl Tensors for InMemory {
     fn names(&self) -> Vec<String> {
         self.0.keys().cloned().collect()
     }
+}
+
+/// Puts the experts of a base of joined ones into MXFP4, as OpenAI's files have them.
+pub fn in_mxfp4(b: &Bench) {
+    let base = safetensors::open(&b.path("base/model.safetensors")).unwrap();
+    let mut tensors: Vec<Raw> = Vec::new();
+    for name in base.names() {
+        let tensor = base.get(&name).unwrap();
+        let &[experts, inputs, outputs] = &tensor.shape[..] else {
+            tensors.push((name, "BF16", tensor.shape, tensor.bytes.into_owned()));
+            continue;
+        };
+        let stored = tensor.dtype.widen(&tensor.bytes);
+        let at = |e: usize, n: usize, k: usize| stored[(e * inputs + k) * outputs + n];
+        let rows = (0..experts * outputs).flat_map(|row| (0..inputs).map(move |k| (row, k)));
+        let values: Vec<f32> = rows.map(|(row, k)| at(row / outputs, row % outputs, k)).collect();
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
+        for block in quantise(Block::MXFP4, &values).unwrap().chunks_exact(17) {
+            let code = |i: usize| block[1 + i % 16] >> (i / 16 * 4) & 15;
+            scales.push(block[0]);
+            codes.extend((0..16).map(|i| code(2 * i) | code(2 * i + 1) << 4));
+        }
+        let shape = [experts, outputs, inputs / 32];
+        tensors.push((format!("{name}_blocks"), "U8", [&shape[..], &[16]].concat(), codes));
+        tensors.push((format!("{name}_scales"), "U8", shape.to_vec(), scales));
+    }
+    store(b, tensors, json!({"quant_method": "mxfp4"}));
+}
+
+/// Name, type, shape and bytes of a tensor.
+pub type Raw = (String, &'static str, Vec<usize>, Vec<u8>);
+
+/// Replaces the base's tensors by these, the widest types first, and says how they are quantised.
+pub fn store(b: &Bench, mut tensors: Vec<Raw>, method: Value) {
+    let rank = |kind: &str| ["F32", "BF16", "U8"].iter().position(|other| *other == kind);
+    tensors.sort_by(|a, b| (rank(a.1), &a.0).cmp(&(rank(b.1), &b.0)));
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+        data.extend(bytes);
+    }
+    let header = Value::Object(header).to_string().into_bytes();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    std::fs::write(b.path("base/model.safetensors"), file).unwrap();
+    let mut config: Value = serde_json::from_slice(&b.read("base/config.json")).unwrap();
+    config["quantization_config"] = method;
+    b.file("base/config.json", &config.to_string());
 }

@@ -62,7 +62,7 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
 }
 
 fn set_experts(family: &Family, config: &mut Value) {
-    if family.sinks {
+    if family.joined_experts {
         config["rope_parameters"] = json!({
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
         });

@@ -8,7 +8,7 @@ use crate::{File, Text, Uses, window};
 const FORWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 32 }, Tile { d: 256, b: 16 }];
 
 const HEAD: &str = "
-attention: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H] where asked for. Query i sees key j of its row if
+attention: out[T, H D] = softmax(scale q k^T) v; logsumexp[T, H]. Query i sees key j of its row if
 0 <= i - j < window (2^30: no window).
 
   block (x, h): queries of part x % (32 / B) of the block list's entry x / (32 / B) = (first, count, row start, end)
@@ -124,7 +124,7 @@ fn forward(t: &mut Text, tile: Tile) {
     t.end();
 }
 
-/// m + ln l of both rows, if it is requested.
+/// m + ln l of both rows.
 fn logsumexp(t: &mut Text) {
     let t = &mut t.part(
         "logsumexp",
@@ -135,7 +135,7 @@ fn logsumexp(t: &mut Text) {
         },
     );
     t.say("logsumexp, by the first thread of each row");
-    t.code("setp.ne.u64 %q, %lse, 0; setp.eq.u32 %p, %cx, 0; and.pred %q, %q, %p");
+    t.code("setp.eq.u32 %q, %cx, 0");
     for i in 0..2 {
         t.code(format!(
             "lg2.approx.f32 %v, %l{i}; fma.rn.f32 %v, %v, 0f3F317218, %m{i};

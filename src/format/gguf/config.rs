@@ -328,8 +328,7 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
     config["rope_theta"] = json!(theta);
     config["rope_scaling"] = match s.get("rope.scaling.type").and_then(Meta::as_str) {
         None | Some("none") => match s.get("rope.scale_linear") {
-            // Without a section transformers scales.
-            None if family.sinks => json!({"rope_type": "default"}),
+            None if family.needs_rope_section => json!({"rope_type": "default"}),
             None => Value::Null,
             Some(_) => json!({"rope_type": "linear", "factor": s.number("rope.scale_linear", 1.0)?}),
         },
@@ -368,8 +367,8 @@ fn yarn(s: &Source, family: &Family) -> Result<Value, FormatError> {
         "original_max_position_embeddings": s.size("rope.scaling.original_context_length")?,
         "beta_fast": clean(s.number("rope.scaling.yarn_beta_fast", 32.0)?),
         "beta_slow": clean(s.number("rope.scaling.yarn_beta_slow", 1.0)?),
-        // As gpt-oss's own configuration says; llama.cpp rounds the ends of the ramp for every model.
-        "truncate": !family.sinks,
+        // llama.cpp rounds the ends of the ramp for every model.
+        "truncate": family.whole_ramp,
     }))
 }
 

@@ -3,7 +3,9 @@
 
 use super::order::{self, Order, Orders};
 use super::reader::{Gguf, Info};
-use crate::families::tensors::{DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, SINKS, TAPS, TOP};
+use crate::families::tensors::{
+    DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, MOST_EXPERTS, SINKS, TAPS, TOP,
+};
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::format::map;
@@ -14,9 +16,6 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Most experts of a layer.
-const MOST_EXPERTS: usize = 1 << 16;
 
 /// The weights of a model in a GGUF.
 #[derive(Debug)]

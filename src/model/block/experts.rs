@@ -6,7 +6,7 @@
 //! The rows of an expert's products are consecutive pairs of [`Routes`]. Memory is that of all pairs, whatever the choice.
 
 use super::Inner;
-use crate::backend::{Activation, Backend, Fault, Fused, View, ViewMut, Write, view, view_mut};
+use crate::backend::{Activation, Backend, Fault, Fused, Shaped, View, ViewMut, Write, view, view_mut};
 use crate::families::tensors::EXPERT_BIASES;
 use crate::model::config::{self, Config};
 use crate::model::layout::{expert_paths, router_path};
@@ -79,7 +79,8 @@ impl<B: Fused> Experts<B> {
         let (mut inner, write) = match &self.biases {
             None => ([(); 2].map(|()| backend.memory(pairs * f)), Write::Set),
             Some(Biases { experts: [gate, up, _], .. }) => {
-                ([gate, up].map(|bias| self.biases_of_pairs(backend, bias, f, &routes)), Write::Add)
+                let experts = backend.ids(&routes.experts());
+                ([gate, up].map(|bias| self.biases_of_pairs(backend, (bias, f), &experts)), Write::Add)
             }
         };
         for (expert, some) in routes.of_experts() {
@@ -121,10 +122,15 @@ impl<B: Fused> Experts<B> {
     }
 
     /// The bias [P, N] of each pair's expert, given those of all experts [E, N].
-    fn biases_of_pairs(&self, backend: &mut B, biases: &B::Memory, n: usize, routes: &Routes) -> B::Memory {
-        let mut out = backend.memory(routes.pairs() * n);
-        let ids = backend.ids(&routes.experts());
-        backend.gather_rows(view_mut(&mut out, routes.pairs(), n), view(biases, self.config.count, n), &ids);
+    fn biases_of_pairs(
+        &self,
+        backend: &mut B,
+        (biases, n): (&B::Memory, usize),
+        experts: &B::Ids,
+    ) -> B::Memory {
+        let pairs = experts.shape().0;
+        let mut out = backend.memory(pairs * n);
+        backend.gather_rows(view_mut(&mut out, pairs, n), view(biases, self.config.count, n), experts);
         out
     }
 
@@ -163,7 +169,8 @@ impl<B: Fused> Experts<B> {
         backend.scale_rows(view_mut(&mut scaled, pairs, f), view(act, pairs, f), by);
         let mut write = Write::Set;
         if let Some(Biases { experts: [.., bias], .. }) = &self.biases {
-            let biases = self.biases_of_pairs(backend, bias, c, routes);
+            let experts = backend.ids(&routes.experts());
+            let biases = self.biases_of_pairs(backend, (bias, c), &experts);
             backend.scale_rows(view_mut(&mut rows, pairs, c), view(&biases, pairs, c), by);
             backend.recycle(biases);
             write = Write::Add;
@@ -204,8 +211,9 @@ impl<B: Fused> Experts<B> {
         backend.scale_rows_grad(d, dw, view(act, pairs, f), view(&weights, pairs, 1));
         if let Some(Biases { experts: [.., bias], .. }) = &self.biases {
             // A weight multiplies the bias too.
-            let (mut biases, mut more) =
-                (self.biases_of_pairs(backend, bias, c, routes), backend.memory(pairs));
+            let experts = backend.ids(&routes.experts());
+            let mut biases = self.biases_of_pairs(backend, (bias, c), &experts);
+            let mut more = backend.memory(pairs);
             let (b, dw) = (view_mut(&mut biases, pairs, c), view_mut(&mut more, pairs, 1));
             backend.scale_rows_grad(b, dw, view(&rows, pairs, c), view(&weights, pairs, 1));
             backend.add(view_mut(&mut dweights, pairs, 1), view(&more, pairs, 1));

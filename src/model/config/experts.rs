@@ -2,6 +2,7 @@
 
 use super::read::Fields;
 use super::{ConfigError, key, unsupported};
+use crate::families::tensors::MOST_EXPERTS;
 use crate::families::{CLAMPED_LIMIT, CLAMPED_SLOPE, Family};
 use serde_json::Value;
 
@@ -25,7 +26,7 @@ pub(super) fn read(fields: &Fields, family: &Family, layers: usize) -> Result<Ex
     let local = family.joined_experts || fields.mentions("num_local_experts");
     let local = local && !fields.mentions("num_experts");
     let name = if local { "num_local_experts" } else { "num_experts" };
-    let count = fields.size(name, 1..=1 << 16)?;
+    let count = fields.size(name, 1..=MOST_EXPERTS)?;
     if family.joined_experts {
         for (name, only) in [("swiglu_alpha", CLAMPED_SLOPE), ("swiglu_limit", CLAMPED_LIMIT)] {
             if let Some(other) = fields.number(name)?.filter(|x| *x as f32 != only) {

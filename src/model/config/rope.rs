@@ -155,8 +155,7 @@ fn shared(fields: &Fields, family: &Family) -> Result<Rope, ConfigError> {
         None => fields.object("rope_scaling").map(Fields::of),
     };
     let Some(section) = section else {
-        // transformers' default of these classes is a scaling.
-        if family.query_growth.is_some() || family.sinks {
+        if family.needs_rope_section {
             return Err(key("rope_parameters", "is missing"));
         }
         return Ok(Rope { theta: theta(Some(own), own)?, scaling: RopeScaling::Default });

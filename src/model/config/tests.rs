@@ -135,9 +135,32 @@ fn experts_and_sparse_layers_are_read() {
     assert_eq!(some[..6], [false, true, false, false, false, true]);
 }
 
+/// The keys of gpt-oss, with changes.
+fn gpt_oss(changes: Value) -> Value {
+    let own = json!({"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2,
+        "attention_bias": "-", "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": false,
+        "original_max_position_embeddings": 64}});
+    with(with(own, json!({})), changes)
+}
+
+#[test]
+fn gpt_oss_has_the_defaults_of_transformers() {
+    let config = read(gpt_oss(json!({}))).unwrap();
+    let experts = config.experts_of(0).unwrap();
+    assert_eq!((experts.count, experts.chosen, experts.feed_forward), (6, 2, config.feed_forward));
+    assert!(experts.normalised && experts.sparse.iter().all(|sparse| *sparse));
+    assert!(config.qkv_bias && config.o_bias && !config.mlp_bias);
+    assert_eq!((config.windows[0], config.windows[1]), (Some(128), None));
+    assert!(matches!(config.rope.scaling, RopeScaling::Yarn { truncate: false, .. }));
+}
+
 #[test]
 fn unsupported_features_are_refused_by_name() {
     let cases = [
+        (gpt_oss(json!({"num_local_experts": "-"})), "`num_local_experts` is missing"),
+        (gpt_oss(json!({"swiglu_limit": 6.0})), "`swiglu_limit` 6"),
+        (gpt_oss(json!({"swiglu_alpha": 1.5})), "`swiglu_alpha` 1.5"),
+        (gpt_oss(json!({"rope_parameters": "-"})), "rope_parameters"),
         (json!({"architectures": ["MixtralForCausalLM"]}), "mixture of experts"),
         (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "`num_experts` is missing"),
         (experts(json!({"num_experts_per_tok": 9})), "num_experts_per_tok"),

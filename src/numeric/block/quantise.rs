@@ -65,10 +65,11 @@ fn nf4(out: &mut [u8], numbers: &[f32]) {
 
 /// ggml converts a negative exponent (magnitudes below 2^-125) to a byte, which C leaves undefined; here it becomes 0.
 fn mxfp4(out: &mut [u8], numbers: &[f32]) {
-    // C's log2f rounds to f32, also up to the next integer. The f64 logarithm has the same f32 on every platform.
-    let log = (f64::from(largest(numbers)).log2() as f32).floor();
-    let d = mxfp4::power((log + 125.0) as u8);
-    out[0] = (log + 125.0) as u8;
+    // C's log2f rounds to f32, also up to the next integer.
+    let log = (libm::log2(f64::from(largest(numbers))) as f32).floor();
+    let e = (log + 125.0) as u8;
+    let d = mxfp4::power(e);
+    out[0] = e;
     let code = |x: f32| {
         let errors = mxfp4::LEVELS.map(|level| (f32::from(level) * d - x).abs());
         // The first one of equal errors.
