@@ -165,7 +165,9 @@ fn plan_counts_quantised_weights_as_blocks() {
 fn plan_counts_absent_experts_in_mxfp4_as_blocks() {
     let b = Bench::new();
     let weights = |name: &str, method: Value| {
+        let mut layers = 0.0;
         b.model_with(name, "config.json", |config| {
+            layers = config["num_hidden_layers"].as_f64().unwrap();
             config["architectures"] = json!(["GptOssForCausalLM"]);
             config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 10_000.0});
             (config["num_local_experts"], config["num_experts_per_tok"]) = (json!(16), json!(2));
@@ -174,7 +176,6 @@ fn plan_counts_absent_experts_in_mxfp4_as_blocks() {
         });
         std::fs::remove_file(b.path(name).join("model.safetensors")).unwrap();
         let planned = plan(&b, &format!("./{name} --data rows.jsonl --gpus cpu --dtype f32"));
-        let layers = planned["model"]["layers"].as_f64().unwrap();
         let bytes = planned["devices"][0]["memory_bytes"]["weights"].as_f64().unwrap();
         (bytes, layers * 3.0 * 16.0 * 64.0 * 256.0)
     };
