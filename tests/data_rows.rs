@@ -157,6 +157,19 @@ proptest! {
         let expected: Vec<String> = turns.iter().map(|(_, a)| format!("{a}<|im_end|>")).collect();
         prop_assert_eq!(ours, expected);
     }
+
+    /// A marked turn of a user is learnt from its text on, although the header may contain the text too.
+    #[test]
+    fn marked_turns_begin_at_their_content(text in r"u|user|[user<|\n ]{0,6}|\PC{0,8}", parts in any::<bool>()) {
+        let content = if parts { json!([{"type": "text", "text": text}]) } else { json!(text) };
+        let user = json!({"role": "user", "content": content, "train": true});
+        let chat = form::Chat { messages: json!([user, {"role": "assistant", "content": "a"}]), tools: None, context: 0 };
+        let tokenizer = if parts { with_parts() } else { plain() };
+        let whole = chat::render(&chat, tokenizer).unwrap();
+        let spans = chat::supervised(&chat, tokenizer, &whole, (Learn::Marked, usize::MAX)).unwrap();
+        let ours: Vec<&str> = spans.iter().map(|s| &whole.text[s.clone()]).collect();
+        prop_assert_eq!(ours, [format!("{}<|im_end|>", text.trim_start())]);
+    }
 }
 
 /// A template without generation blocks, so that turns are located by rendering prefixes.
@@ -165,6 +178,16 @@ fn plain() -> &'static Tokenizer {
     PLAIN.get_or_init(|| {
         let template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
                         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+        tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(template))
+    })
+}
+
+/// A template of messages whose content is a list of parts.
+fn with_parts() -> &'static Tokenizer {
+    static PARTS: std::sync::OnceLock<Tokenizer> = std::sync::OnceLock::new();
+    PARTS.get_or_init(|| {
+        let template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}\
+                        {% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}";
         tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(template))
     })
 }

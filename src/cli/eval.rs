@@ -24,7 +24,7 @@ use crate::run::folder::{RUN_FILE, run_of};
 use crate::run::prepare::{MAX_SEQ_LEN, check_weights};
 use crate::run::row_sets::eval_sets;
 use crate::run::run_file;
-use crate::support::waiting::during;
+use crate::support::waiting::{READING, during};
 use crate::train::event::{Eval, Rewards};
 use crate::train::stop::Stop;
 use crate::train::{self, Batches, Compute, Known, Local, eval};
@@ -91,7 +91,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         ..data::Options::default()
     };
     let sets = eval_sets(&paths)?;
-    let rows = during("reading the rows", || data::load_sets(&sets, &read, &tokenizer))?;
+    let rows = during("reading the rows", &READING, || data::load_sets(&sets, &read, &tokenizer))?;
     let (width, outputs) = (rows.samples.width(), config.labels.as_ref().map_or(0, Vec::len));
     if task == Task::Regress && width != outputs {
         let path = paths[0].display();

@@ -27,7 +27,7 @@ use crate::numeric::dtype::Dtype;
 use crate::run::adapter::{self, Loaded};
 use crate::run::base_model::{self, BaseModel};
 use crate::support::stderr::say;
-use crate::support::waiting::during;
+use crate::support::waiting::{WRITING, during};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -121,7 +121,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     if !s.is_given("output") {
         say!("writing {} (--output names another place)", out.display());
     }
-    let facts = during("writing and comparing", || match to {
+    let facts = during("writing and comparing", &WRITING, || match to {
         To::Merged => merged::write(&source, &out, dtype),
         To::Peft => peft::write(&source, &from, &out),
         To::Mlx => mlx::write(&source, &from, &out),

@@ -149,10 +149,43 @@ fn other_turn(
     if !with.starts_with(&before) || !whole.starts_with(&with) {
         return Err(refuse("the text up to it does not begin the whole conversation"));
     }
-    let content = message.get("content").and_then(Value::as_str).unwrap_or("").trim();
-    match with[before.len()..].find(content) {
-        Some(at) => Ok(before.len() + at..with.len()),
-        None => Err(refuse("the template does not keep its content")),
+    let Some(text) = first_text(&mut message.clone()).map(|t| t.trim().to_owned()) else {
+        return Err(refuse("its content is not a text"));
+    };
+    let after = &with[before.len()..];
+    match (after.find(&text), after.rfind(&text)) {
+        (None, _) => Err(refuse("the template does not keep its content")),
+        (Some(at), last) if last == Some(at) => Ok(before.len() + at..with.len()),
+        // A header may contain the text too, as that of a user who says "user".
+        _ => match marked(template, chat, i, &with) {
+            Some(at) if at >= before.len() && with[at..].starts_with(&text) => Ok(at..with.len()),
+            _ => Err(refuse("the template does not keep its content where it was")),
+        },
+    }
+}
+
+/// Where the content of message i begins in `with`, the text of the messages up to it: at the first difference from the
+/// text that a mark in front of the content gives.
+fn marked(template: &ChatTemplate, chat: &Chat, i: usize, with: &str) -> Option<usize> {
+    let mut chat = chat.clone();
+    let text = first_text(&mut chat.messages[i])?;
+    let start = text.len() - text.trim_start().len();
+    let mark = if text[start..].starts_with('\u{e000}') { '\u{e001}' } else { '\u{e000}' };
+    text.insert(start, mark);
+    let other = prefix(template, &chat, i + 1, Ending::Turn).ok()?;
+    let same = with.chars().zip(other.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+    (other != with).then_some(same)
+}
+
+/// The content of a message, or the first text of its parts.
+fn first_text(message: &mut Value) -> Option<&mut String> {
+    let text = match message.get_mut("content")? {
+        Value::Array(parts) => parts.iter_mut().find_map(|part| part.get_mut("text"))?,
+        whole => whole,
+    };
+    match text {
+        Value::String(text) => Some(text),
+        _ => None,
     }
 }
 

@@ -27,6 +27,7 @@ pub use samples::{Sample, Samples};
 pub use tokenizer::Tokenizer;
 
 use crate::support::allocator;
+use crate::support::waiting;
 use files::{Flow, Raw, RawRow};
 use form::{Chat, Form, Label, Said};
 use labels::Labels;
@@ -170,6 +171,7 @@ pub fn load_sets(
         waiting: Vec::new(),
         bytes: 0,
     };
+    waiting::READING.begin(0);
     for set in sets {
         loader.read(set)?;
     }
@@ -247,6 +249,7 @@ impl Loader<'_> {
     fn drain(&mut self) -> Result<Flow, DataError> {
         self.bytes = 0;
         let rows = std::mem::take(&mut self.waiting);
+        waiting::READING.add(rows.len() as u64);
         let (options, tokenizer) = (self.options, self.tokenizer);
         let ready: Vec<(Place, Result<Ready, DataError>)> =
             self.pool.install(|| rows.into_par_iter().map(|row| ready(row, options, tokenizer)).collect());

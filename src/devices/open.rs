@@ -17,7 +17,7 @@ use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
-use crate::support::waiting::during;
+use crate::support::waiting::{LOADING, during};
 
 /// Requirements of a model to build.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,8 @@ pub fn open(
     class_weights: Option<Vec<f32>>,
     need: Need,
 ) -> Result<Box<dyn Model>, Refusal> {
-    during("loading the model", || on_first(chosen, model, class_weights, need))
+    LOADING.begin(model.0.layers as u64);
+    during("loading the model", &LOADING, || on_first(chosen, model, class_weights, need))
 }
 
 fn on_first(

@@ -153,6 +153,19 @@ impl<B: Fused> Block<B> {
         })
     }
 
+    /// Whether passes read all or most of the layer's weights. Those of a few tokens read few experts.
+    pub fn reads_all(&self) -> bool {
+        self.experts.as_ref().is_none_or(Experts::most_are_read)
+    }
+
+    /// Reads the experts of the backward pass that are not on the device.
+    pub fn read_experts(&self, backend: &mut B, saved: &Saved<B::Memory>) -> Result<(), Fault> {
+        match (&self.experts, &saved.routes) {
+            (Some(experts), Some(routes)) => experts.read(backend, routes).map_err(|e| e.into_fault(backend)),
+            _ => Ok(()),
+        }
+    }
+
     /// Frees the weights.
     pub fn unload(self, backend: &mut B) {
         let gains = [self.attention_gains, self.mlp_gains].map(|gains| [gains.before, gains.after]);

@@ -195,24 +195,29 @@ pub struct LayerMatrix {
 
 /// The matrices of a layer.
 pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
-    let experts = config.experts_of(layer);
+    let mut all = matrices_beside_experts(config, layer);
+    if let Some(of) = config.experts_of(layer) {
+        let (c, f) = (config.hidden, of.feed_forward);
+        let paths = (0..of.count).flat_map(|expert| expert_paths(layer, expert));
+        let shapes = [(f, c), (f, c), (c, f)].into_iter().cycle();
+        all.extend(paths.zip(shapes).map(|(path, shape)| LayerMatrix { path, shape, parts: vec![shape.0] }));
+    }
+    all
+}
+
+/// The matrices of a layer but those of its experts.
+pub fn matrices_beside_experts(config: &Config, layer: usize) -> Vec<LayerMatrix> {
     let own = config.matrices(layer).into_iter().map(|matrix| LayerMatrix {
         path: path(layer, &matrix),
         shape: config.shape_of(layer, &matrix),
         parts: matrix.projections.iter().map(|i| config.shape(layer, *i).0).collect(),
     });
-    let (c, whole) =
-        (config.hidden, |path, shape: (usize, usize)| LayerMatrix { path, shape, parts: vec![shape.0] });
-    let sparse = experts.into_iter().flat_map(|of| {
-        let router = whole(router_path(config, layer), (of.count, c));
-        let each = (0..of.count).flat_map(move |expert| {
-            let shapes = [(of.feed_forward, c), (of.feed_forward, c), (c, of.feed_forward)];
-            let paths = expert_paths(layer, expert).into_iter().zip(shapes);
-            paths.map(move |(path, shape)| whole(path, shape))
-        });
-        [router].into_iter().chain(each)
+    let router = config.experts_of(layer).map(|of| LayerMatrix {
+        path: router_path(config, layer),
+        shape: (of.count, config.hidden),
+        parts: vec![of.count],
     });
-    own.chain(sparse).collect()
+    own.chain(router).collect()
 }
 
 /// Path of a layer's router below `model.`.

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Why a model cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -79,6 +80,14 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// The fault of tensors that could be read when the stage was opened, and now cannot.
+    pub fn into_fault<B: Backend>(self, backend: &B) -> Fault {
+        match self {
+            ModelError::Fault(fault) => fault,
+            other => Fault::Device { device: backend.class(), reason: other.to_string() },
+        }
+    }
+
     /// Whether a retry with the same configuration is pointless (exit code 78).
     pub fn is_configuration(&self) -> bool {
         match self {
@@ -139,18 +148,25 @@ pub struct Weights<'a> {
     prefix: &'static str,
     /// Whether every value is checked to be finite.
     checks: bool,
+    /// The same tensors, where a part of them is read later.
+    again: Option<&'a Arc<dyn Tensors>>,
 }
 
 impl<'a> Weights<'a> {
     /// Detects whether the names have a prefix: those of a causal LM do, those of a bare model do not.
     pub fn new(tensors: &'a dyn Tensors) -> Result<Self, ModelError> {
         let bare = tensors.about("embed_tokens.weight").map_err(ModelError::Source)?.is_some();
-        Ok(Weights { tensors, prefix: if bare { "" } else { "model." }, checks: true })
+        Ok(Weights { tensors, prefix: if bare { "" } else { "model." }, checks: true, again: None })
     }
 
-    /// The same tensors, whose values were checked when they were read before.
-    pub fn checked_before(self) -> Self {
-        Weights { checks: false, ..self }
+    /// Tensors that were read and checked before, and are read again a part at a time.
+    pub fn read_before(tensors: &'a Arc<dyn Tensors>) -> Result<Self, ModelError> {
+        Ok(Weights { checks: false, again: Some(tensors), ..Weights::new(&**tensors)? })
+    }
+
+    /// The tensors, where a part of them is read later.
+    pub fn again(&self) -> Option<Arc<dyn Tensors>> {
+        self.again.cloned()
     }
 
     /// The name in the files of a name such as `layers.0.mlp.up_proj.weight`.
@@ -158,9 +174,9 @@ impl<'a> Weights<'a> {
         format!("{}{below_model}", self.prefix)
     }
 
-    /// Says when the matrices of a layer will be read.
-    pub fn advise(&self, config: &Config, layer: usize, when: Use) {
-        let names = matrices(config, layer).into_iter().map(|matrix| self.matrix_name(&matrix.path));
+    /// Says when matrices will be read.
+    pub fn advise(&self, matrices: &[LayerMatrix], when: Use) {
+        let names = matrices.iter().map(|matrix| self.matrix_name(&matrix.path));
         names.for_each(|name| self.tensors.advise(&name, when));
     }
 

@@ -15,6 +15,7 @@ use crate::model::implied::Implied;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use crate::numeric::block::{Block, Encoding};
 use crate::support::stderr::say;
+use crate::support::waiting::HASHING;
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -312,6 +313,7 @@ fn hash_file(hasher: &mut blake3::Hasher, path: &Path) -> std::io::Result<()> {
             return Ok(());
         }
         hasher.update_rayon(&part);
+        HASHING.add(part.len() as u64);
     }
 }
 
@@ -327,6 +329,7 @@ pub fn hash(model: &Path) -> Result<String, Refusal> {
         }
     };
     files.sort();
+    HASHING.begin(files.iter().filter_map(|path| path.metadata().ok()).map(|about| about.len()).sum());
     let mut hasher = blake3::Hasher::new();
     for path in files {
         hash_file(&mut hasher, &path).map_err(refusal::at(&path))?;

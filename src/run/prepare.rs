@@ -23,7 +23,7 @@ use crate::model::targets::Choice;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 use crate::support::stderr::say;
-use crate::support::waiting::during;
+use crate::support::waiting::{HASHING, READING, during};
 use crate::train::best::Metric;
 use crate::train::entities::mark_entities;
 use std::path::Path;
@@ -71,7 +71,7 @@ impl Prepared {
     /// The model's hash, which a thread computed while rows were read.
     pub fn model_hash(&mut self) -> Result<String, Refusal> {
         let hash = self.hash.take();
-        during("hashing the model", || match hash.map(JoinHandle::join) {
+        during("hashing the model", &HASHING, || match hash.map(JoinHandle::join) {
             Some(Ok(hash)) => hash,
             _ => base_model::hash(&self.base.path),
         })
@@ -128,7 +128,7 @@ fn read(
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_sets, eval_sets) = sets(options)?;
     let read = read_options(options, &base.config, max_seq_len);
-    let mut train = during("reading the rows", || data::load_sets(&train_sets, &read, &tokenizer))?;
+    let mut train = during("reading the rows", &READING, || data::load_sets(&train_sets, &read, &tokenizer))?;
     within(settings, &train.counts)?;
     check_classes(&train)?;
     let chat = 2 * train.counts.chat > train.counts.rows;
@@ -293,7 +293,8 @@ fn evaluation(
     tokenizer: &Tokenizer,
 ) -> Result<Evaluation, Refusal> {
     let files: Vec<Set> = sets.iter().flat_map(|(_, files)| files.clone()).collect();
-    let corpus = during("reading the rows to evaluate on", || data::load_sets(&files, read, tokenizer))?;
+    let corpus =
+        during("reading the rows to evaluate on", &READING, || data::load_sets(&files, read, tokenizer))?;
     let mut rows = corpus.sets().into_iter().map(|rows| rows.len());
     let mut count = |files: &[Set]| rows.by_ref().take(files.len()).sum::<usize>();
     let mut named: Vec<_> = sets.iter().map(|(name, files)| (name.clone(), count(files))).collect();

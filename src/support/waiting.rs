@@ -1,7 +1,7 @@
 //! Lines on stderr while long work goes on, so that it is not taken for a program that hangs.
 
 use super::stderr::say;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,15 +18,60 @@ pub fn silence() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Does `work`. If it takes longer than two seconds, `what` is printed, and again with the time so far after 4, 8, 16
-/// and 32 seconds, then every minute.
-pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
+/// How far some work is. Whoever does it counts, on any thread; its lines say it.
+pub struct Progress {
+    done: AtomicU64,
+    /// 0 if it is not known.
+    of: AtomicU64,
+    /// What is counted, where the end is not known.
+    unit: &'static str,
+}
+
+/// Of the layers of a model.
+pub static LOADING: Progress = Progress::of("layers");
+/// Of the bytes of a model.
+pub static HASHING: Progress = Progress::of("bytes");
+/// Of rows.
+pub static READING: Progress = Progress::of("rows");
+/// Of the tensors of an export, which are written and read back.
+pub static WRITING: Progress = Progress::of("tensors");
+
+impl Progress {
+    const fn of(unit: &'static str) -> Self {
+        Progress { done: AtomicU64::new(0), of: AtomicU64::new(0), unit }
+    }
+
+    /// From now on this much is to do, 0 if it is not known, and nothing is done.
+    pub fn begin(&self, of: u64) {
+        self.of.store(of, Ordering::Relaxed);
+        self.done.store(0, Ordering::Relaxed);
+    }
+
+    /// This much more is done.
+    pub fn add(&self, done: u64) {
+        self.done.fetch_add(done, Ordering::Relaxed);
+    }
+
+    /// "40 %, " or "7000 rows, "; nothing before the first step.
+    fn text(&self) -> String {
+        match (self.done.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed)) {
+            (0, _) => String::new(),
+            (done, 0) => format!("{done} {}, ", self.unit),
+            // The end of the work is not its last step.
+            (done, of) => format!("{} %, ", (100 * done / of).min(99)),
+        }
+    }
+}
+
+/// Does `work`. If it takes longer than two seconds, `what` is printed, and again with how far it is and the time so far
+/// after 4, 8, 16 and 32 seconds, then every minute.
+pub fn during<T>(what: &str, progress: &Progress, work: impl FnOnce() -> T) -> T {
     if QUIET.load(Ordering::Relaxed) {
         return work();
     }
     beside(PATIENCE, work, |so_far| match so_far {
         None => say!("{what} ..."),
-        Some(seconds) => say!("{what}: {seconds} s so far"),
+        Some(seconds) => say!("{what}: {}{seconds} s so far", progress.text()),
     })
 }
 
@@ -63,7 +108,7 @@ mod tests {
 
     #[test]
     fn only_long_work_is_mentioned_and_its_result_is_returned() {
-        assert_eq!(during("nothing", || 7), 7);
+        assert_eq!(during("nothing", &READING, || 7), 7);
         let seen = Mutex::new(Vec::new());
         let line = |so_far| seen.lock().unwrap().push(so_far);
         assert_eq!(beside(Duration::from_secs(60), || 7, line), 7);
@@ -78,5 +123,21 @@ mod tests {
         assert_eq!(beside(Duration::from_millis(5), work, line), 8);
         let seen = seen.lock().unwrap();
         assert!(seen[0].is_none() && seen[1].is_some(), "{seen:?}");
+    }
+
+    #[test]
+    fn progress_is_a_share_or_a_count() {
+        let progress = Progress::of("rows");
+        progress.begin(0);
+        assert_eq!(progress.text(), "");
+        progress.add(3);
+        progress.add(4);
+        assert_eq!(progress.text(), "7 rows, ");
+        progress.begin(8);
+        assert_eq!(progress.text(), "");
+        progress.add(3);
+        assert_eq!(progress.text(), "37 %, ");
+        progress.add(5);
+        assert_eq!(progress.text(), "99 %, ");
     }
 }

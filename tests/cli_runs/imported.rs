@@ -172,6 +172,208 @@ fn llama_factory_configuration_trains_to_the_end() {
     assert_eq!(said, "", "nothing is lost");
 }
 
+/// Settings that configurations of Axolotl share.
+const AXOLOTL_REST: &str = "
+strict: false
+dataset_prepared_path: last_run_prepared
+output_dir: ./out
+wandb_project:
+wandb_entity:
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+resume_from_checkpoint:
+logging_steps: 1
+flash_attention: true
+warmup_steps: 2
+evals_per_epoch: 2
+saves_per_epoch: 1
+weight_decay: 0.0
+special_tokens:
+  pad_token: <|im_end|>
+";
+
+#[test]
+fn axolotl_instructions_train_to_the_end() {
+    let bench = Bench::new();
+    bench.model("base");
+    let row = |i: usize| json!({"instruction": "Write the command", "input": format!("log {i}"), "output": format!("git log -{i}")});
+    bench.file("alpaca.jsonl", &(0..24).map(|i| row(i).to_string() + "\n").collect::<String>());
+    let theirs = "
+base_model: ./base
+load_in_8bit: false
+load_in_4bit: false
+datasets:
+  - path: alpaca.jsonl
+    type: alpaca
+val_set_size: 0.1
+adapter: lora
+lora_model_dir:
+sequence_len: 128
+sample_packing: true
+eval_sample_packing: true
+pad_to_sequence_len: true
+lora_r: 4
+lora_alpha: 8
+lora_dropout: 0.05
+lora_fan_in_fan_out:
+lora_target_modules:
+  - gate_proj
+  - down_proj
+  - q_proj
+  - v_proj
+train_on_inputs: false
+group_by_length: false
+loss_watchdog_threshold: 5.0
+loss_watchdog_patience: 3
+";
+    let said =
+        trained(&bench, &format!("{theirs}{AXOLOTL_REST}"), &["task: sft", "packing: true", "dropout: 0.05"]);
+    assert_eq!(said, "", "nothing is lost");
+}
+
+#[test]
+fn axolotl_conversations_train_to_the_end() {
+    let bench = Bench::new();
+    bench.model("base");
+    let turn = |from: &str, value: String| json!({ "from": from, "value": value });
+    let row = |i: usize| json!({"conversations": [turn("human", format!("show {i}")), turn("gpt", format!("git show {i}"))]});
+    bench.file("talks.jsonl", &(0..24).map(|i| row(i).to_string() + "\n").collect::<String>());
+    let theirs = "
+base_model: ./base
+ddp_find_unused_parameters: true
+load_in_8bit: true
+chat_template: tokenizer_default
+eot_tokens:
+  - <|im_end|>
+datasets:
+  - path: talks.jsonl
+    type: chat_template
+    field_messages: conversations
+    message_property_mappings:
+      role: from
+      content: value
+    roles_to_train: [assistant]
+val_set_size: 0.0
+adapter: lora
+lora_r: 4
+lora_alpha: 8
+lora_target_linear: true
+sequence_len: 128
+sample_packing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+";
+    let said = trained(
+        &bench,
+        &format!("{theirs}{AXOLOTL_REST}"),
+        &["task: sft", "quantize: q8_0", "packing: true"],
+    );
+    assert_eq!(said, "", "nothing is lost");
+}
+
+/// Settings that the examples of LLaMA-Factory share.
+const LLAMA_FACTORY_REST: &str = "
+model_name_or_path: ./base
+trust_remote_code: true
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+cutoff_len: 128
+max_samples: 1000
+preprocessing_num_workers: 16
+dataloader_num_workers: 4
+output_dir: out
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+save_only_model: false
+report_to: none
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+";
+
+/// Two data sets of unlike forms, with evaluation.
+#[test]
+fn llama_factory_chats_train_to_the_end() {
+    let bench = Bench::new();
+    bench.model("base");
+    let row =
+        |i: usize| json!({"instruction": "Who are you?", "input": "", "output": format!("Number {i}.")});
+    let rows = (0..12).map(row).collect::<Vec<_>>();
+    bench.file("data/identity.json", &json!(rows).to_string());
+    let turn = |from: &str, value: String| json!({ "from": from, "value": value });
+    let row = |i: usize| json!({"conversations": [turn("human", format!("show {i}")), turn("gpt", format!("git show {i}"))]});
+    bench.file("data/talks.json", &json!((0..12).map(row).collect::<Vec<_>>()).to_string());
+    bench.file(
+        "data/dataset_info.json",
+        r#"{"identity": {"file_name": "identity.json"}, "talks": {"file_name": "talks.json", "formatting": "sharegpt"}}"#,
+    );
+    let theirs = "
+stage: sft
+dataset: identity,talks
+template: qwen3_nothink
+learning_rate: 1.0e-4
+val_size: 0.1
+per_device_eval_batch_size: 1
+eval_strategy: steps
+eval_steps: 2
+";
+    let said = trained(
+        &bench,
+        &format!("{LLAMA_FACTORY_REST}{theirs}"),
+        &["data: [\"data/identity.json\", \"data/talks.json\"]", "eval_split: 0.1", "eval_every: 2"],
+    );
+    assert!(said.contains("template"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("not carried over")).count(), 1, "{said}");
+}
+
+/// One file of pairs, learnt as preferences and by a reward model.
+#[test]
+fn llama_factory_pairs_train_to_the_end() {
+    let turn = |from: &str, value: String| json!({ "from": from, "value": value });
+    let row = |i: usize| {
+        json!({"conversations": [turn("human", format!("show {i}"))],
+            "chosen": turn("gpt", format!("git show {i}")), "rejected": turn("gpt", "no".into())})
+    };
+    for (theirs, lines) in [
+        (
+            "stage: dpo\npref_beta: 0.1\npref_loss: sigmoid\nlearning_rate: 5.0e-6",
+            &["task: dpo", "beta: 0.1"][..],
+        ),
+        (
+            "stage: dpo\npref_beta: 0.5\npref_loss: simpo\nlearning_rate: 5.0e-6",
+            &["task: simpo", "beta: 0.5"],
+        ),
+        ("stage: rm\nlearning_rate: 1.0e-4", &["task: reward"]),
+    ] {
+        let bench = Bench::new();
+        bench.model("base");
+        bench.file("data/pairs.json", &json!((0..12).map(row).collect::<Vec<_>>()).to_string());
+        bench.file(
+            "data/dataset_info.json",
+            r#"{"pairs": {"file_name": "pairs.json", "ranking": true, "formatting": "sharegpt", "columns":
+                {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"}}}"#,
+        );
+        let said = trained(&bench, &format!("{LLAMA_FACTORY_REST}dataset: pairs\n{theirs}\n"), lines);
+        assert_eq!(said, "", "nothing is lost");
+    }
+}
+
 #[test]
 fn trl_configuration_trains_to_the_end() {
     let bench = Bench::new();
@@ -210,6 +412,16 @@ env:
             "{common}dataset_name: ./rows.jsonl\npacking: true\nassistant_only_loss: true\nadam_epsilon: 1e-7\n"
         ),
         &["learn: answers", "adam_epsilon: 1e-7", "packing: true"],
+    );
+    assert_eq!(said, "", "nothing is lost");
+    std::fs::remove_dir_all(bench.path("out")).unwrap();
+    let said = trained(
+        &bench,
+        &format!(
+            "{common}dataset_name: ./pairs.jsonl\ncenter_rewards_coefficient: 0.01\nlora_task_type: SEQ_CLS\n\
+             load_in_4bit: true\nbnb_4bit_quant_type: nf4\nlora_use_rslora: true\n"
+        ),
+        &["task: reward", "quantize: nf4", "rslora: true"],
     );
     assert_eq!(said, "", "nothing is lost");
 }

@@ -9,7 +9,7 @@ use finetune::model::stage::{Fault, LossSums, Microbatch, Output, Sampling, Sess
 use finetune::numeric::block::Blocks;
 use finetune::numeric::tensor::{About, Tensor, Tensors};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Counts how often each tensor is read, and fails on demand.
@@ -20,6 +20,8 @@ struct Counted {
     layer: Mutex<String>,
     /// Number of layers that can still be read.
     left: AtomicUsize,
+    /// Whether experts cannot be read.
+    lacks_experts: AtomicBool,
 }
 
 /// The layer of a tensor, as `layers.1`.
@@ -35,7 +37,18 @@ impl Counted {
             read: Mutex::default(),
             layer: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
+            lacks_experts: AtomicBool::new(false),
         })
+    }
+
+    /// Reads of each expert of layer i since they were counted last, ascending.
+    fn experts(&self, i: usize) -> Vec<usize> {
+        let read = self.read.lock().unwrap();
+        let layer = format!("layers.{i}.mlp.experts.");
+        let of_one = |name: &str| name.contains(&layer) && name.ends_with("down_proj.weight");
+        let mut counts: Vec<usize> = read.iter().filter(|(name, _)| of_one(name)).map(|(_, n)| *n).collect();
+        counts.sort();
+        counts
     }
 
     /// Reads of layer i's attention output since the last call.
@@ -52,6 +65,9 @@ impl Counted {
 
 impl Tensors for Counted {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        if name.contains(".experts.") && self.lacks_experts.load(Ordering::Relaxed) {
+            return Err("the experts are gone".into());
+        }
         let mut last = self.layer.lock().unwrap();
         if let Some(layer) = layer_of(name).filter(|layer| *layer != *last) {
             let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else {
@@ -280,4 +296,43 @@ fn a_block_that_cannot_be_read_is_a_fault_and_leaves_nothing() {
         let again = rest(&mut stage);
         assert!(again.abs_diff(empty) <= spare(case).max(64), "{again} bytes in use, {empty} before");
     });
+}
+
+/// A pass reads the experts that its tokens choose, each once; those of a token that is alone are the chosen ones.
+#[test]
+fn streamed_layers_read_chosen_experts_alone() {
+    let tried = std::cell::Cell::new(0);
+    each_case(|case| {
+        let Some(of) = case.config.experts.clone().filter(|_| case.config.labels.is_none()) else { return };
+        tried.set(tried.get() + 1);
+        let layers = case.config.layers;
+        let sparse: Vec<usize> =
+            (0..layers).filter(|layer| case.config.experts_of(*layer).is_some()).collect();
+        let source = Counted::new(case);
+        let mut stage = streamed(case, source.clone(), layers, (Keep::Inputs, Cpu::new));
+        sparse.iter().for_each(|i| assert_eq!(source.experts(*i), vec![1; of.count], "opening checks all"));
+        let parameters = case.adapter("adapter_init");
+        stage.set_parameters(&parameters).unwrap();
+        for ids in [&[3, 1, 4][..], &[1], &[5]] {
+            source.reads(layers);
+            stage.extend(Session(0), ids, None).unwrap();
+            for i in &sparse {
+                let reads = source.experts(*i);
+                let most = (ids.len() * of.chosen).min(of.count);
+                assert!(
+                    reads.iter().all(|n| *n == 1) && (of.chosen..=most).contains(&reads.len()),
+                    "{reads:?}"
+                );
+            }
+        }
+        stage.end(Session(0));
+        let batch = case.microbatch(0, 2);
+        let expected = gradient(&mut stage, &parameters, &batch);
+        source.lacks_experts.store(true, Ordering::Relaxed);
+        let fault = stage.forward(&batch, None, Want::Gradient(Ticket(1))).unwrap_err();
+        assert!(fault.to_string().contains("the experts are gone"), "{fault}");
+        source.lacks_experts.store(false, Ordering::Relaxed);
+        assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
+    });
+    assert!(tried.get() > 0);
 }

@@ -20,6 +20,7 @@ use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use crate::run::base_model::{self, BaseModel};
+use crate::support::waiting::WRITING;
 use read_back::{Rounded, same, same_ids};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -84,8 +85,10 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     atomic::write_checked(out, |path| {
         let table: Vec<Planned> = plans.iter().map(|p| p.table.clone()).collect();
         let (mut each, mut last) = (plans.iter(), None);
+        WRITING.begin(2 * plans.len() as u64);
         gguf::write(path, &metadata, &table, |t| match each.next() {
             Some(plan) => {
+                WRITING.add(1);
                 bytes(plan, stored.as_ref(), &merged, &mut last).map_err(|what| fault(out, t, what))
             }
             None => Err(fault(out, t, "was not planned".into())),

@@ -11,6 +11,7 @@ use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
 use crate::run::adapter::Loaded;
 use crate::run::base_model::{self, BaseModel};
+use crate::support::waiting::WRITING;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -67,7 +68,9 @@ fn files(dir: &Path, base: &BaseModel, loaded: &Loaded, source: &dyn Tensors) ->
     for (name, bytes) in base.tokenizer_files() {
         atomic::write_file(&file(&name), &bytes)?;
     }
+    WRITING.begin(2 * specs.len() as u64);
     safetensors::write_sharded(dir, &specs, SHARD, |i| {
+        WRITING.add(1);
         let spec = &specs[i];
         let fault = |what: String| FormatError::Tensor {
             path: dir.join("model.safetensors"),
@@ -109,6 +112,7 @@ fn config(base: &BaseModel, loaded: &Loaded, specs: &[Spec]) -> Value {
 fn same_bytes(dir: &Path, source: &dyn Tensors) -> Result<(), Refusal> {
     let written = safetensors::Sharded::open(dir)?;
     for name in source.names() {
+        WRITING.add(1);
         let one = source.tensor(&name).map_err(Refusal::failure)?.map(|t| t.bytes);
         let two = written.tensor(&name).map_err(Refusal::failure)?.map(|t| t.bytes);
         if one != two {

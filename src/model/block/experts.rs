@@ -4,6 +4,7 @@
 //! expert's last product: the function is the same, and the weight's gradient is a product of short rows.
 //!
 //! The rows of an expert's products are consecutive pairs of [`Routes`]. Memory is that of all pairs, whatever the choice.
+//! Of a streamed layer each expert is read when a token chooses it first, so that a pass of few tokens reads few experts.
 
 use super::Inner;
 use crate::backend::{Activation, Backend, Fault, Fused, Shaped, View, ViewMut, Write, view, view_mut};
@@ -12,12 +13,17 @@ use crate::model::config::{self, Config};
 use crate::model::layout::{expert_paths, router_path};
 use crate::model::routes::Routes;
 use crate::model::weights::{ModelError, Weights};
+use crate::numeric::tensor::Tensors;
+use std::cell::OnceCell;
+use std::sync::Arc;
 
 /// The frozen weights of a layer's experts and of its router.
 pub struct Experts<B: Backend> {
     router: B::Weight,
-    /// Gate, up and down of each.
-    experts: Vec<[B::Weight; 3]>,
+    /// Gate, up and down of each; of a streamed layer those that a token has chosen.
+    experts: Vec<OnceCell<[B::Weight; 3]>>,
+    /// Where the experts of a streamed layer are read, and its number.
+    later: Option<(Arc<dyn Tensors>, usize)>,
     biases: Option<Biases<B::Memory>>,
     config: config::Experts,
     hidden: usize,
@@ -39,28 +45,54 @@ impl<B: Fused> Experts<B> {
         (config, of): (&Config, &config::Experts),
         layer: usize,
     ) -> Result<Self, ModelError> {
-        let (c, f) = (config.hidden, of.feed_forward);
-        let mut matrix = |path: &str, shape| weights.matrix(backend, &weights.matrix_name(path), shape);
-        let router = matrix(&router_path(config, layer), (of.count, c))?;
-        let experts = (0..of.count).map(|expert| {
-            let [gate, up, down] = expert_paths(layer, expert);
-            Ok([matrix(&gate, (f, c))?, matrix(&up, (f, c))?, matrix(&down, (c, f))?])
+        let path = weights.matrix_name(&router_path(config, layer));
+        let router = weights.matrix(backend, &path, (of.count, config.hidden))?;
+        let later = weights.again().map(|tensors| (tensors, layer));
+        let sizes = (config.hidden, of.feed_forward);
+        let experts = (0..of.count).map(|expert| match later {
+            None => Ok(OnceCell::from(expert_of(backend, weights, (layer, expert), sizes)?)),
+            Some(_) => Ok(OnceCell::new()),
         });
         let experts = experts.collect::<Result<_, ModelError>>()?;
         let biases = match config.family.joined_experts {
             true => Some(Biases::load(backend, weights, (config, of), layer)?),
             false => None,
         };
-        Ok(Experts { router, experts, biases, config: of.clone(), hidden: c })
+        Ok(Experts { router, experts, later, biases, config: of.clone(), hidden: config.hidden })
     }
 
     /// Frees the weights.
     pub fn unload(self, backend: &mut B) {
-        let all = self.experts.into_iter().flatten().chain([self.router]);
+        let experts = self.experts.into_iter().filter_map(OnceCell::into_inner);
+        let all = experts.flatten().chain([self.router]);
         all.for_each(|weight| backend.release(weight));
         if let Some(Biases { router, experts }) = self.biases {
             experts.into_iter().chain([router]).for_each(|m| backend.recycle(m));
         }
+    }
+
+    /// Whether more than half of the experts are on the device.
+    pub fn most_are_read(&self) -> bool {
+        self.experts.iter().filter(|expert| expert.get().is_some()).count() * 2 > self.experts.len()
+    }
+
+    /// Reads the chosen experts that are not on the device yet.
+    pub fn read(&self, backend: &mut B, routes: &Routes) -> Result<(), ModelError> {
+        let Some((tensors, layer)) = &self.later else { return Ok(()) };
+        let weights = Weights::read_before(tensors)?;
+        let sizes = (self.hidden, self.config.feed_forward);
+        for (expert, _) in routes.of_experts().filter(|(expert, _)| self.experts[*expert].get().is_none()) {
+            let read = expert_of(backend, &weights, (*layer, expert), sizes)?;
+            self.experts[expert].get_or_init(|| read);
+        }
+        Ok(())
+    }
+
+    /// Gate, up and down of an expert that was read.
+    fn expert(&self, expert: usize) -> &[B::Weight; 3] {
+        self.experts[expert]
+            .get()
+            .unwrap_or_else(|| unreachable!("chosen experts are read before their products"))
     }
 
     /// Gate and up of the pairs, for the rows of x [T, C].
@@ -74,6 +106,7 @@ impl<B: Fused> Experts<B> {
             Some(routes) => routes,
             None => self.route(backend, x)?,
         };
+        self.read(backend, &routes).map_err(|e| e.into_fault(backend))?;
         let (pairs, f) = (routes.pairs(), self.config.feed_forward);
         let rows = self.gathered(backend, x, &routes);
         let (mut inner, write) = match &self.biases {
@@ -85,7 +118,7 @@ impl<B: Fused> Experts<B> {
         };
         for (expert, some) in routes.of_experts() {
             let x = view(&rows, pairs, x.cols).rows(some.start, some.len());
-            for (out, weight) in inner.iter_mut().zip(&self.experts[expert]) {
+            for (out, weight) in inner.iter_mut().zip(self.expert(expert)) {
                 let out = view_mut(out, pairs, f).rows(some.start, some.len());
                 backend.linear(out, write, x, weight);
             }
@@ -176,7 +209,7 @@ impl<B: Fused> Experts<B> {
             write = Write::Add;
         }
         for (expert, some) in routes.of_experts() {
-            let [.., down] = &self.experts[expert];
+            let [.., down] = self.expert(expert);
             let x = view(&scaled, pairs, f).rows(some.start, some.len());
             backend.linear(view_mut(&mut rows, pairs, c).rows(some.start, some.len()), write, x, down);
         }
@@ -198,7 +231,7 @@ impl<B: Fused> Experts<B> {
         let [mut dact, mut dweights] = [pairs * f, pairs].map(|len| backend.memory(len));
         let mut rows = self.gathered(backend, dout, routes);
         for (expert, some) in routes.of_experts() {
-            let [.., down] = &self.experts[expert];
+            let [.., down] = self.expert(expert);
             let dy = view(&rows, pairs, c).rows(some.start, some.len());
             backend.linear_grad(
                 view_mut(&mut dact, pairs, f).rows(some.start, some.len()),
@@ -222,7 +255,7 @@ impl<B: Fused> Experts<B> {
         let (dgate, dup) = (view_mut(gate, pairs, f), view_mut(up, pairs, f));
         backend.gated_grad(dgate, dup, view(&dact, pairs, f), activation);
         for (expert, some) in routes.of_experts() {
-            let [of_gate, of_up, _] = &self.experts[expert];
+            let [of_gate, of_up, _] = self.expert(expert);
             for (dy, weight, write) in [(&*gate, of_gate, Write::Set), (&*up, of_up, Write::Add)] {
                 let dy = view(dy, pairs, f).rows(some.start, some.len());
                 let out = view_mut(&mut rows, pairs, c).rows(some.start, some.len());
@@ -253,6 +286,21 @@ impl<B: Fused> Experts<B> {
         backend.recycle(dlogits);
         Ok(())
     }
+}
+
+/// Reads gate, up and down of an expert of a layer, given the columns of the stream and of an expert.
+fn expert_of<B: Backend>(
+    backend: &mut B,
+    weights: &Weights,
+    (layer, expert): (usize, usize),
+    (c, f): (usize, usize),
+) -> Result<[B::Weight; 3], ModelError> {
+    let [gate, up, down] = expert_paths(layer, expert).map(|path| weights.matrix_name(&path));
+    Ok([
+        weights.matrix(backend, &gate, (f, c))?,
+        weights.matrix(backend, &up, (f, c))?,
+        weights.matrix(backend, &down, (c, f))?,
+    ])
 }
 
 impl<M> Biases<M> {

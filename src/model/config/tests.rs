@@ -154,9 +154,18 @@ fn gpt_oss_has_the_defaults_of_transformers() {
     assert!(matches!(config.rope.scaling, RopeScaling::Yarn { truncate: false, .. }));
 }
 
+/// Checks that each configuration is refused in one line with these words.
+fn all_are_refused(cases: &[(Value, &str)]) {
+    for (changes, said) in cases {
+        let error = read(changes.clone()).expect_err(&changes.to_string()).to_string();
+        assert!(error.contains(said), "{changes}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
 #[test]
-fn unsupported_features_are_refused_by_name() {
-    let cases = [
+fn unsupported_experts_are_refused_by_name() {
+    all_are_refused(&[
         (gpt_oss(json!({"num_local_experts": "-"})), "`num_local_experts` is missing"),
         (gpt_oss(json!({"swiglu_limit": 6.0})), "`swiglu_limit` 6"),
         (gpt_oss(json!({"swiglu_alpha": 1.5})), "`swiglu_alpha` 1.5"),
@@ -169,6 +178,12 @@ fn unsupported_features_are_refused_by_name() {
         (experts(json!({"output_router_logits": true})), "output_router_logits"),
         (json!({"num_local_experts": 8}), "num_local_experts"),
         (json!({"num_experts": 64}), "num_experts"),
+    ]);
+}
+
+#[test]
+fn unsupported_features_are_refused_by_name() {
+    let cases = [
         (json!({"architectures": ["Gemma2ForCausalLM"]}), "Gemma2ForCausalLM"),
         (json!({"architectures": ["PhiForCausalLM"]}), "choose a Llama, Mistral"),
         (json!({"architectures": "-", "model_type": "gpt2"}), "gpt2"),
@@ -204,11 +219,7 @@ fn unsupported_features_are_refused_by_name() {
             "class 0",
         ),
     ];
-    for (changes, said) in cases {
-        let error = read(changes.clone()).expect_err(&changes.to_string()).to_string();
-        assert!(error.contains(said), "{changes}: {error}");
-        assert_eq!(error.lines().count(), 1, "{error}");
-    }
+    all_are_refused(&cases);
     assert!(Config::from_json(&json!([1])).is_err());
     let config = read(json!({})).unwrap();
     assert_eq!(config.check_vocabulary(49152), Ok(()));

@@ -200,6 +200,8 @@ impl<B: Fused> Decoder<B> {
         while tape.bare + tape.kept.len() > lowest && !tape.kept.is_empty() {
             let i = tape.bare + tape.kept.len() - 1;
             let block = self.cancel.check().and_then(|()| self.shelf.block(&mut self.backend, i))?;
+            let Some((_, saved)) = tape.kept.last() else { return Ok(()) };
+            block.read_experts(&mut self.backend, saved)?;
             let Some((hold, saved)) = tape.kept.pop() else { return Ok(()) };
             let saved = block.restore(&mut self.backend, saved, hold, &batch)?;
             let lowest_one = i == tape.bare && self.change.is_none();

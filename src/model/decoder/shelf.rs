@@ -6,9 +6,11 @@ use crate::backend::{Backend, Fault, Fused};
 use crate::families::tensors::COUNT;
 use crate::model::block::Block;
 use crate::model::config::Config;
+use crate::model::layout::{matrices, matrices_beside_experts};
 use crate::model::linear::Adapter;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::tensor::{Tensors, Use};
+use crate::support::waiting::LOADING;
 use std::sync::Arc;
 
 /// The blocks of a stage, lowest first.
@@ -42,10 +44,11 @@ impl<B: Fused> Shelf<B> {
         let streamed = streamed.min(layers.len());
         let mut resident = Vec::with_capacity(layers.len() - streamed);
         for (i, (layer, adapters)) in layers.iter().enumerate() {
+            LOADING.add(u64::from(backend.has_data()));
             let block = Block::load(backend, weights, config, *layer, *adapters)?;
             if i < streamed {
                 block.unload(backend);
-                weights.advise(config, *layer, Use::Later);
+                weights.advise(&matrices(config, *layer), Use::Later);
             } else {
                 resident.push(block);
             }
@@ -85,32 +88,28 @@ impl<B: Fused> Stream<B> {
     fn block(&mut self, backend: &mut B, i: usize) -> Result<&Block<B>, Fault> {
         let Stream { source, config, layers, slot } = self;
         if slot.as_ref().is_none_or(|(held, _)| *held != i) {
-            let weights = Weights::new(&**source).map_err(|e| failed(backend, e))?.checked_before();
+            let weights = Weights::read_before(source).map_err(|e| e.into_fault(backend))?;
             let before = slot.take().map(|(held, block)| {
+                let all = block.reads_all();
                 block.unload(backend);
-                weights.advise(config, layers[held].0, Use::Later);
-                held
+                weights.advise(&matrices(config, layers[held].0), Use::Later);
+                (held, all)
             });
             let (layer, adapters) = layers[i];
             let block = Block::load(backend, &weights, config, layer, adapters);
-            *slot = Some((i, block.map_err(|e| failed(backend, e))?));
-            // A pass goes on in the direction in which it came.
-            let next = if before.is_some_and(|before| before > i) { i.checked_sub(1) } else { Some(i + 1) };
+            *slot = Some((i, block.map_err(|e| e.into_fault(backend))?));
+            // A pass goes on in the direction in which it came, and reads as much of each layer.
+            let next = if before.is_some_and(|(held, _)| held > i) { i.checked_sub(1) } else { Some(i + 1) };
             if let Some((layer, _)) = next.and_then(|next| layers.get(next)) {
-                weights.advise(config, *layer, Use::Soon);
+                let all = before.is_some_and(|(_, all)| all);
+                let read =
+                    if all { matrices(config, *layer) } else { matrices_beside_experts(config, *layer) };
+                weights.advise(&read, Use::Soon);
             }
         }
         match slot {
             Some((_, block)) => Ok(block),
-            None => Err(failed(backend, ModelError::Source("a streamed block is not there".into()))),
+            None => Err(ModelError::Source("a streamed block is not there".into()).into_fault(backend)),
         }
-    }
-}
-
-/// The fault of a block that could be read when the stage was opened, and now cannot.
-fn failed<B: Backend>(backend: &B, e: ModelError) -> Fault {
-    match e {
-        ModelError::Fault(fault) => fault,
-        other => Fault::Device { device: backend.class(), reason: other.to_string() },
     }
 }

@@ -11,6 +11,7 @@ use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use crate::run::base_model::BaseModel;
+use crate::support::waiting::WRITING;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -82,6 +83,7 @@ impl Tensors for Rounded<'_> {
 /// Checks that every number of the file equals the one in memory.
 pub fn same(again: &BaseModel, rounded: &Rounded, out: &Path) -> Result<(), Refusal> {
     for name in again.files.tensors.names() {
+        WRITING.add(1);
         let values = |t: &dyn Tensors| -> Result<Option<Vec<f32>>, Refusal> {
             Ok(t.tensor(&name).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)))
         };
