@@ -21,6 +21,7 @@ mod streamed;
 
 use case::Case;
 use finetune::backend::{Backend, Cpu, view_mut};
+use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
@@ -31,6 +32,7 @@ use finetune::model::stage::{
 /// Loss and gradient of one microbatch, and how they are computed.
 struct Try<'a> {
     case: &'a Case,
+    config: Config,
     lora: LoraSpec,
     build: Build,
     threads: usize,
@@ -39,7 +41,8 @@ struct Try<'a> {
 
 impl<'a> Try<'a> {
     fn new(case: &'a Case) -> Self {
-        Try { case, lora: case.lora.clone(), build: Build::whole(&case.config), threads: 2, make: Cpu::new }
+        let (config, build) = (case.config.clone(), Build::whole(&case.config));
+        Try { case, config, lora: case.lora.clone(), build, threads: 2, make: Cpu::new }
     }
 
     fn dropout(mut self, p: f32) -> Self {
@@ -49,7 +52,7 @@ impl<'a> Try<'a> {
 
     fn stage(&self) -> Decoder<Cpu> {
         let (cpu, build) = ((self.make)(self.threads).poisoning(), self.build.clone());
-        Decoder::load(cpu, &self.case.config, &*self.case.tensors, &self.lora, build).unwrap()
+        Decoder::load(cpu, &self.config, &*self.case.tensors, &self.lora, build).unwrap()
     }
 
     fn run(&self, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
@@ -276,7 +279,8 @@ fn gradients_match_central_differences_of_the_loss() {
             let batch = case.microbatch(1, 6);
             let class_weights = case.config.labels.as_ref().map(|_| vec![0.5, 2.0, 1.25]);
             let build = Build { class_weights, ..Build::whole(&case.config) };
-            let mut stage = Try { build, ..Try::new(case).dropout(p) }.stage();
+            let config = Config { tag_dropout: p, ..case.config.clone() };
+            let mut stage = Try { build, config, ..Try::new(case).dropout(p) }.stage();
             let (sums, exact) = gradient(&mut stage, &parameters, &batch);
             let exact = &exact[..];
             if let Targets::Labels(labels) = &batch.targets {

@@ -5,7 +5,7 @@ use super::room::{Room, packed};
 use super::speed::Speed;
 use crate::cluster::message::{Capacity, Needs};
 use crate::model::decoder::Keep;
-use crate::model::memory::{Estimate, Limit, Load, Offload};
+use crate::model::memory::{Estimate, Limit, Load};
 use crate::model::split::{Pace, depth};
 use crate::model::weights::{ModelError, PackedLayers};
 use std::ops::Range;
@@ -60,11 +60,7 @@ impl<'a> Holder<'a> {
             seats.push((first, between));
         }
         let pace = Pace::of(last.costs()?, 1e9 * speed.gflops);
-        let streams = match self.load.offload {
-            Offload::Never => (0, 0),
-            Offload::Auto => (0, all),
-            Offload::Layers(count) => (count.min(all), count.min(all)),
-        };
+        let streams = self.load.offload.of(all);
         let largest = layers.iter().copied().max().unwrap_or(0);
         Ok(Capacity {
             seconds: (pace.layer, pace.head),
@@ -72,8 +68,7 @@ impl<'a> Holder<'a> {
             layers,
             needs: seats,
             streams: (streams.0 as u32, streams.1 as u32),
-            // Each pass reads a layer.
-            reading: 2.0 * largest as f64 / (1e9 * speed.loading),
+            reading: speed.reads(largest),
             link: None,
         })
     }

@@ -9,7 +9,6 @@ use crate::backend::Cpu;
 use crate::backend::facts::{Facts, Kind};
 use crate::config::groups::{CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted};
 use crate::config::refusal::Refusal;
-use crate::model::memory::Offload;
 use std::ops::Range;
 
 /// A chosen device.
@@ -100,13 +99,7 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
         _ => visible(&facts, &|name| std::env::var(name).ok()),
     };
     let cards = Cards { driver: name, facts: &facts, seen, hiding, why: &|| driver.absence() };
-    let chosen = among(options, &cards)?;
-    if matches!(options.offload, Offload::Layers(1..)) && chosen.lines.iter().any(|picks| *picks > 1) {
-        let why =
-            "devices that hold a model together stream no layers: leave it out, or leave + out of --gpus";
-        return Err(refuse(format!("--offload: {why}")));
-    }
-    Ok(chosen)
+    among(options, &cards)
 }
 
 /// The driver of `--gpu-backend auto`.

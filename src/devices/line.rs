@@ -1,10 +1,11 @@
 //! Devices that hold the layers of one model together: how many layers each gets, from its measured speed and its
 //! memory, and the line that they make.
 
-use super::building::Whole;
+use super::building::{Whole, note_streaming};
 use super::drivers::{cpu, speaking};
 use super::room::{Room, packed};
 use super::seat::Seat;
+use super::speed::Speed;
 use crate::backend::Fault;
 use crate::backend::facts::Kind;
 use crate::cluster::inject::Inject;
@@ -14,7 +15,7 @@ use crate::config::groups::ComputeDtype;
 use crate::model::decoder::{Build, Keep};
 use crate::model::layout;
 use crate::model::line::{self, Line};
-use crate::model::memory::{self, Estimate, Home, Load};
+use crate::model::memory::{self, Estimate, Home, Load, Offload};
 use crate::model::split::{MANY, Pace, Question};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
@@ -86,10 +87,9 @@ impl Seats {
         Ok(line::class(&classes?))
     }
 
-    /// The speeds of all devices, relative to each other.
-    fn speeds(&self) -> Result<Vec<f64>, ModelError> {
-        let one = |seat: &Seat| Ok(seat.measured()?.gflops);
-        self.seats.iter().map(one).collect()
+    /// The speeds of all devices.
+    fn speeds(&self) -> Result<Vec<Speed>, ModelError> {
+        self.seats.iter().map(|seat| Ok(seat.measured()?)).collect()
     }
 
     /// The layers of each device with their memory. The error is that no split fits.
@@ -100,9 +100,13 @@ impl Seats {
             return Err(self.too_little(whole, &mut rooms)?);
         };
         let place = |(at, layers): (usize, Range<usize>)| {
-            let room = &rooms[at];
+            let room = &mut rooms[at];
             let (keep, takes) = match whole.tokens {
-                0 => (Keep::Inputs, memory::estimate(room.load_of(&layers), Keep::Inputs)?),
+                0 => {
+                    let streamed = room.streams(&layers)?.unwrap_or(0);
+                    let load = Load { offload: Offload::Layers(streamed), ..room.load_of(&layers) };
+                    (Keep::Inputs, memory::estimate(load, Keep::Inputs)?)
+                }
                 _ => room.choose(&layers)?,
             };
             Ok(Place { name: self.names[at].clone(), layers, keep, takes, limit: room.limit.known() })
@@ -113,17 +117,21 @@ impl Seats {
     /// The model's rate of training on this line, in floating point operations per second.
     pub fn rate(&self, whole: &Whole, places: &[Place]) -> Result<f64, ModelError> {
         let rooms = self.rooms(whole)?;
-        let (layers, costs) = (whole.config.layers, rooms[0].costs()?);
-        let paces = paces(costs, &self.speeds()?);
+        let (layers, costs, speeds) = (whole.config.layers, rooms[0].costs()?, self.speeds()?);
+        let paces = paces(costs, &speeds);
         let question = Question { layers, paces: &paces, ways: &[], microbatches: MANY };
-        let seconds = places.iter().enumerate().map(|(seat, place)| question.seconds(seat, &place.layers));
-        Ok(1e9 * (layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
+        let seconds = places.iter().enumerate().map(|(seat, place)| {
+            let reads = rooms[seat].reads(speeds[seat], &place.layers, place.takes.streamed);
+            question.seconds(seat, &place.layers) + reads
+        });
+        Ok((layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
     }
 
     fn rooms<'a>(&self, whole: &Whole<'a>) -> Result<Vec<Room<'a>>, ModelError> {
         let room = |(at, seat): (usize, &Seat)| {
             let seats = self.seats.len();
             let (depth, waiting) = if whole.tokens > 0 { (seats - at, seats + 2) } else { (1, 0) };
+            let whole = &Whole { offload: seat.share.offload, ..*whole };
             let load = seat.device.load(&speaking(whole), seat.share.dtype)?;
             let at_home = seat.device.facts().kind == Kind::Cpu && whole.tokens == 0;
             let load = if at_home { Load { home: Home::Untrained, ..load } } else { load };
@@ -142,7 +150,7 @@ impl Seats {
         let fastest = question.split(&mut |_, _| Some(0.0)).unwrap_or_default();
         let mut fullest = (0, 0, 0.0);
         for (at, layers) in fastest.iter().enumerate() {
-            let (needed, limit) = (rooms[at].least(layers)?, rooms[at].limit.bytes());
+            let (needed, limit) = (rooms[at].frugal(layers)?, rooms[at].limit.bytes());
             let full = needed as f64 / limit.max(1) as f64;
             if full > fullest.2 {
                 fullest = (at, needed, full);
@@ -192,11 +200,11 @@ impl Seats {
                     .collect::<Vec<_>>()
                     .join("; ")
             );
+            note_streaming(places.iter().map(|place| place.takes.streamed).sum(), layers);
         }
         let open = |(seat, place): (&Seat, &Place)| {
-            let build =
-                Build { layers: place.layers.clone(), keep: place.keep, ..Build::whole(whole.config) };
-            seat.part(whole, build)
+            let (layers, streamed) = (place.layers.clone(), place.takes.streamed);
+            seat.part(whole, Build { layers, keep: place.keep, streamed, ..Build::whole(whole.config) })
         };
         let broken = |text| Err(ModelError::Source(format!("an internal error while it was opened: {text}")));
         let stages: Result<Vec<Box<dyn Model>>, ModelError> = std::thread::scope(|scope| {
@@ -239,18 +247,19 @@ impl Opener for Seats {
     }
 }
 
-fn paces(costs: (f64, f64), speeds: &[f64]) -> Vec<Pace> {
-    speeds.iter().map(|speed| Pace::of(costs, *speed)).collect()
+/// Relative to each other.
+fn paces(costs: (f64, f64), speeds: &[Speed]) -> Vec<Pace> {
+    speeds.iter().map(|speed| Pace::of(costs, 1e9 * speed.gflops)).collect()
 }
 
 /// The layers of each device; `None` if no split fits.
-fn split(rooms: &mut [Room], speeds: &[f64]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
+fn split(rooms: &mut [Room], speeds: &[Speed]) -> Result<Option<Vec<Range<usize>>>, ModelError> {
     let paces = paces(rooms[0].costs()?, speeds);
     let question =
         Question { layers: rooms[0].load.config.layers, paces: &paces, ways: &[], microbatches: MANY };
     let mut fault = Ok(());
-    let found = question.split(&mut |seat, layers| match rooms[seat].least(layers) {
-        Ok(least) => (least <= rooms[seat].limit.bytes()).then_some(0.0),
+    let found = question.split(&mut |seat, layers| match rooms[seat].streams(layers) {
+        Ok(streamed) => Some(rooms[seat].reads(speeds[seat], layers, streamed?)),
         Err(e) => {
             fault = Err(e);
             None

@@ -1,6 +1,7 @@
 //! The memory of a device that holds a part of a model.
 
 use super::building::Whole;
+use super::speed::Speed;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, Limit, Load, Part};
 use crate::model::weights::{ModelError, PackedLayers, Weights};
@@ -43,9 +44,7 @@ impl<'a> Room<'a> {
     pub fn load_of(&self, layers: &Range<usize>) -> Load<'a> {
         let Room { depth, waiting, .. } = *self;
         let part = Part { from: layers.start, to: layers.end, depth, group: 1, waiting };
-        let sizes = layers.clone().map(|at| self.packed.layer(at));
-        let bounds = sizes.clone().min().zip(sizes.max()).unwrap_or_default();
-        self.load.of_part(part, (self.packed.of(layers.clone()), bounds))
+        self.load.of_part(part, (self.packed.of(layers.clone()), self.bounds(layers)))
     }
 
     /// Bytes with the most frugal policy and without streamed layers. All layers have the same shape: what three layers and more take besides the
@@ -71,6 +70,32 @@ impl<'a> Room<'a> {
             }
         };
         Ok(besides + self.packed.of(layers.clone()))
+    }
+
+    /// The fewest of these layers that it streams; `None` if it has no room for them. It streams as many when it opens
+    /// them (`model::memory`).
+    pub fn streams(&mut self, layers: &Range<usize>) -> Result<Option<usize>, ModelError> {
+        let (typed, most) = self.load.offload.of(layers.len());
+        let missing = self.least(layers)?.saturating_sub(self.limit.bytes());
+        let enough = if missing > 0 { memory::enough(self.bounds(layers), missing) } else { 0 };
+        Ok(Some(enough.max(typed)).filter(|streamed| *streamed <= most))
+    }
+
+    /// Bytes with the most frugal policy, with as many streamed layers as may be.
+    pub fn frugal(&mut self, layers: &Range<usize>) -> Result<u64, ModelError> {
+        let (_, most) = self.load.offload.of(layers.len());
+        Ok(self.least(layers)?.saturating_sub(memory::freed(self.bounds(layers), most)))
+    }
+
+    /// Seconds in which a device of this speed reads `streamed` of these layers for a microbatch.
+    pub fn reads(&self, speed: Speed, layers: &Range<usize>, streamed: usize) -> f64 {
+        streamed as f64 * speed.reads(self.bounds(layers).1)
+    }
+
+    /// Bytes of the smallest and of the largest of these layers.
+    fn bounds(&self, layers: &Range<usize>) -> (u64, u64) {
+        let sizes = layers.clone().map(|at| self.packed.layer(at));
+        sizes.clone().min().zip(sizes.max()).unwrap_or_default()
     }
 
     /// Arithmetic of a layer, and of the head.

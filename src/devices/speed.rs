@@ -19,6 +19,11 @@ pub struct Speed {
 impl Speed {
     /// Speed of a card that is not here: few have less.
     pub const ASSUMED: Speed = Speed { size: 0, gflops: 3e3, loading: 10.0 };
+
+    /// Seconds in which both passes of a microbatch read a streamed layer of that many bytes.
+    pub fn reads(&self, layer: u64) -> f64 {
+        2.0 * layer as f64 / (1e9 * self.loading)
+    }
 }
 
 /// Sizes: the smallest suffices for a software driver, the largest for a fast card.

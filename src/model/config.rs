@@ -89,6 +89,8 @@ pub struct Config {
     pub numbers: bool,
     /// Whether its head labels each token, not each row, and has a bias.
     pub tags: bool,
+    /// Dropout of such a head's input, in training.
+    pub tag_dropout: f32,
 }
 
 /// Why a model cannot be used: a configuration error (exit code 78).
@@ -163,10 +165,6 @@ impl Config {
         let fields = Fields::new(json)?;
         let (family, head) = architecture(&fields, known)?;
         let tags = head == Some(HeadOf::Tokens);
-        if tags && fields.flag("token_classification_bias")? == Some(false) {
-            let way = "only heads with a bias label tokens here";
-            return Err(unsupported("`token_classification_bias: false`", way));
-        }
         refuse(&fields, family)?;
         let layers = fields.size("num_hidden_layers", 1..=4096)?;
         let hidden = fields.size("hidden_size", 1..=1 << 20)?;
@@ -213,6 +211,7 @@ impl Config {
             numbers: one || head == Some(HeadOf::Rows) && fields.text("problem_type")? == Some("regression"),
             labels,
             tags,
+            tag_dropout: fields.tag_dropout(head)?,
         };
         config.rope.scaling.check(config.rotary / 2)?;
         (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;

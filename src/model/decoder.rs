@@ -292,7 +292,8 @@ impl<B: Fused> Decoder<B> {
         want: Want,
         some: Range<usize>,
     ) -> Result<B::Memory, Fault> {
-        let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
+        let share = self.lora.dropout;
+        let key = dropout((&self.lora, share), (tape.step, &tape.rows)).filter(|_| want.ticket().is_some());
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
         let blocks = self.shelf.len();
@@ -356,8 +357,8 @@ fn head<B: Fused>(
 }
 
 /// The key of this pass's masks; `None` where nothing is dropped.
-fn dropout<'a>(lora: &LoraSpec, (step, rows): (u64, &'a [u64])) -> Option<DropoutKey<'a>> {
-    (lora.dropout > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: lora.dropout })
+fn dropout<'a>((lora, share): (&LoraSpec, f32), (step, rows): (u64, &'a [u64])) -> Option<DropoutKey<'a>> {
+    (share > 0.0).then_some(DropoutKey { seed: lora.seed, step, rows, module: 0, p: share })
 }
 
 /// The layers with their adapters, and the number of layers below the lowest trained value.

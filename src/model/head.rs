@@ -75,7 +75,8 @@ pub struct Below<'a, B: Backend> {
     pub params: &'a B::Memory,
     /// The embedding, where the head shares it.
     pub embedding: Option<&'a B::Weight>,
-    /// The mask of the input of the head's adapter, and the tokens of all T rows; `None` where nothing is dropped.
+    /// The mask of the input of the head's adapter, or of a head that labels tokens, and the tokens of all T rows; `None`
+    /// where nothing is dropped.
     pub dropout: Option<(DropoutKey<'a>, &'a B::Tokens)>,
 }
 
@@ -391,10 +392,19 @@ impl<B: Fused> Head<B> {
                 None
             }
             Top::Classes(classes) => {
+                let places = (&top.ids, below.hidden.rows);
+                let mask = |backend: &mut B, x| below.dropout.map(|mask| masked(backend, x, places, mask));
+                let seen = mask(backend, x);
                 let mut logits = backend.memory(n * self.outputs);
                 let into = view_mut(&mut logits, n, self.outputs);
+                let x = seen.as_ref().map_or(x, |seen| view(seen, n, c));
                 let factors = self.multiply(backend, into, (below.params, classes), x);
-                Some(self.class_loss(backend, out, (logits, factors, asked.targets), score))
+                let logits = self.class_loss(backend, out, (logits, factors, asked.targets), score);
+                seen.into_iter().for_each(|seen| backend.recycle(seen));
+                if let Some(through) = dnormed.as_ref().and_then(|d| mask(backend, view(d, n, c))) {
+                    dnormed.replace(through).into_iter().for_each(|d| backend.recycle(d));
+                }
+                Some(logits)
             }
         };
         let weight = self.weight(asked.targets);

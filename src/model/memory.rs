@@ -146,6 +146,17 @@ pub enum Offload {
     Layers(usize),
 }
 
+impl Offload {
+    /// Fewest and most layers that a device with that many streams.
+    pub fn of(self, layers: usize) -> (usize, usize) {
+        match self {
+            Offload::Auto => (0, layers),
+            Offload::Never => (0, 0),
+            Offload::Layers(count) => (count.min(layers), count.min(layers)),
+        }
+    }
+}
+
 impl<'a> Load<'a> {
     /// A load in f32 on the CPU, without measurements.
     pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
@@ -185,10 +196,7 @@ impl<'a> Load<'a> {
 
     /// Number of streamed layers where their number does not depend on memory.
     pub fn streamed(&self) -> usize {
-        match self.offload {
-            Offload::Layers(n) => n.min(self.part.layers()),
-            Offload::Auto | Offload::Never => 0,
-        }
+        self.offload.of(self.part.layers()).0
     }
 
     /// Bytes of the weights with that many streamed layers, one of which is on the device at a time.

@@ -405,6 +405,12 @@ impl Job {
                 count(self.plan.micro_batch_tokens() as u64, "token")
             ),
         ];
+        let share = p.config.tag_dropout;
+        notes.extend(
+            p.config.tags.then(|| {
+                format!("head     labels words; {share} of its input is dropped (classifier_dropout)")
+            }),
+        );
         notes.extend(options.optim.islands.map(|islands| format!("islands  {islands}")));
         if options.optim.delay > 0 {
             notes.push("delay    step s is computed with the parameters after step s - 2".into());

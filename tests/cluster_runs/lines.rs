@@ -24,6 +24,30 @@ fn a_line_gives_the_bytes_of_one_process() {
     }
 }
 
+/// Each device streams as many layers as are typed, or as its memory asks for.
+#[test]
+fn a_line_that_streams_gives_the_bytes_of_one_process() {
+    for more in ["", "--quantize nf4"] {
+        let fleet = Fleet::new();
+        let run = format!("{RUN} --max-steps 5 {more}");
+        let alone = fleet.alone(&run);
+        for (out, how, streamed) in [
+            ("one", "--offload 1", "streams  2 of 4 layers"),
+            ("all", "--offload 9", "streams  4 of 4 layers"),
+            ("auto", "--memory-limit 5MB", "streams  "),
+        ] {
+            let said = fleet.bench.run(&format!("{run} --gpus cpu+cpu --threads 2 {how} --output {out}"));
+            assert_eq!(said.status.code(), Some(0), "{}", stderr(&said));
+            assert!(stderr(&said).contains(streamed), "{how}: {}", stderr(&said));
+            assert!(fleet.adapter(out) == alone, "{more}, {how}\n{}", stderr(&said));
+        }
+        let planned = fleet.bench.ok(&format!("plan {run} --gpus cpu+cpu --threads 2 --offload 1 --json -q"));
+        let planned: serde_json::Value = serde_json::from_str(&planned).unwrap();
+        let seats = planned["devices"][0]["seats"].as_array().unwrap();
+        assert!(seats.iter().all(|seat| seat["streamed_layers"] == 1), "{planned}");
+    }
+}
+
 #[test]
 fn a_worker_with_a_line_gives_the_bytes_of_one_process() {
     let run = format!("{RUN} --max-steps 6");
@@ -71,7 +95,7 @@ fn a_line_generates_and_predicts_like_one_device() {
         "generate demo --adapter alone --prompt Why? --max-new-tokens 8",
         "eval demo --adapter alone --data rows.jsonl",
     ] {
-        let said = ["cpu", "cpu+cpu", "cpu+cpu+cpu"].map(|gpus| {
+        let said = ["cpu", "cpu+cpu", "cpu+cpu+cpu", "cpu+cpu --offload 1"].map(|gpus| {
             let out = fleet.bench.run(&format!("{verb} --gpus {gpus} --threads 2"));
             assert_eq!(out.status.code(), Some(0), "{verb}: {}", stderr(&out));
             String::from_utf8(out.stdout).unwrap()
@@ -86,8 +110,8 @@ fn a_line_that_cannot_be_is_refused_in_one_line() {
     for (args, why) in [
         ("--gpus cpu+", "is no device"),
         ("--gpus auto+cpu", "is no device"),
-        ("--gpus cpu+cpu --offload 2", "stream no layers"),
         ("--gpus cpu+cpu --memory-limit 2MB", "a larger --memory-limit"),
+        ("--gpus cpu+cpu --memory-limit 5MB --offload never", "a larger --memory-limit"),
     ] {
         let out = fleet.bench.run(&format!("{RUN} --max-steps 1 {args} -q -o no"));
         let last = stderr(&out);

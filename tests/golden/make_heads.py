@@ -33,6 +33,7 @@ def base(out, vocab):
     for key, w in m.named_parameters():
         if 'norm' in key: torch.nn.init.normal_(w, mean=1.0, std=0.1)
         elif 'embed' not in key: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
+    m.config.classifier_dropout = 0.0
     m.to(torch.bfloat16).save_pretrained(out)
     os.remove(f'{out}/generation_config.json')
 

@@ -64,6 +64,7 @@ impl Case {
     /// The same with a head that labels tokens with three classes.
     pub fn tagger(self) -> Case {
         let config = self.config.into_tagger(["a", "b", "c"].map(String::from).to_vec()).unwrap();
+        let config = Config { tag_dropout: 0.0, ..config };
         let layout = layout::of(&config, &self.lora, 0..config.layers);
         Case { config, layout, ..self }
     }

@@ -92,6 +92,7 @@ pub fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize),
         soft_cap: None,
         labels: None,
         tags: false,
+        tag_dropout: 0.0,
         numbers: false,
     }
 }

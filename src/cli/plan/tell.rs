@@ -127,20 +127,14 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         lines.push(format!("         {}", how_good(&takes)));
         let layers = o.prepared.config.layers;
         lines.push(format!("         {}", kept(keep, layers)));
-        if takes.streamed > 0 {
-            let passes = match takes.group {
-                1 => "in each pass".to_owned(),
-                group => format!("in each pass of up to {group} microbatches"),
-            };
-            let streamed = takes.streamed;
-            lines.push(format!("         {streamed} of {layers} layers are streamed: read again {passes}"));
-        }
+        lines.extend(streamed(&takes, layers));
     }
     for (at, place) in e.prospect.iter().flat_map(|p| &p.places).enumerate() {
         let (takes, of) = (&place.takes, gives(place.limit, options));
         lines.push(format!("  {}", place.said(at, o.prepared.config.layers)));
         lines.push(format!("         memory fits: {} = {}; {of}", size(takes.total()), sum(takes)));
         lines.push(format!("         {}", kept(place.keep, place.layers.len())));
+        lines.extend(streamed(takes, place.layers.len()));
     }
     if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
         lines.push(format!("         {why}"));
@@ -167,6 +161,16 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         }
     }
     lines
+}
+
+/// Which of these layers are streamed.
+fn streamed(takes: &Estimate, layers: usize) -> Option<String> {
+    let passes = match takes.group {
+        1 => "in each pass".to_owned(),
+        group => format!("in each pass of up to {group} microbatches"),
+    };
+    let some = takes.streamed;
+    (some > 0).then(|| format!("         {some} of {layers} layers are streamed: read again {passes}"))
 }
 
 /// What options would save, where a step waits for the network.
@@ -356,6 +360,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
         let t = &place.takes;
         json!({
             "name": place.name, "first_layer": place.layers.start, "layers": place.layers.len(),
+            "streamed_layers": t.streamed,
             "memory_bytes": {
                 "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
                 "workspace": t.scratch, "limit": place.limit, "keeps": kept(place.keep, place.layers.len()),

@@ -1,6 +1,6 @@
 //! Typed reading of config.json. A null key counts as missing; a key of the wrong type is an error.
 
-use super::{ConfigError, key};
+use super::{ConfigError, HeadOf, key, unsupported};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
@@ -76,6 +76,25 @@ impl<'a> Fields<'a> {
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| key(name, format!("is {value}, not true or false")))
+    }
+
+    /// Dropout in front of a head that labels tokens, as transformers chooses it. Such a head must have a bias.
+    pub(super) fn tag_dropout(&self, head: Option<HeadOf>) -> Result<f32, ConfigError> {
+        if head == Some(HeadOf::Tokens) && self.flag("token_classification_bias")? == Some(false) {
+            let way = "only heads with a bias label tokens here";
+            return Err(unsupported("`token_classification_bias: false`", way));
+        }
+        let said = match self.number("classifier_dropout")? {
+            Some(share) => Some(("classifier_dropout", share)),
+            None => self.number("hidden_dropout")?.map(|share| ("hidden_dropout", share)),
+        };
+        match said {
+            None => Ok(0.1),
+            Some((_, share)) if (0.0..1.0).contains(&share) => Ok(share as f32),
+            Some((name, share)) => {
+                Err(key(name, format!("is {share}, not a share of at least 0 and below 1")))
+            }
+        }
     }
 
     pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>, ConfigError> {

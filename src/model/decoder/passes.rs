@@ -194,7 +194,7 @@ impl<B: Fused> Decoder<B> {
         tape: &mut Tape<B>,
         lowest: usize,
     ) -> Result<(), Fault> {
-        let key = dropout(&self.lora, (tape.step, &tape.rows));
+        let key = dropout((&self.lora, self.lora.dropout), (tape.step, &tape.rows));
         let (params, rotations) = (&self.params, &self.rotations);
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
         while tape.bare + tape.kept.len() > lowest && !tape.kept.is_empty() {
@@ -276,15 +276,20 @@ impl<B: Fused> Decoder<B> {
     }
 }
 
-/// The mask of the input of a head's adapter, whose module follows those of all layers.
+/// The mask of the input of a head's adapter, or of a head that labels tokens. Its module follows those of all layers.
 fn head_mask<'a>(
     (lora, config): (&LoraSpec, &Config),
     pass: (u64, &'a [u64]),
     want: Want,
 ) -> Option<DropoutKey<'a>> {
-    let trained = lora.ends.head.is_some() && want.ticket().is_some();
+    let share = match (config.tags, lora.ends.head) {
+        (true, _) => config.tag_dropout,
+        (false, Some(_)) => lora.dropout,
+        (false, None) => 0.0,
+    };
     let module = (config.layers * lora.targets.len()) as u64;
-    dropout(lora, pass).filter(|_| trained).map(|key| DropoutKey { module, ..key })
+    let key = dropout((lora, share), pass)?;
+    want.ticket().is_some().then_some(DropoutKey { module, ..key })
 }
 
 /// The positions that are asked, and the targets of losses there. `last` are the last ones of the rows.
