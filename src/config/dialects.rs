@@ -168,6 +168,7 @@ const AXOLOTL: Table = &[
     ("lora_modules_to_save", MODULES),
     ("lora_fan_in_fan_out", When(&[("false", Same)], No("weights are read as [out, in], as Llama, Mistral and Qwen store them"))),
     ("shuffle_merged_datasets", Key("shuffle")),
+    ("eot_tokens", Needless("an answer is learnt with the token with which the template ends it")),
     ("chat_template", When(&[("tokenizer_default", Same), ("chatml", Set("chat_template", "chatml")), ("jinja", Same)], No(TEMPLATE))),
     ("default_system_message", Lost("put it into the rows")),
     ("tokens", Key("add_tokens")), ("added_tokens_overrides", Lost(TOKENS)),

@@ -18,7 +18,7 @@ pub fn silence() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// How far some work is. Whoever does it counts, on any thread; its lines say it.
+/// How far some work is. The threads that do it count, and its lines say the sum.
 pub struct Progress {
     done: AtomicU64,
     /// 0 if it is not known.

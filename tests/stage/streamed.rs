@@ -41,6 +41,13 @@ impl Counted {
         })
     }
 
+    fn lacks(&self, name: &str) -> Result<(), String> {
+        match name.contains(".experts.") && self.lacks_experts.load(Ordering::Relaxed) {
+            true => Err("the experts are gone".into()),
+            false => Ok(()),
+        }
+    }
+
     /// Reads of each expert of layer i since they were counted last, ascending.
     fn experts(&self, i: usize) -> Vec<usize> {
         let read = self.read.lock().unwrap();
@@ -65,9 +72,7 @@ impl Counted {
 
 impl Tensors for Counted {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        if name.contains(".experts.") && self.lacks_experts.load(Ordering::Relaxed) {
-            return Err("the experts are gone".into());
-        }
+        self.lacks(name)?;
         let mut last = self.layer.lock().unwrap();
         if let Some(layer) = layer_of(name).filter(|layer| *layer != *last) {
             let Some(left) = self.left.load(Ordering::Relaxed).checked_sub(1) else {
@@ -82,7 +87,12 @@ impl Tensors for Counted {
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        self.inner.blocks(name)
+        self.lacks(name)?;
+        let blocks = self.inner.blocks(name)?;
+        if blocks.is_some() {
+            *self.read.lock().unwrap().entry(name.to_owned()).or_default() += 1;
+        }
+        Ok(blocks)
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {

@@ -104,7 +104,9 @@ fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Impo
     // Where both exist, a strategy decides, and the step count beside it is ignored.
     let (strategies, others): (Vec<_>, Vec<_>) = keys.iter().partition(|(key, _)| key.ends_with("_strategy"));
     for (key, value) in strategies.into_iter().chain(others) {
-        import.take(dialect, key, value);
+        if !(key == "stage" && together::names_its_task(&keys)) {
+            import.take(dialect, key, value);
+        }
     }
     rows::take(&mut import, dialect, &keys, path);
     import.finish(dialect, &keys);

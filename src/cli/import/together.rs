@@ -27,6 +27,13 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
     }
 }
 
+/// Whether LLaMA-Factory's loss on preferences is a task here: its stage is `dpo` for all of them.
+pub fn names_its_task(keys: &Map<String, Value>) -> bool {
+    let all = Keys(keys);
+    all.said("stage").is_some_and(|stage| stage == "dpo")
+        && all.said("pref_loss").is_some_and(|loss| ["orpo", "simpo"].contains(&&*loss))
+}
+
 /// The keys that say something.
 struct Keys<'a>(&'a Map<String, Value>);
 
@@ -166,6 +173,8 @@ fn losses(import: &mut Import, keys: &Keys) {
     let main = names.iter().copied().find(|name| *name != "sft");
     match main {
         None if keys.value("center_rewards_coefficient").is_some() => {
+            // PEFT has one type for reward models and classifiers.
+            import.lines.retain(|line| line.key != "task" || !line.from.starts_with("lora_task_type"));
             return import.set_default("task", "reward", "center_rewards_coefficient");
         }
         None if keys.value("cpo_alpha").is_some() => {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings, Typed};
+use crate::model::memory::Offload;
 use std::collections::BTreeMap;
 
 const ON_THE_CPU: &str = "cpu /1; note: computes on the CPU: no GPU found (finetune devices says why)";
