@@ -38,6 +38,8 @@ pub const LLAMA: Family = Family {
     fused: Fused::None,
     experts: false,
     joined_experts: false,
+    stacked_experts: false,
+    shared_expert: false,
     gguf_mlp_norm: "ffn_norm",
     needs_rope_section: false,
     whole_ramp: true,

@@ -18,6 +18,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
 mod smollm3;
 pub mod tensors;
@@ -38,6 +39,7 @@ pub use phi3::PHI3;
 pub use qwen2::QWEN2;
 pub use qwen3::QWEN3;
 pub use qwen3_5::QWEN3_5;
+pub use qwen3_5_moe::QWEN3_5_MOE;
 pub use qwen3_moe::QWEN3_MOE;
 pub use smollm3::SMOLLM3;
 
@@ -54,6 +56,7 @@ pub const ALL: &[&Family] = &[
     &QWEN3,
     &QWEN3_MOE,
     &QWEN3_5,
+    &QWEN3_5_MOE,
     &GEMMA3,
     &SMOLLM3,
     &GRANITE,
@@ -117,6 +120,11 @@ pub struct Family {
     /// Whether the router and the experts have biases, all experts of a layer are in the same tensors in Hugging Face
     /// (gate and up in one, their columns alternating), and config.json has the keys of gpt-oss.
     pub joined_experts: bool,
+    /// Whether all experts of a layer are in the same tensors in Hugging Face: the rows of gate, then those of up.
+    pub stacked_experts: bool,
+    /// Whether a sparse layer also has an expert that computes every token (`mlp.shared_expert`), whose output is multiplied
+    /// by the sigmoid of a product of the token's input with `mlp.shared_expert_gate`.
+    pub shared_expert: bool,
     /// GGUF's name of the norm before the feed-forward.
     pub gguf_mlp_norm: &'static str,
     /// Whether config.json must have a rotary section: without one transformers scales the frequencies of this class.
@@ -171,6 +179,26 @@ pub struct Family {
     pub tied: bool,
     /// Keys in config.json for features that are not computed: absent, null or false.
     pub refused: &'static [&'static str],
+}
+
+/// How all experts of a layer are in the same tensors of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinedExperts {
+    /// [experts, inputs, outputs], where the outputs of gate and up alternate.
+    Alternating,
+    /// [experts, outputs, inputs], first the outputs of gate, then those of up.
+    InTurn,
+}
+
+impl Family {
+    /// How the experts of a layer are joined in Hugging Face; `None` where each has its own tensors.
+    pub fn joins(&self) -> Option<JoinedExperts> {
+        match (self.joined_experts, self.stacked_experts) {
+            (true, _) => Some(JoinedExperts::Alternating),
+            (false, true) => Some(JoinedExperts::InTurn),
+            (false, false) => None,
+        }
+    }
 }
 
 /// Class of a family's sequence classifiers.

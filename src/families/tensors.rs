@@ -22,6 +22,10 @@ pub const TOP: [(&str, &str); 4] = [
 /// GGUF's names of the projections of a layer, in model order.
 const PROJECTIONS: [&str; 7] =
     ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+/// Those of an expert that computes every token.
+const SHARED: [&str; 3] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+/// What its output is multiplied by: [1, inputs] in Hugging Face, [inputs] in GGUF files.
+pub const SHARE: (&str, &str) = ("ffn_gate_inp_shexp", "mlp.shared_expert_gate");
 
 /// The matrices of several projections.
 const QKV: (&str, &str) = ("attn_qkv", "self_attn.qkv_proj");
@@ -129,7 +133,11 @@ impl Family {
             (_, Fused::All) => &[(QKV, &[0, 1, 2]), (GATE_UP, &[4, 5])],
         };
         let mut all = Vec::new();
-        for (i, own) in PROJECTIONS.into_iter().zip(self.projections).enumerate() {
+        let mut stored = PROJECTIONS;
+        if self.shared_expert {
+            stored[4..].copy_from_slice(&SHARED);
+        }
+        for (i, own) in stored.into_iter().zip(self.projections).enumerate() {
             match joined.iter().find(|(_, some)| some.contains(&i)) {
                 None => all.push(Matrix { names: own, projections: &EACH[i] }),
                 Some((names, some)) if some[0] == i => {
@@ -154,10 +162,10 @@ impl Family {
         own.into_iter().chain(more)
     }
 
-    /// Whether a matrix can have an adapter. A family with experts has adapters on attention only: recent transformers keep
-    /// all experts of a layer in two tensors, which PEFT's LoRA does not adapt.
+    /// Whether a matrix can have an adapter. A family with experts has adapters on attention and on an expert that computes
+    /// every token: recent transformers keep all other experts of a layer in two tensors, which PEFT's LoRA does not adapt.
     pub fn adapts(&self, matrix: &Matrix) -> bool {
-        !self.experts || matrix.is_of_attention()
+        !self.experts || self.shared_expert || matrix.is_of_attention()
     }
 
     /// The last parts of the names of the matrices that can have an adapter, each once.
@@ -193,6 +201,7 @@ impl Family {
         all.extend(self.delta_rule.then_some([DELTA_TAPS, DELTA_NORM]).into_iter().flatten());
         all.extend(self.experts.then_some(self.router()));
         all.extend(self.joined_experts.then_some(EXPERT_BIASES).into_iter().flatten());
+        all.extend(self.shared_expert.then_some(SHARE));
         all.extend(self.sinks.then_some(SINKS));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));
         all.extend(norms([self.gguf_mlp_norm, "post_ffw_norm"], self.mlp_norms));

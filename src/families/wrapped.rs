@@ -1,7 +1,7 @@
 //! Checkpoints that hold a text model beside a vision tower (`...ForConditionalGeneration`): which ones are read, where
 //! the text model's tensors are, and what transformers fills in where `text_config` says nothing.
 
-use super::{Family, GEMMA3, MINISTRAL3, MISTRAL, QWEN3, QWEN3_5};
+use super::{Family, GEMMA3, MINISTRAL3, MISTRAL, QWEN3, QWEN3_5, QWEN3_5_MOE};
 
 /// Place of the text model below `model.`; names of an adapter's tensors contain it.
 pub const PATH: &str = "language_model.";
@@ -22,7 +22,7 @@ pub struct Wrapper {
 }
 
 /// The classes that are read.
-pub const ALL: [Wrapper; 5] = [
+pub const ALL: [Wrapper; 6] = [
     Wrapper {
         class: "Gemma3ForConditionalGeneration",
         text_type: "gemma3_text",
@@ -75,6 +75,25 @@ pub const ALL: [Wrapper; 5] = [
             ("num_key_value_heads", 4),
             ("head_dim", 256),
             ("max_position_embeddings", 32_768),
+        ],
+        tied: false,
+    },
+    Wrapper {
+        class: "Qwen3_5MoeForConditionalGeneration",
+        text_type: "qwen3_5_moe_text",
+        family: &QWEN3_5_MOE,
+        defaults: &[
+            ("vocab_size", 248_320),
+            ("hidden_size", 2048),
+            ("num_hidden_layers", 40),
+            ("num_attention_heads", 16),
+            ("num_key_value_heads", 2),
+            ("head_dim", 256),
+            ("max_position_embeddings", 32_768),
+            ("moe_intermediate_size", 512),
+            ("shared_expert_intermediate_size", 512),
+            ("num_experts_per_tok", 8),
+            ("num_experts", 256),
         ],
         tied: false,
     },

@@ -6,7 +6,7 @@ use super::error::FormatError;
 use super::experts::Apart;
 use super::safetensors::Sharded;
 use super::{ModelFiles, TokenizerFiles};
-use crate::families::{self, Family};
+use crate::families::{self, Family, JoinedExperts, wrapped};
 use crate::numeric::tensor::Tensors;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
@@ -50,22 +50,30 @@ pub fn weights(dir: &Path) -> Result<(Value, Arc<dyn Tensors>, String), FormatEr
     let (config, method) = config_and_method(dir)?;
     let (tensors, kind): (Arc<dyn Tensors>, _) = match method {
         Method::Nf4 => (Arc::new(Quantised(Sharded::open_with_bytes(dir)?)), NF4.to_owned()),
-        Method::Mxfp4 => (Arc::new(Apart(Sharded::open_with_bytes(dir)?)), MXFP4.to_owned()),
+        Method::Mxfp4 => (
+            Arc::new(Apart::new(Sharded::open_with_bytes(dir)?, JoinedExperts::Alternating)),
+            MXFP4.to_owned(),
+        ),
         Method::None => {
             let tensors = Sharded::open(dir)?;
             let kind = format!("{} safetensors", tensors.dtype_name());
-            if joins_experts(&config) { (Arc::new(Apart(tensors)), kind) } else { (Arc::new(tensors), kind) }
+            match joined_experts(&config) {
+                Some(how) => (Arc::new(Apart::new(tensors, how)), kind),
+                None => (Arc::new(tensors), kind),
+            }
         }
     };
     Ok((config, tensors, kind))
 }
 
-/// Whether the files of a model with this config.json have all experts of a layer in the same tensors.
-fn joins_experts(config: &Value) -> bool {
-    let named = |class: &Value, family: &Family| *class == format!("{}ForCausalLM", family.name);
+/// How the files of a model with this config.json have all experts of a layer in the same tensors.
+fn joined_experts(config: &Value) -> Option<JoinedExperts> {
     let classes = config["architectures"].as_array().map_or(&[][..], |all| all);
-    let mut joined = families::ALL.iter().filter(|family| family.joined_experts);
-    joined.any(|f| config["model_type"] == f.model_type || classes.iter().any(|class| named(class, f)))
+    let has = |name: String| classes.iter().any(|class| *class == name);
+    let is = |f: &&&Family| config["model_type"] == f.model_type || has(format!("{}ForCausalLM", f.name));
+    let wrapped =
+        wrapped::ALL.iter().filter(|wrapper| has(wrapper.class.into())).map(|wrapper| wrapper.family);
+    families::ALL.iter().filter(is).copied().chain(wrapped).find_map(Family::joins)
 }
 
 /// The config.json of a directory that has everything except the weights, for [`with_weights`], and the method of the
@@ -164,8 +172,8 @@ fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
     });
     let four = quantised["load_in_4bit"] == true;
     let nf4 = method == "bitsandbytes" && four && quantised["bnb_4bit_quant_type"] == "nf4";
-    let joined = joins_experts(config);
-    if nf4 && !joined || method == MXFP4 && joined {
+    let joined = joined_experts(config);
+    if nf4 && joined.is_none() || method == MXFP4 && joined == Some(JoinedExperts::Alternating) {
         return Ok(());
     }
     let method = match (method, four) {

@@ -1,6 +1,9 @@
-//! Checkpoints whose tensors have all experts of a layer (gpt-oss). Inside this program each expert has matrices of its
-//! own, `X.N.gate_proj.weight` [F, C] and so on with `X` for `model.layers.L.mlp.experts`, and all of a layer one bias
-//! `X.gate_proj.bias` [E, F]. In the files, with gate and up of a neuron next to each other:
+//! Checkpoints whose tensors have all experts of a layer. Inside this program each expert has matrices of its own,
+//! `X.N.gate_proj.weight` [F, C] and so on with `X` for `model.layers.L.mlp.experts`. In the files of Qwen3.5 with experts
+//! they are `X.gate_up_proj` [E, 2 F, C], the rows of gate before those of up, and `X.down_proj` [E, C, F].
+//!
+//! Of gpt-oss all experts of a layer have one bias `X.gate_proj.bias` [E, F]. In the files, with gate and up of a neuron
+//! next to each other:
 //!
 //! - `X.gate_up_proj` [E, C, 2 F], `X.down_proj` [E, F, C]: plain numbers, transposed;
 //! - or `X.gate_up_proj_blocks` [E, 2 F, C / 32, 16] and `_scales` [E, 2 F, C / 32], `X.down_proj_blocks` and `_scales`:
@@ -8,6 +11,7 @@
 //! - `X.gate_up_proj_bias` [E, 2 F], `X.down_proj_bias` [E, C].
 
 use super::safetensors::Sharded;
+use crate::families::JoinedExperts;
 use crate::families::tensors::MOST_EXPERTS;
 use crate::numeric::block::{Block, Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -37,8 +41,18 @@ struct Part {
     joined: String,
     /// The expert of a matrix; `None` for a bias.
     expert: Option<usize>,
-    /// Its first output among the joined ones, and the distance to the next one.
-    outputs: (usize, usize),
+    /// Its place among the modules of the joined tensor, and their number.
+    of: (usize, usize),
+}
+
+impl JoinedExperts {
+    /// Experts, inputs and outputs of a joined tensor of plain numbers.
+    fn sizes(self, shape: &[usize]) -> [usize; 3] {
+        match self {
+            JoinedExperts::Alternating => [shape[0], shape[1], shape[2]],
+            JoinedExperts::InTurn => [shape[0], shape[2], shape[1]],
+        }
+    }
 }
 
 /// The part with this name; `None` for other tensors.
@@ -54,7 +68,7 @@ fn part(name: &str) -> Option<Part> {
     JOINED.iter().find_map(|(joined, modules)| {
         let first = modules.iter().position(|own| *own == module)?;
         let joined = format!("{above}.mlp.experts.{joined}");
-        Some(Part { joined, expert, outputs: (first, modules.len()) })
+        Some(Part { joined, expert, of: (first, modules.len()) })
     })
 }
 
@@ -75,12 +89,30 @@ fn part_name(path: &str, module: &str, expert: Option<usize>) -> String {
 }
 
 /// A checkpoint with joined experts, under this program's names.
-pub(super) struct Apart(pub Sharded);
+pub(super) struct Apart {
+    files: Sharded,
+    how: JoinedExperts,
+}
 
 impl Apart {
+    pub fn new(files: Sharded, how: JoinedExperts) -> Self {
+        Apart { files, how }
+    }
+
+    /// The part with this name, if its joined tensor exists: files may have a tensor for each expert as well.
+    fn part(&self, name: &str) -> Option<Part> {
+        let part = part(name)?;
+        let suffixes: &[&str] = if part.expert.is_none() { &["_bias"] } else { &["", BLOCKS] };
+        let is_there = |stored: String| {
+            self.files.raw_shape(&stored).is_some() || matches!(self.files.about(&stored), Ok(Some(_)))
+        };
+        let mut stored = suffixes.iter().map(|suffix| format!("{}{suffix}", part.joined));
+        stored.any(is_there).then_some(part)
+    }
+
     /// The joined tensor with this name and this number of dimensions, none of which is 0.
     fn whole(&self, name: &str, dimensions: usize) -> Result<Option<Tensor<'_>>, String> {
-        let Some(tensor) = self.0.tensor(name)? else { return Ok(None) };
+        let Some(tensor) = self.files.tensor(name)? else { return Ok(None) };
         match tensor.shape.len() == dimensions && is_plausible(&tensor.shape) {
             true => Ok(Some(tensor)),
             false => Err(format!("{name} has shape {:?}, which is not that of joined experts", tensor.shape)),
@@ -90,8 +122,8 @@ impl Apart {
     /// Experts, joined outputs, and inputs of a matrix in MXFP4.
     fn packed_shape(&self, joined: &str) -> Result<Option<[usize; 3]>, String> {
         let name = format!("{joined}{BLOCKS}");
-        let Some(shape) = self.0.raw_shape(&name) else { return Ok(None) };
-        let scales = self.0.raw_shape(&format!("{joined}{SCALES}"));
+        let Some(shape) = self.files.raw_shape(&name) else { return Ok(None) };
+        let scales = self.files.raw_shape(&format!("{joined}{SCALES}"));
         match *shape {
             [experts, outputs, blocks, CODES]
                 if scales == Some(&[experts, outputs, blocks][..]) && is_plausible(shape) =>
@@ -104,7 +136,7 @@ impl Apart {
 
     /// Shape and encoding of a part, if its joined tensor exists.
     fn about_part(&self, part: &Part) -> Result<Option<About>, String> {
-        let (first, step) = part.outputs;
+        let (first, step) = part.of;
         let count = |outputs: usize| (outputs.saturating_sub(first)).div_ceil(step);
         let there = |experts: usize| part.expert.is_none_or(|expert| expert < experts);
         if part.expert.is_none() {
@@ -118,8 +150,9 @@ impl Apart {
             return Ok(there(experts).then_some(about));
         }
         let Some(whole) = self.whole(&part.joined, 3)? else { return Ok(None) };
-        let shape = vec![count(whole.shape[2]), whole.shape[1]];
-        Ok(there(whole.shape[0]).then_some(About { shape, encoding: Encoding::Plain(whole.dtype) }))
+        let [experts, inputs, outputs] = self.how.sizes(&whole.shape);
+        let shape = vec![count(outputs), inputs];
+        Ok(there(experts).then_some(About { shape, encoding: Encoding::Plain(whole.dtype) }))
     }
 
     /// The values of a plain part: its outputs, or an expert's transposed.
@@ -132,7 +165,10 @@ impl Apart {
             Some(_) => (part.joined.clone(), 3),
         };
         let Some(whole) = self.whole(&name, dimensions)? else { return Ok(None) };
-        let (size, (first, step)) = (dtype.size(), part.outputs);
+        if let (Some(expert), JoinedExperts::InTurn) = (part.expert, self.how) {
+            return in_turn(whole, &part.joined, (expert, part.of)).map(Some);
+        }
+        let (size, (first, step)) = (dtype.size(), part.of);
         let stride = whole.shape[dimensions - 1];
         let mut bytes = vec![0; shape.iter().product::<usize>() * size];
         let row_bytes = (shape[1] * size).max(1);
@@ -153,9 +189,9 @@ impl Apart {
     fn packed(&self, part: &Part) -> Result<Option<Blocks>, String> {
         let (Some(expert), Some(about)) = (part.expert, self.about_part(part)?) else { return Ok(None) };
         let Some([_, outputs, inputs]) = self.packed_shape(&part.joined)? else { return Ok(None) };
-        let raw = |suffix| self.0.raw(&format!("{}{suffix}", part.joined)).unwrap_or_default();
+        let raw = |suffix| self.files.raw(&format!("{}{suffix}", part.joined)).unwrap_or_default();
         let (codes, scales) = (raw(BLOCKS), raw(SCALES));
-        let (blocks, size, (first, step)) = (inputs / VALUES, Block::MXFP4.bytes(), part.outputs);
+        let (blocks, size, (first, step)) = (inputs / VALUES, Block::MXFP4.bytes(), part.of);
         let mut bytes = vec![0; about.shape[0] * blocks * size];
         bytes.par_chunks_mut((blocks * size).max(1)).enumerate().for_each(|(r, row)| {
             let at = (expert * outputs + first + r * step) * blocks;
@@ -188,22 +224,22 @@ impl Apart {
 
 impl Tensors for Apart {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some(part) = part(name) else { return self.0.tensor(name) };
+        let Some(part) = self.part(name) else { return self.files.tensor(name) };
         let Some(blocks) = self.packed(&part)? else { return self.plain(&part) };
         let bytes = Cow::Owned(Dtype::F32.narrow(&blocks.first(blocks.rows)));
         Ok(Some(Tensor { shape: vec![blocks.rows, blocks.cols], dtype: Dtype::F32, bytes }))
     }
 
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        part(name).map_or(Ok(None), |part| self.packed(&part))
+        self.part(name).map_or(Ok(None), |part| self.packed(&part))
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        part(name).map_or_else(|| self.0.about(name), |part| self.about_part(&part))
+        self.part(name).map_or_else(|| self.files.about(name), |part| self.about_part(&part))
     }
 
     fn names(&self) -> Vec<String> {
-        let stored = self.0.names().into_iter().chain(self.0.raw_names().map(str::to_owned));
+        let stored = self.files.names().into_iter().chain(self.files.raw_names().map(str::to_owned));
         let apart = stored.flat_map(|name| self.parts_of(&name).unwrap_or_else(|| vec![name]));
         let mut names: Vec<String> = apart.collect();
         names.sort();
@@ -211,25 +247,50 @@ impl Tensors for Apart {
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {
-        let Some(Part { joined, expert, .. }) = part(name) else { return self.0.file_of(name) };
+        let Some(Part { joined, expert, .. }) = self.part(name) else { return self.files.file_of(name) };
         let blocks = format!("{joined}{BLOCKS}");
         match expert {
-            None => self.0.file_of(&format!("{joined}_bias")),
-            Some(_) if self.0.raw_shape(&blocks).is_some() => self.0.file_of(&blocks),
-            Some(_) => self.0.file_of(&joined),
+            None => self.files.file_of(&format!("{joined}_bias")),
+            Some(_) if self.files.raw_shape(&blocks).is_some() => self.files.file_of(&blocks),
+            Some(_) => self.files.file_of(&joined),
         }
     }
 
     fn advise(&self, name: &str, when: Use) {
-        match part(name) {
-            None => self.0.advise(name, when),
+        match self.part(name) {
+            None => self.files.advise(name, when),
             // Once for all experts.
-            Some(Part { joined, expert: Some(0), outputs: (0, _) }) => {
-                ["", BLOCKS, SCALES].iter().for_each(|end| self.0.advise(&format!("{joined}{end}"), when));
+            Some(Part { joined, expert: Some(0), of: (0, _) }) => {
+                ["", BLOCKS, SCALES]
+                    .iter()
+                    .for_each(|end| self.files.advise(&format!("{joined}{end}"), when));
             }
             Some(_) => {}
         }
     }
+}
+
+/// An expert's rows of a joined tensor [E, outputs, inputs]: those of a module after those of the modules before it.
+fn in_turn<'a>(
+    whole: Tensor<'a>,
+    name: &str,
+    (expert, (at, modules)): (usize, (usize, usize)),
+) -> Result<Tensor<'a>, String> {
+    let [_, outputs, inputs] = whole.shape[..] else {
+        return Err(format!("{name} has shape {:?}", whole.shape));
+    };
+    if !outputs.is_multiple_of(modules) {
+        return Err(format!("{name} has {outputs} outputs, which are not those of {modules} matrices"));
+    }
+    let rows = outputs / modules;
+    let size = rows * inputs * whole.dtype.size();
+    let range = (expert * modules + at) * size..(expert * modules + at + 1) * size;
+    let cut = || format!("{name} has fewer bytes than its shape {:?}", whole.shape);
+    let bytes = match &whole.bytes {
+        Cow::Borrowed(bytes) => Cow::Borrowed(bytes.get(range).ok_or_else(cut)?),
+        Cow::Owned(bytes) => Cow::Owned(bytes.get(range).ok_or_else(cut)?.to_vec()),
+    };
+    Ok(Tensor { shape: vec![rows, inputs], dtype: whole.dtype, bytes })
 }
 
 /// A model under this program's names as a checkpoint with joined experts, in plain numbers.
@@ -357,7 +418,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let stored = checkpoint(dir.path());
         let [down, down_bias, both, both_bias] = &stored[..] else { unreachable!() };
-        let apart = Apart(Sharded::open(dir.path()).unwrap());
+        let apart = Apart::new(Sharded::open(dir.path()).unwrap(), JoinedExperts::Alternating);
         for expert in 0..2 {
             for (first, module) in ["gate_proj", "up_proj"].into_iter().enumerate() {
                 let (shape, values) = read(&apart, &format!("{expert}.{module}.weight"));
@@ -377,8 +438,8 @@ mod tests {
         assert_eq!(apart.names().len(), 2 * 3 + 3);
         // Joined again they are what the file has.
         let joined = Joined(&apart);
-        assert_eq!(joined.names(), apart.0.names());
-        for (name, values) in apart.0.names().iter().zip(&stored) {
+        assert_eq!(joined.names(), apart.files.names());
+        for (name, values) in apart.files.names().iter().zip(&stored) {
             let name = name.strip_prefix(&format!("{PATH}.")).unwrap();
             assert_eq!(&read(&joined, name).1, values, "{name}");
         }
@@ -390,7 +451,7 @@ mod tests {
         let all =
             [(spec("gate_up_proj", &[4, 6]), &[0; 96][..]), (spec("down_proj_bias", &[8]), &[0; 32][..])];
         safetensors::write(&dir.path().join("model.safetensors"), &all).unwrap();
-        let apart = Apart(Sharded::open(dir.path()).unwrap());
+        let apart = Apart::new(Sharded::open(dir.path()).unwrap(), JoinedExperts::Alternating);
         for name in ["0.gate_proj.weight", "down_proj.bias"] {
             let error = apart.tensor(&format!("{PATH}.{name}")).map(drop).unwrap_err();
             assert!(error.contains("has shape"), "{error}");
@@ -399,7 +460,7 @@ mod tests {
         // A file of a few bytes may declare any number of experts with nothing in them.
         let all = [(spec("gate_up_proj", &[1 << 40, 0, 0]), &[][..])];
         safetensors::write(&dir.path().join("model.safetensors"), &all).unwrap();
-        let apart = Apart(Sharded::open(dir.path()).unwrap());
+        let apart = Apart::new(Sharded::open(dir.path()).unwrap(), JoinedExperts::Alternating);
         assert!(apart.names().is_empty());
         assert!(apart.about(&format!("{PATH}.7.gate_proj.weight")).is_err());
     }

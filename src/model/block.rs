@@ -10,6 +10,7 @@ mod delta;
 mod experts;
 mod output_gate;
 mod saved;
+mod shared;
 mod sinks;
 
 use super::config::Config;
@@ -18,7 +19,7 @@ use super::rotation;
 use super::routes::Routes;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fault, Fused, Heads, Qkv, View, ViewMut, Write, view, view_mut};
-use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE};
+use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE, SHARE};
 use crate::families::{Activation, HeadNorms as Normed, Norms};
 pub use backward::{Below, Streams};
 use convolution::Convolution;
@@ -26,6 +27,7 @@ pub use decode::Cache;
 use delta::DeltaRule;
 use experts::Experts;
 pub use saved::{HeadNorms, Hold, Output, Saved};
+use shared::Shared;
 
 /// Index of a projection in a block's array.
 pub(super) const Q: usize = 0;
@@ -61,7 +63,8 @@ pub struct Block<B: Backend> {
     head_gains: Option<[B::Memory; 2]>,
     /// Their sizes.
     head_norms: [usize; 2],
-    /// Seven, beside experts those of attention; then those of the output's gate and of a delta rule.
+    /// Seven, beside experts those of attention and of an expert that computes every token; then those of the output's gate
+    /// and of a delta rule.
     linears: Vec<Linear<B>>,
     /// In the place of attention.
     convolution: Option<Convolution<B::Memory>>,
@@ -69,6 +72,8 @@ pub struct Block<B: Backend> {
     delta_rule: Option<DeltaRule<B::Memory>>,
     /// The feed-forward of a sparse layer.
     experts: Option<Experts<B>>,
+    /// What the output of an expert that computes every token is multiplied by [1, C].
+    share: Option<B::Memory>,
     /// The sinks of the query heads, negative [1, H].
     sinks: Option<B::Memory>,
     heads: Heads,
@@ -91,6 +96,17 @@ struct Inner<M> {
     gate: M,
     up: M,
     routes: Option<Routes>,
+    shared: Option<Shared<M>>,
+}
+
+/// What the last projection of a half (O or DOWN) reads.
+struct Last<'a, M> {
+    projection: usize,
+    x: &'a M,
+    /// In a sparse layer x has a row for each pair.
+    routes: Option<&'a Routes>,
+    /// For an expert that computes every token.
+    shared: Option<&'a M>,
 }
 
 impl<B: Fused> Block<B> {
@@ -132,6 +148,13 @@ impl<B: Fused> Block<B> {
             Some(of) => Some(Experts::load(backend, weights, (config, of), layer)?),
             None => None,
         };
+        let share = match experts {
+            Some(_) if config.family.shared_expert => {
+                let name = weights.name(&format!("layers.{layer}.{}.weight", SHARE.1));
+                Some(weights.values(backend, &name, &[1, config.hidden])?)
+            }
+            _ => None,
+        };
         let feed_forward = config.experts_of(layer).map_or(config.feed_forward, |of| of.feed_forward);
         Ok(Block {
             attention_gains: gains(backend, config.family.attention_norms)?,
@@ -142,6 +165,7 @@ impl<B: Fused> Block<B> {
             convolution: Convolution::load(backend, weights, config, layer)?,
             delta_rule: DeltaRule::load(backend, weights, config, layer)?,
             experts,
+            share,
             sinks: sinks::load(backend, weights, config, layer)?,
             heads,
             rotations: rotation::of_layer(config, layer),
@@ -173,7 +197,8 @@ impl<B: Fused> Block<B> {
         let heads = self.head_gains.into_iter().flatten();
         let taps = self.convolution.map(Convolution::unload);
         let rule = self.delta_rule.into_iter().flat_map(DeltaRule::unload);
-        gains.chain(heads).chain(taps).chain(rule).chain(self.sinks).for_each(|m| backend.recycle(m));
+        let small = gains.chain(heads).chain(taps).chain(rule).chain(self.sinks).chain(self.share);
+        small.for_each(|m| backend.recycle(m));
         for linear in self.linears {
             let bias = linear.unload(backend);
             bias.into_iter().for_each(|m| backend.recycle(m));
@@ -193,9 +218,10 @@ impl<B: Fused> Block<B> {
         let mut out = backend.memory(t * c);
         backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
         let act = self.activation(backend, &saved, Reader::Projections, batch);
-        (saved.h[DOWN], saved.outputs[1]) =
-            self.add_output(backend, &mut out, (DOWN, &act), saved.routes.as_ref(), batch);
-        backend.recycle(act);
+        let shared = saved.shared.as_ref().map(|shared| self.shared_input(backend, shared, batch));
+        let read = Last { projection: DOWN, x: &act, routes: saved.routes.as_ref(), shared: shared.as_ref() };
+        (saved.h[DOWN], saved.outputs[1]) = self.add_output(backend, &mut out, read, batch);
+        shared.into_iter().chain([act]).for_each(|m| backend.recycle(m));
         Ok((out, saved))
     }
 
@@ -211,10 +237,11 @@ impl<B: Fused> Block<B> {
             Hold::Everything => Ok(saved),
             Hold::NarrowOnes => {
                 let (norm, routes) = ((&mut saved.inv_rms[1], &mut saved.h), saved.routes.take());
-                let Inner { gate, up, routes } = self.inner(backend, &saved.mid, norm, routes, batch)?;
+                let Inner { gate, up, routes, shared } =
+                    self.inner(backend, &saved.mid, norm, routes, batch)?;
                 let old = [std::mem::replace(&mut saved.gate, gate), std::mem::replace(&mut saved.up, up)];
                 old.into_iter().for_each(|m| backend.recycle(m));
-                Ok(Saved { routes, ..saved })
+                Ok(Saved { routes, shared, ..saved })
             }
             Hold::Attended => {
                 let (mut h, [_, output]) = (saved.h, saved.outputs);
@@ -239,13 +266,19 @@ impl<B: Fused> Block<B> {
         let mut saved = self.attention(backend, x, (None, routes), batch)?;
         if let Some(gain) = &self.mlp_gains.after {
             let act = self.activation(backend, &saved, Reader::Projections, batch);
-            let (normed, h, output) =
-                self.normed_output(backend, gain, (DOWN, &act), saved.routes.as_ref(), batch);
+            let shared = saved.shared.as_ref().map(|shared| self.shared_input(backend, shared, batch));
+            let routes = saved.routes.as_ref();
+            let read = Last { projection: DOWN, x: &act, routes, shared: shared.as_ref() };
+            let (normed, h, output) = self.normed_output(backend, gain, read, batch);
             (saved.h[DOWN], saved.outputs[1]) = (h, Some(output));
-            [act, normed].into_iter().for_each(|m| backend.recycle(m));
+            shared.into_iter().chain([act, normed]).for_each(|m| backend.recycle(m));
         } else if self.adapted(&[DOWN]) {
-            let act = self.activation(backend, &saved, Reader::Adapters, batch);
-            saved.h[DOWN] = self.linears[DOWN].h(backend, view(&act, batch.rows, self.feed_forward), batch);
+            let act = match &saved.shared {
+                Some(shared) => self.shared_input(backend, shared, batch),
+                None => self.activation(backend, &saved, Reader::Adapters, batch),
+            };
+            let down = &self.linears[DOWN];
+            saved.h[DOWN] = down.h(backend, view(&act, batch.rows, down.shape.1), batch);
             backend.recycle(act);
         }
         Ok(saved)
@@ -286,7 +319,7 @@ impl<B: Fused> Block<B> {
         let (mid, output) = self.after_attention(backend, read, &mut h, batch);
         gated.into_iter().for_each(|m| backend.recycle(m));
         let norm = (&mut inv_rms[1], &mut h);
-        let Inner { gate, up, routes } = self.inner(backend, &mid, norm, routes, batch)?;
+        let Inner { gate, up, routes, shared } = self.inner(backend, &mid, norm, routes, batch)?;
         let outputs = [output, None];
         Ok(Saved {
             x,
@@ -303,6 +336,7 @@ impl<B: Fused> Block<B> {
             routes,
             gate,
             up,
+            shared,
             h,
         })
     }
@@ -361,7 +395,8 @@ impl<B: Fused> Block<B> {
         let mut mid = backend.memory(t * c);
         backend.copy(view_mut(&mut mid, t, c), view(x, t, c));
         let output;
-        (h[O], output) = self.add_output(backend, &mut mid, (O, attended), None, batch);
+        let read = Last { projection: O, x: attended, routes: None, shared: None };
+        (h[O], output) = self.add_output(backend, &mut mid, read, batch);
         (mid, output)
     }
 
@@ -379,30 +414,32 @@ impl<B: Fused> Block<B> {
         let inner = match &self.experts {
             None => {
                 let [gate, up] = [GATE, UP].map(|i| self.project(backend, i, x, h, batch));
-                Ok(Inner { gate, up, routes: None })
+                Ok(Inner { gate, up, routes: None, shared: None })
             }
-            Some(experts) => experts.inner(backend, x, known),
+            Some(experts) => experts.inner(backend, x, known).map(|inner| {
+                let shared = self.shared(backend, x, h, batch);
+                Inner { shared, ..inner }
+            }),
         };
         normed.into_iter().for_each(|m| backend.recycle(m));
         inner
     }
 
-    /// out += a half's output: its last projection (O or DOWN) of x, normed where the family norms it. Returns h of the
-    /// projection and the values that the norm's gradient needs.
+    /// out += a half's output: its last projection, normed where the family norms it. Returns h of the projection and the
+    /// values that the norm's gradient needs.
     fn add_output(
         &self,
         backend: &mut B,
         out: &mut B::Memory,
-        (i, x): (usize, &B::Memory),
-        routes: Option<&Routes>,
+        read: Last<B::Memory>,
         batch: &Batch<B>,
     ) -> (Option<B::Memory>, Option<Output<B::Memory>>) {
-        let gains = if i == O { &self.attention_gains } else { &self.mlp_gains };
+        let gains = if read.projection == O { &self.attention_gains } else { &self.mlp_gains };
         let out = view_mut(out, batch.rows, self.hidden);
         let Some(gain) = &gains.after else {
-            return (self.last(backend, (out, Write::Add), (i, x), routes, batch), None);
+            return (self.last(backend, (out, Write::Add), read, batch), None);
         };
-        let (normed, h, output) = self.normed_output(backend, gain, (i, x), routes, batch);
+        let (normed, h, output) = self.normed_output(backend, gain, read, batch);
         backend.add(out, view(&normed, batch.rows, self.hidden));
         backend.recycle(normed);
         (h, Some(output))
@@ -413,13 +450,12 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         gain: &B::Memory,
-        (i, x): (usize, &B::Memory),
-        routes: Option<&Routes>,
+        read: Last<B::Memory>,
         batch: &Batch<B>,
     ) -> (B::Memory, Option<B::Memory>, Output<B::Memory>) {
         let (t, c) = (batch.rows, self.hidden);
         let [mut y, mut normed, mut inv_rms] = [t * c, t * c, t].map(|len| backend.memory(len));
-        let h = self.last(backend, (view_mut(&mut y, t, c), Write::Set), (i, x), routes, batch);
+        let h = self.last(backend, (view_mut(&mut y, t, c), Write::Set), read, batch);
         let (out, inv) = (view_mut(&mut normed, t, c), view_mut(&mut inv_rms, t, 1));
         backend.rmsnorm(out, inv, view(&y, t, c), view(gain, 1, c), self.eps);
         (normed, h, Output { y, inv_rms })
@@ -429,21 +465,19 @@ impl<B: Fused> Block<B> {
     fn last(
         &self,
         backend: &mut B,
-        out: (ViewMut<B::Memory>, Write),
-        (i, x): (usize, &B::Memory),
-        routes: Option<&Routes>,
+        (mut out, write): (ViewMut<B::Memory>, Write),
+        Last { projection, x, routes, shared }: Last<B::Memory>,
         batch: &Batch<B>,
     ) -> Option<B::Memory> {
-        match (&self.experts, routes) {
+        let linear = self.linears.get(projection);
+        let (read, write) = match (&self.experts, routes) {
             (Some(experts), Some(routes)) => {
-                experts.output(backend, out, x, routes);
-                None
+                experts.output(backend, (out.again(), write), x, routes);
+                (shared?, Write::Add)
             }
-            _ => {
-                let linear = &self.linears[i];
-                linear.forward(backend, out, view(x, batch.rows, linear.shape.1), batch)
-            }
-        }
+            _ => (x, write),
+        };
+        linear?.forward(backend, (out, write), view(read, batch.rows, linear?.shape.1), batch)
     }
 
     /// Returns q and k as attention reads them: projected, normed per head where the model does so, rotated; or the gates of

@@ -355,7 +355,7 @@ impl Config {
 
     /// The matrices of a layer, in model order; of a sparse layer beside those of its experts.
     pub fn matrices(&self, layer: usize) -> Vec<Matrix> {
-        let sparse = self.experts_of(layer).is_some();
+        let sparse = self.experts_of(layer).is_some() && !self.family.shared_expert;
         let all = self.family.matrices(self.mixer(layer)).into_iter();
         all.filter(|matrix| !sparse || matrix.is_of_attention()).collect()
     }

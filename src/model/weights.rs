@@ -227,7 +227,8 @@ impl<'a> Weights<'a> {
             let rule = config.delta_rules.as_ref().filter(|_| config.delta_heads(layer).is_some());
             let biases = config.experts_of(layer).filter(|_| config.family.joined_experts);
             let biases = biases.map_or(0, |of| of.count * (1 + 2 * of.feed_forward + config.hidden));
-            let more = 4 * (taps + rule.map_or(0, DeltaRules::values) + biases) as u64;
+            let share = if config.family.shared_expert { config.hidden } else { 0 };
+            let more = 4 * (taps + rule.map_or(0, DeltaRules::values) + biases + share) as u64;
             matrices(config, layer).into_iter().map(of).chain([Ok(more)]).sum()
         });
         let layers: Vec<u64> = layers.collect::<Result<_, _>>()?;

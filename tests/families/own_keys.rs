@@ -88,6 +88,12 @@ pub fn of_delta_rule(config: &Config, layer: usize) -> Vec<(String, Vec<usize>)>
     own.map(|(name, shape)| (format!("model.layers.{layer}.linear_attn.{name}"), shape)).into()
 }
 
+/// Name and shape of the gate of a layer's expert that computes every token.
+pub fn of_shared_expert(config: &Config, layer: usize) -> Option<(String, Vec<usize>)> {
+    let name = format!("model.layers.{layer}.mlp.shared_expert_gate.weight");
+    config.family.shared_expert.then(|| (name, vec![1, config.hidden]))
+}
+
 /// Names and shapes of a layer's sinks, and of the biases of its router and of its experts.
 pub fn of_joined_experts(config: &Config, layer: usize) -> Vec<(String, Vec<usize>)> {
     let Some(of) = config.experts_of(layer).filter(|_| config.family.joined_experts) else {

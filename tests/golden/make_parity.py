@@ -5,15 +5,16 @@ usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with tor
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls mistralwin qwen3win gemma3 gemma3cls smollm3 granite
       olmo2 olmo3 ministral3 glm4 glm4cls phi3 phi3long gemma3vl mistral3vl qwen3vl qwen3moe qwen3moeone
       qwen35 qwen35one qwen35vl qwen35cls layers patterns patternsvl weighted lfm2 lfm2taps tokens tokensboth tokenscls tokensweighted
-      ends endscls endsweighted granite4 granite4nope phi3longer newtokens newtokensboth gptoss gptossmx
-      (default: all; the last seven with transformers 5.24.0)
+      ends endscls endsweighted granite4 granite4nope phi3longer newtokens newtokensboth gptoss gptossmx qwen35moe qwen35moeone
+      qwen35moevl
+      (default: all; the last ten with transformers 5.24.0)
 """
 import json, math, os, random, sys
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification,
                           Gemma3Config, Gemma3TextConfig, Glm4Config, GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, Lfm2Config, LlamaConfig, Ministral3Config, Mistral3Config,
-                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5Config, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
+                          MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5Config, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig, SmolLM3Config,
                           get_cosine_schedule_with_warmup)
 
 STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
@@ -23,6 +24,9 @@ SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_la
 CONVOLVED = {key: value for key, value in SIZES.items() if key != 'rms_norm_eps'}
 RULE = dict(linear_key_head_dim=16, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
             linear_conv_kernel_dim=4)
+SIZES_OF_EXPERTS = {key: value for key, value in SIZES.items() if key != 'intermediate_size'}
+EXPERTS_OF_ONE = 3
+EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28)
 DENSE = dict(layer_types=['attention'] * 2, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=72,
              embedding_multiplier=12.0, logits_scaling=6.0, residual_multiplier=0.22, attention_multiplier=0.1,
              mamba_n_heads=4)
@@ -92,6 +96,11 @@ CONFIGS = {
     'qwen35one': lambda: Qwen3_5TextConfig(**SIZES, head_dim=12, **dict(RULE, linear_num_value_heads=2, linear_conv_kernel_dim=3),
                                            full_attention_interval=2, tie_word_embeddings=False, rope_parameters=dict(
         rope_type='default', rope_theta=10000.0, partial_rotary_factor=0.5)),
+    # experts and one of another size that computes every token; the same with experts in joined tensors, one for each token
+    'qwen35moe': lambda: Qwen3_5MoeTextConfig(**EXPERTS, **dict(SIZES_OF_EXPERTS, num_hidden_layers=3), head_dim=16, **RULE, tie_word_embeddings=False,
+                                              layer_types=['linear_attention', 'full_attention', 'linear_attention']),
+    'qwen35moeone': lambda: Qwen3_5MoeTextConfig(**dict(EXPERTS, num_experts=EXPERTS_OF_ONE, num_experts_per_tok=1, shared_expert_intermediate_size=20),
+                                                 **SIZES_OF_EXPERTS, head_dim=12, **RULE, full_attention_interval=2, tie_word_embeddings=True),
     # experts of a layer in joined tensors; a sliding layer and a full one; sinks; frequencies scaled without whole ends
     'gptoss': lambda: GptOssConfig(**SIZES, head_dim=12, num_local_experts=5, num_experts_per_tok=3, sliding_window=6,
                                    tie_word_embeddings=False, rope_parameters=dict(
@@ -124,6 +133,8 @@ WRAPPED = {
                            deepstack_visual_indexes=[], num_position_embeddings=16), tie_word_embeddings=True)}
 WRAPPED['qwen35vl'] = lambda: Qwen3_5Config(text_config=CONFIGS['qwen35']().to_dict(), tie_word_embeddings=True, vision_config=dict(
     depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8, num_position_embeddings=16))
+WRAPPED['qwen35moevl'] = lambda: Qwen3_5MoeConfig(text_config=CONFIGS['qwen35moe']().to_dict(), tie_word_embeddings=False, vision_config=dict(
+    depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, patch_size=8, num_position_embeddings=16))
 WRAPPED['patternsvl'] = WRAPPED['gemma3vl']
 CONVOLUTION = ['q_proj', 'k_proj', 'v_proj', 'out_proj', 'in_proj', 'w1', 'w2', 'w3']
 SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
@@ -152,6 +163,8 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'ends': (3, 6, ['v_proj', 'embed_tokens', 'lm_head'], False), 'endscls': (2, 4, ['q_proj', 'embed_tokens'], True),
     'endsweighted': (2, 4, ['k_proj', 'embed_tokens', 'lm_head'], False),
     'qwen35': (4, 8, [*SEVEN, *DELTA_RULE], False), 'qwen35vl': (3, 6, [*SEVEN, *DELTA_RULE], False),
+    'qwen35moe': (4, 8, [*SEVEN, *DELTA_RULE], False), 'qwen35moevl': (3, 6, ['q_proj', 'in_proj_qkv', 'up_proj'], False),
+    'qwen35moeone': (3, 8, ['down_proj', 'gate_proj', 'v_proj', 'in_proj_z'], True),
     'qwen35one': (3, 8, ['in_proj_a', 'in_proj_qkv', 'q_proj', 'out_proj'], True),
     'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False),
     'granite4': (4, 8, [*SEVEN[:4], 'input_linear', 'output_linear'], False),
@@ -209,6 +222,16 @@ def store_mxfp4(folder, packed):  # as OpenAI's own files are
     with open(f'{folder}/config.json', 'w') as f: f.write(json.dumps(config, indent=2) + '\n')
 
 
+def join_experts(folder):  # all experts of a layer in two tensors, as transformers has them in memory
+    from safetensors.torch import load_file, save_file
+    tensors = load_file(f'{folder}/model.safetensors')
+    of = lambda path, module: torch.stack([tensors.pop(f'{path}{i}.{module}.weight') for i in range(EXPERTS_OF_ONE)])
+    for path in sorted({key.split('experts.')[0] + 'experts.' for key in tensors if '.experts.' in key}):
+        tensors[path + 'gate_up_proj'] = torch.cat([of(path, 'gate_proj'), of(path, 'up_proj')], dim=1)
+        tensors[path + 'down_proj'] = of(path, 'down_proj')
+    save_file(tensors, f'{folder}/model.safetensors', metadata=dict(format='pt'))
+
+
 def make(out, name, seed):
     torch.manual_seed(seed); random.seed(seed); os.makedirs(out, exist_ok=True)
     classes = name.endswith('cls'); config = (CONFIGS | WRAPPED)[name.removesuffix('cls')]()
@@ -225,6 +248,7 @@ def make(out, name, seed):
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
     if packed: store_mxfp4(f'{out}/model', packed)
+    if name == 'qwen35moeone': join_experts(f'{out}/model')
     more = {'newtokens': 2, 'newtokensboth': 3}.get(name, 0)
     if more: enlarge(model, more)
     rank, alpha, targets, rslora = LORA[name]

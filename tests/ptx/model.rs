@@ -115,6 +115,7 @@ fn a_whole_model_has_the_gradient_of_the_cpu() {
         "lfm2taps",
         "qwen35",
         "qwen35one",
+        "qwen35moe",
         "tokens",
         "tokensboth",
         "tokensweighted",

@@ -62,7 +62,8 @@ impl Drawn {
             add("model.layers.0.conv.conv.weight", &[c, 1, taps]);
         }
         let more = [own_keys::of_delta_rule(&config, 0), own_keys::of_joined_experts(&config, 0)];
-        more.iter().flatten().for_each(|(name, shape)| add(name, shape));
+        let more = more.into_iter().flatten().chain(own_keys::of_shared_expert(&config, 0));
+        more.for_each(|(name, shape)| add(&name, &shape));
         Drawn { config, shapes }
     }
 
@@ -84,7 +85,7 @@ impl Drawn {
 
     /// Whether a tensor of this name is a matrix in blocks, if it has two dimensions.
     fn in_blocks(name: &str) -> bool {
-        !name.ends_with(".bias")
+        !name.ends_with(".bias") && !name.contains("shared_expert_gate")
     }
 
     fn place(&self, name: &str) -> Option<(u64, &[usize])> {

@@ -10,7 +10,8 @@ use crate::families::tensors::of_expert;
 use crate::format::gguf::mix::Model;
 use crate::format::gguf::order::{self, Order, Orders};
 use crate::format::gguf::{
-    self, F32, Gguf, Info, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_taps, stored_names,
+    self, F32, Gguf, Info, Meta, Metadata, Planned, Rules, Scaling, Shape, encode, is_share, is_taps,
+    stored_names,
 };
 use crate::format::{FormatError, atomic};
 use crate::model::config::{Config, RopeScaling};
@@ -329,7 +330,8 @@ fn plans(
         let row = about.shape.last().copied().unwrap_or(1);
         let plain =
             ["_norm.weight", ".ffn_gate_inp.weight", ".bias"].iter().any(|end| as_stored.ends_with(end));
-        let vector = about.shape.len() < 2 || plain || is_taps(&as_stored);
+        let squeezed = is_taps(&as_stored) || is_share(&as_stored);
+        let vector = about.shape.len() < 2 || plain || squeezed;
         let kind = match outtype {
             Outtype::Base if info.is_some() => own,
             _ if vector => F32,
@@ -348,7 +350,7 @@ fn plans(
         };
         let mut own = about.shape;
         own.iter_mut().take(1).for_each(|rows| *rows /= share.of);
-        let own = own.into_iter().filter(|n| *n != 1 || !is_taps(&as_stored));
+        let own = own.into_iter().filter(|n| *n != 1 || !squeezed);
         let shape = experts.then_some(count).into_iter().chain(own).collect();
         plans.push(Plan { table: Planned { name: as_stored, shape, kind }, from });
     }

@@ -210,7 +210,7 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
     Ok(json!({
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "intermediate_size": s.size("feed_forward_length")?,
+        "intermediate_size": s.size(if family.shared_expert { SHARED_SIZE } else { "feed_forward_length" })?,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -284,6 +284,9 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
     }
     Ok(())
 }
+
+/// Inner size of an expert that computes every token.
+pub(super) const SHARED_SIZE: &str = "expert_shared_feed_forward_length";
 
 fn experts(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     let [count, inner] = match family.joined_experts {

@@ -31,7 +31,7 @@ use super::positions::{Beginning, Positions};
 use std::path::Path;
 use std::sync::Arc;
 use weights::Weights;
-pub use weights::is_taps;
+pub use weights::{is_share, is_taps};
 
 /// Opens a model.
 pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {

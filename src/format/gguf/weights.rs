@@ -4,7 +4,7 @@
 use super::order::{self, Order, Orders};
 use super::reader::{Gguf, Info};
 use crate::families::tensors::{
-    DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, MOST_EXPERTS, SINKS, TAPS, TOP,
+    DELTA_BIAS, DELTA_NORM, DELTA_RATE, DELTA_TAPS, EXPERTS, MOST_EXPERTS, SHARE, SINKS, TAPS, TOP,
 };
 use crate::families::{self, Family};
 use crate::format::error::FormatError;
@@ -96,6 +96,7 @@ fn layer_of(stored: &str) -> Option<usize> {
 fn as_in_hugging_face(stored: &str, info: &Info) -> Info {
     match info.shape[..] {
         [channels, taps] if is_taps(stored) => Info { shape: vec![channels, 1, taps], ..info.clone() },
+        [inputs] if is_share(stored) => Info { shape: vec![1, inputs], ..info.clone() },
         _ => info.clone(),
     }
 }
@@ -103,6 +104,11 @@ fn as_in_hugging_face(stored: &str, info: &Info) -> Info {
 /// Whether a tensor has the taps of a convolution.
 pub fn is_taps(stored: &str) -> bool {
     [TAPS, DELTA_TAPS].into_iter().any(|(own, _)| stored.ends_with(&format!(".{own}.weight")))
+}
+
+/// Whether a tensor is what the output of an expert that computes every token is multiplied by.
+pub fn is_share(stored: &str) -> bool {
+    stored.ends_with(&format!(".{}.weight", SHARE.0))
 }
 
 /// Tables that are recomputed, or read elsewhere (`rope_freqs` goes into the configuration), and what predicts several tokens.

@@ -2,6 +2,7 @@
 //! of [`super::config`] and [`super::weights`]. Keys that the converter does not write are not written here either, so
 //! that a runner sees the same file.
 
+use super::config::SHARED_SIZE;
 use super::order::{Orders, Shared};
 use super::weights::whole;
 use super::write::{Meta, Metadata};
@@ -105,7 +106,8 @@ impl Shape {
         set("block_count", number(self.layers));
         set("context_length", number(self.context));
         set("embedding_length", number(self.hidden));
-        set("feed_forward_length", number(self.feed_forward));
+        let inner = if self.family.shared_expert { SHARED_SIZE } else { "feed_forward_length" };
+        set(inner, number(self.feed_forward));
         set("attention.head_count", number(heads));
         match &self.convolutions {
             None => set("attention.head_count_kv", number(kv_heads)),

@@ -55,7 +55,7 @@ impl<B: Fused> Block<B> {
         let deeper = below == Below::Wanted || self.adapted(&[O]) || self.reads_adapted();
         let half = if deeper { Below::Wanted } else { Below::Nothing };
         if let (Some(experts), Some(routes)) = (&self.experts, saved.routes.take()) {
-            if deeper {
+            if deeper || self.adapted(&[GATE, UP, DOWN]) {
                 self.experts_backward(backend, &mut streams, (&mut saved, experts, &routes), batch)?;
             }
         } else {
@@ -84,6 +84,19 @@ impl<B: Fused> Block<B> {
         let inner = (&act, [&mut saved.gate, &mut saved.up], self.activation);
         let dy = view(doutput.as_ref().unwrap_or(streams.residual), t, c);
         experts.backward(backend, view_mut(&mut dread, t, c), dy, inner, routes)?;
+        if let Some(shared) = saved.shared.take() {
+            let x = self.adapted(&[GATE, UP]).then(|| {
+                let mut again = backend.memory(t);
+                let stream = (&saved.mid, &self.mlp_gains);
+                let x = self.normed(backend, stream, &mut again, Reader::Adapters, batch);
+                backend.recycle(again);
+                x
+            });
+            let read = x.as_ref().map(|x| view(x.as_ref().unwrap_or(&saved.mid), t, c));
+            let out = (view_mut(&mut dread, t, c), &mut *streams.grads);
+            self.shared_backward(backend, out, (dy, read), (shared, &saved.h), batch);
+            x.flatten().into_iter().for_each(|m| backend.recycle(m));
+        }
         self.add_through_norm(
             backend,
             streams,

@@ -2,7 +2,7 @@
 //! pass; only attention over cached keys has a verb of its own.
 
 use super::saved::{Projected, Saved};
-use super::{Block, DOWN, Inner, K, O, Q, Reader, V};
+use super::{Block, DOWN, Inner, K, Last, O, Q, Reader, V};
 use crate::backend::{Backend, Fault, Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::families::Mixer;
 use crate::model::config::Config;
@@ -113,14 +113,19 @@ impl<B: Fused> Block<B> {
         let gated = self.through_gate(backend, (&attended, beside[0].as_ref()), batch);
         let read = (&x, gated.as_ref().unwrap_or(&attended));
         let (mut mid, output) = self.after_attention(backend, read, &mut h, batch);
-        let Inner { gate, up, routes } = self.inner(backend, &mid, (&mut inv_rms, &mut h), None, batch)?;
+        let inner = self.inner(backend, &mid, (&mut inv_rms, &mut h), None, batch)?;
+        let Inner { gate, up, routes, shared } = inner;
         let routes = routes.as_ref();
         let act = self.activated(backend, (&gate, &up, routes), Reader::Projections, batch);
+        let input = shared.as_ref().map(|shared| self.shared_input(backend, shared, batch));
+        shared.into_iter().for_each(|shared| shared.recycle(backend));
         let last;
-        (h[DOWN], last) = self.add_output(backend, &mut mid, (DOWN, &act), routes, batch);
+        let read = Last { projection: DOWN, x: &act, routes, shared: input.as_ref() };
+        (h[DOWN], last) = self.add_output(backend, &mut mid, read, batch);
         let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
         let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
-        let done = [x, inv_rms, q, k, v, attended, logsumexp, gate, up, act].into_iter().chain(normed);
+        let done =
+            [x, inv_rms, q, k, v, attended, logsumexp, gate, up, act].into_iter().chain(normed).chain(input);
         let done = done.chain(h.into_iter().chain(beside).flatten()).chain(norms).chain(outputs).chain(gated);
         done.for_each(|m| backend.recycle(m));
         Ok(mid)

@@ -125,7 +125,7 @@ impl<B: Fused> Experts<B> {
         }
         backend.recycle(rows);
         let [gate, up] = inner;
-        Ok(Inner { gate, up, routes: Some(routes) })
+        Ok(Inner { gate, up, routes: Some(routes), shared: None })
     }
 
     /// Chooses the experts of the rows of x.

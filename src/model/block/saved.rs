@@ -2,6 +2,7 @@
 //! small vectors of the norms and the softmax. To save memory a block keeps fewer of them and computes the others again
 //! with the same verbs, so the bits are equal.
 
+use super::shared::Shared;
 use super::{DOWN, GATE, K, O, Q, UP, V};
 use crate::backend::Backend;
 use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE};
@@ -50,6 +51,8 @@ pub struct Saved<M> {
     pub gate: M,
     /// `[F]`
     pub up: M,
+    /// Of the expert that computes every token, where there is one.
+    pub shared: Option<Shared<M>>,
     /// x aᵀ of each projection with an adapter `[R]`.
     pub h: [Option<M>; COUNT],
 }
@@ -100,6 +103,7 @@ impl<M> Saved<M> {
         if hold >= Hold::NarrowOnes {
             gone.extend([&mut self.gate, &mut self.up]);
             small.extend([GATE, UP]);
+            self.shared.take().into_iter().for_each(|shared| shared.recycle(backend));
         }
         if hold >= Hold::Attended {
             gone.extend([&mut self.q, &mut self.k, &mut self.v, &mut self.mid]);

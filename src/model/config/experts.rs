@@ -21,7 +21,7 @@ pub struct Experts {
     pub sparse: Vec<bool>,
 }
 
-/// Reads the keys of Qwen3-MoE, or those of gpt-oss. transformers 5 writes `num_local_experts` for `num_experts`.
+/// Reads the keys of Qwen3-MoE, of Qwen3.5 with experts, or of gpt-oss. transformers 5 writes `num_local_experts` for `num_experts`.
 pub(super) fn read(fields: &Fields, family: &Family, layers: usize) -> Result<Experts, ConfigError> {
     let local = family.joined_experts || fields.mentions("num_local_experts");
     let local = local && !fields.mentions("num_experts");
@@ -37,6 +37,15 @@ pub(super) fn read(fields: &Fields, family: &Family, layers: usize) -> Result<Ex
             count,
             chosen: fields.size("num_experts_per_tok", 1..=count)?,
             feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
+            normalised: true,
+            sparse: vec![true; layers],
+        });
+    }
+    if family.shared_expert {
+        return Ok(Experts {
+            count,
+            chosen: fields.size("num_experts_per_tok", 1..=count)?,
+            feed_forward: fields.size("moe_intermediate_size", 1..=1 << 22)?,
             normalised: true,
             sparse: vec![true; layers],
         });
