@@ -52,6 +52,8 @@ fn targets_are_suffixes_lists_or_all() {
     assert!(resolve_for("glm4", &["up_proj"]).unwrap_err().to_string().contains("gate_up_proj"));
     let six = text(&["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"]);
     assert_eq!(resolve_for("granite4", &["all-linear"]), Ok(six));
+    let of_all_tokens = resolve_for("qwen35moe", &["down_proj,in_proj_qkv,q_proj"]);
+    assert_eq!(of_all_tokens, Ok(text(&["q_proj", "down_proj", "in_proj_qkv"])));
     let attention = text(&["q_proj", "k_proj", "v_proj", "o_proj"]);
     assert_eq!(resolve_for("qwen3moe", &["all-linear"]), Ok(attention));
     for of_experts in ["down_proj", "mlp.experts.0.gate_proj"] {

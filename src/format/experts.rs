@@ -445,6 +445,34 @@ mod tests {
         }
     }
 
+    /// Rows of gate, then rows of up; tensors of single experts beside them are read as they are.
+    #[test]
+    fn matrices_are_rows_of_joined_tensors() {
+        let dir = tempfile::tempdir().unwrap();
+        let both: Vec<u8> = (0..2 * 6 * 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let (odd, own) = (vec![0; 2 * 5 * 4 * 4], [7.0f32; 12].map(f32::to_le_bytes).concat());
+        let all =
+            [(spec("9.gate_proj.weight", &[3, 4]), &own[..]), (spec("gate_up_proj", &[2, 6, 4]), &both[..])];
+        let file = dir.path().join("model.safetensors");
+        safetensors::write(&file, &all).unwrap();
+        let open = || Apart::new(Sharded::open(dir.path()).unwrap(), JoinedExperts::InTurn);
+        let apart = open();
+        for (expert, first, module) in
+            [(0, 0.0, "gate_proj"), (0, 12.0, "up_proj"), (1, 24.0, "gate_proj"), (1, 36.0, "up_proj")]
+        {
+            let (shape, values) = read(&apart, &format!("{expert}.{module}.weight"));
+            assert_eq!(shape, [3, 4]);
+            assert!(values.iter().enumerate().all(|(i, value)| *value == first + i as f32), "{values:?}");
+        }
+        assert!(apart.tensor(&format!("{PATH}.2.up_proj.weight")).unwrap().is_none());
+        assert!(apart.tensor(&format!("{PATH}.0.down_proj.weight")).unwrap().is_none());
+        safetensors::write(&file, &[(spec("gate_up_proj", &[2, 5, 4]), &odd[..])]).unwrap();
+        let error = open().tensor(&format!("{PATH}.0.up_proj.weight")).map(drop).unwrap_err();
+        assert!(error.contains("5 outputs, which are not those of 2 matrices"), "{error}");
+        safetensors::write(&file, &[(spec("9.gate_proj.weight", &[3, 4]), &own[..])]).unwrap();
+        assert_eq!(read(&open(), "9.gate_proj.weight").1, [7.0; 12]);
+    }
+
     #[test]
     fn joined_tensors_of_other_dimensions_are_refused() {
         let dir = tempfile::tempdir().unwrap();
