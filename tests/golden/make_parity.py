@@ -163,15 +163,16 @@ LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'ends': (3, 6, ['v_proj', 'embed_tokens', 'lm_head'], False), 'endscls': (2, 4, ['q_proj', 'embed_tokens'], True),
     'endsweighted': (2, 4, ['k_proj', 'embed_tokens', 'lm_head'], False),
     'qwen35': (4, 8, [*SEVEN, *DELTA_RULE], False), 'qwen35vl': (3, 6, [*SEVEN, *DELTA_RULE], False),
-    'qwen35moe': (4, 8, [*SEVEN, *DELTA_RULE], False), 'qwen35moevl': (3, 6, ['q_proj', 'in_proj_qkv', 'up_proj'], False),
-    'qwen35moeone': (3, 8, ['down_proj', 'gate_proj', 'v_proj', 'in_proj_z'], True),
     'qwen35one': (3, 8, ['in_proj_a', 'in_proj_qkv', 'q_proj', 'out_proj'], True),
     'qwen35cls': (3, 4, ['in_proj_z', 'in_proj_b', 'out_proj', 'o_proj'], False),
     'granite4': (4, 8, [*SEVEN[:4], 'input_linear', 'output_linear'], False),
     'granite4nope': (3, 8, ['k_proj', 'input_linear', 'output_linear'], True),
     'phi3longer': (4, 8, ['qkv_proj', 'o_proj', 'gate_up_proj'], False),
     'newtokens': (3, 6, ['q_proj', 'up_proj'], False), 'newtokensboth': (3, 6, ['v_proj'], False),
-    'gptoss': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False), 'gptossmx': (3, 6, ['q_proj', 'v_proj', 'o_proj'], False)}
+    'gptoss': (4, 8, ['q_proj', 'k_proj', 'v_proj', 'o_proj'], False), 'gptossmx': (3, 6, ['q_proj', 'v_proj', 'o_proj'], False),
+    'qwen35moe': (4, 8, [*SEVEN, *DELTA_RULE], False),
+    'qwen35moeone': (3, 8, ['down_proj', 'gate_proj', 'v_proj', 'in_proj_z'], True),
+    'qwen35moevl': (3, 6, ['q_proj', 'in_proj_qkv', 'up_proj'], False)}
 MORE = {  # further settings of LoraConfig
     'layers': dict(layers_to_transform=[1]),
     'patterns': dict(rank_pattern={'q_proj': 2, r'layers\.[12]\.mlp\.down_proj': 6, 'layers.0.mlp.down_proj': 3},
