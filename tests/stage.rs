@@ -47,6 +47,7 @@ impl<'a> Try<'a> {
 
     fn dropout(mut self, p: f32) -> Self {
         self.lora.dropout = p;
+        self.config.tag_dropout = p;
         self
     }
 
@@ -279,8 +280,7 @@ fn gradients_match_central_differences_of_the_loss() {
             let batch = case.microbatch(1, 6);
             let class_weights = case.config.labels.as_ref().map(|_| vec![0.5, 2.0, 1.25]);
             let build = Build { class_weights, ..Build::whole(&case.config) };
-            let config = Config { tag_dropout: p, ..case.config.clone() };
-            let mut stage = Try { build, config, ..Try::new(case).dropout(p) }.stage();
+            let mut stage = Try { build, ..Try::new(case).dropout(p) }.stage();
             let (sums, exact) = gradient(&mut stage, &parameters, &batch);
             let exact = &exact[..];
             if let Targets::Labels(labels) = &batch.targets {

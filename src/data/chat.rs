@@ -150,7 +150,8 @@ fn other_turn(
         return Err(refuse("the text up to it does not begin the whole conversation"));
     }
     let Some(text) = first_text(&mut message.clone()).map(|t| t.trim().to_owned()) else {
-        return Err(refuse("its content is not a text"));
+        // Without a text the whole turn.
+        return Ok(before.len()..with.len());
     };
     let after = &with[before.len()..];
     match (after.find(&text), after.rfind(&text)) {

@@ -1,7 +1,7 @@
 //! Devices that hold the layers of one model together: how many layers each gets, from its measured speed and its
 //! memory, and the line that they make.
 
-use super::building::{Whole, note_streaming};
+use super::building::{How, Whole, note_streaming};
 use super::drivers::{cpu, speaking};
 use super::room::{Room, packed};
 use super::seat::Seat;
@@ -21,6 +21,7 @@ use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::support::panics::caught;
 use crate::support::stderr::say;
+use crate::support::waiting::LOADING;
 use std::ops::Range;
 use std::thread::ScopedJoinHandle;
 
@@ -127,6 +128,17 @@ impl Seats {
         Ok((layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
     }
 
+    /// The name under which measurements of this line are stored ([`How::measured_on`]).
+    pub fn measured_on(&self, whole: &Whole, hardware: String) -> String {
+        match self.places(whole) {
+            Ok(places) => {
+                let streamed = places.iter().map(|place| place.takes.streamed).sum();
+                How { streamed, ..How::resident(Keep::Inputs) }.measured_on(hardware)
+            }
+            Err(_) => hardware,
+        }
+    }
+
     fn rooms<'a>(&self, whole: &Whole<'a>) -> Result<Vec<Room<'a>>, ModelError> {
         let room = |(at, seat): (usize, &Seat)| {
             let seats = self.seats.len();
@@ -222,6 +234,7 @@ impl Seats {
         self.places(whole)?;
         let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
+        LOADING.begin(whole.config.layers as u64);
         self.build(whole)
     }
 }
@@ -247,7 +260,7 @@ impl Opener for Seats {
     }
 }
 
-/// Relative to each other.
+/// Seconds of each device for a layer and for the head.
 fn paces(costs: (f64, f64), speeds: &[Speed]) -> Vec<Pace> {
     speeds.iter().map(|speed| Pace::of(costs, 1e9 * speed.gflops)).collect()
 }

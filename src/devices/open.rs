@@ -44,7 +44,6 @@ pub fn open(
     class_weights: Option<Vec<f32>>,
     need: Need,
 ) -> Result<Box<dyn Model>, Refusal> {
-    LOADING.begin(model.0.layers as u64);
     during("loading the model", &LOADING, || on_first(chosen, model, class_weights, need))
 }
 
@@ -93,6 +92,7 @@ fn on_first(
         }
         (None, _) => limit(chosen).choose(Load { microbatches, ..whole.load(&cpu)? })?.into(),
     };
+    LOADING.begin(config.layers as u64);
     Ok(Box::new(cpu).build(&whole, whole.build(how))?)
 }
 
@@ -218,6 +218,7 @@ pub fn profile(
     let opened = match (chosen.first_line(), first_card(chosen)) {
         (Some(range), _) => {
             let seats = chain::seats(chosen, range, chain::free_memory(chosen));
+            hardware = seats.measured_on(&whole, hardware);
             Some((seats.name(), seats.proved(&whole)))
         }
         (None, Some((pick, card))) => {

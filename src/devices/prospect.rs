@@ -119,7 +119,8 @@ pub fn named_hardware(
     let named = |picks: Range<usize>| {
         let hardware = hardware_of(chosen, picks.clone());
         if picks.len() > 1 {
-            return (seats(chosen, picks, machine).name(), hardware);
+            let seats = seats(chosen, picks, machine);
+            return (seats.name(), seats.measured_on(&whole, hardware));
         }
         let (at, pick) = (picks.start, &chosen.picks[picks.start]);
         let hardware = match seat(chosen, at, found(pick.device), machine).choose(&whole) {
@@ -134,7 +135,7 @@ pub fn named_hardware(
 /// Forecast for devices that hold a model together.
 fn line(chosen: &Chosen, picks: Range<usize>, whole: &Whole) -> Result<Prospect, ModelError> {
     let seats = seats(chosen, picks.clone(), free_memory(chosen));
-    let (name, hardware) = (seats.name(), hardware_of(chosen, picks));
+    let (name, hardware) = (seats.name(), seats.measured_on(whole, hardware_of(chosen, picks)));
     let (places, class, unfit) = match seats.places(whole) {
         Ok(places) => {
             let class = seats.class(&places);

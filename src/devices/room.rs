@@ -72,8 +72,8 @@ impl<'a> Room<'a> {
         Ok(besides + self.packed.of(layers.clone()))
     }
 
-    /// The fewest of these layers that it streams; `None` if it has no room for them. It streams as many when it opens
-    /// them (`model::memory`).
+    /// The fewest of these layers that it streams; `None` if it has no room for them. When it opens them it streams at most
+    /// as many, because what three layers and more take is a bound here.
     pub fn streams(&mut self, layers: &Range<usize>) -> Result<Option<usize>, ModelError> {
         let (typed, most) = self.load.offload.of(layers.len());
         let missing = self.least(layers)?.saturating_sub(self.limit.bytes());

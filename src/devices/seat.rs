@@ -15,6 +15,7 @@ use crate::model::memory::{Limit, Offload, size};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::support::stderr::say;
+use crate::support::waiting::LOADING;
 use std::sync::{Mutex, PoisonError};
 
 /// Address of a device's properties, number of threads, and type of the products.
@@ -99,6 +100,7 @@ impl Seat {
         let how = self.choose(whole)?;
         let deviation = Reference::new(&cpu::ReferenceCpu)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
+        LOADING.begin(whole.config.layers as u64);
         note_streaming(how.streamed, whole.config.layers);
         self.device.open(self.share)?.build(whole, whole.build(how))
     }

@@ -1,6 +1,6 @@
 //! gpt-oss: mixtures of experts with biases and a clamped SwiGLU, attention with sinks, every second layer slides.
 
-use super::{Activation, Bias, Biases, Family, Gguf, LLAMA, Windows};
+use super::{Activation, Bias, Biases, Family, Gguf, JoinedExperts, LLAMA, Windows};
 
 /// gpt-oss.
 pub const GPT_OSS: Family = Family {
@@ -10,7 +10,8 @@ pub const GPT_OSS: Family = Family {
     gguf: Gguf { architecture: "gpt-oss", adjacent_pairs: false, all_sizes: false, complete: true },
     eps: 1e-5,
     experts: true,
-    joined_experts: true,
+    joined_experts: Some(JoinedExperts::Alternating),
+    biased_experts: true,
     gguf_mlp_norm: "post_attention_norm",
     needs_rope_section: true,
     whole_ramp: false,

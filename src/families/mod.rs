@@ -117,11 +117,10 @@ pub struct Family {
     pub fused: Fused,
     /// Whether layers have a mixture of experts as their feed-forward: a router and `mlp.experts.N`.
     pub experts: bool,
-    /// Whether the router and the experts have biases, all experts of a layer are in the same tensors in Hugging Face
-    /// (gate and up in one, their columns alternating), and config.json has the keys of gpt-oss.
-    pub joined_experts: bool,
-    /// Whether all experts of a layer are in the same tensors in Hugging Face: the rows of gate, then those of up.
-    pub stacked_experts: bool,
+    /// How all experts of a layer are in the same tensors in Hugging Face; `None` where each has its own.
+    pub joined_experts: Option<JoinedExperts>,
+    /// Whether the router and the experts have biases, and config.json has the keys of gpt-oss.
+    pub biased_experts: bool,
     /// Whether a sparse layer also has an expert that computes every token (`mlp.shared_expert`), whose output is multiplied
     /// by the sigmoid of a product of the token's input with `mlp.shared_expert_gate`.
     pub shared_expert: bool,
@@ -188,17 +187,6 @@ pub enum JoinedExperts {
     Alternating,
     /// [experts, outputs, inputs], first the outputs of gate, then those of up.
     InTurn,
-}
-
-impl Family {
-    /// How the experts of a layer are joined in Hugging Face; `None` where each has its own tensors.
-    pub fn joins(&self) -> Option<JoinedExperts> {
-        match (self.joined_experts, self.stacked_experts) {
-            (true, _) => Some(JoinedExperts::Alternating),
-            (false, true) => Some(JoinedExperts::InTurn),
-            (false, false) => None,
-        }
-    }
 }
 
 /// Class of a family's sequence classifiers.
@@ -491,9 +479,9 @@ mod tests {
     fn texts_list_every_release() {
         assert_eq!(
             names("or"),
-            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Gemma3, SmolLM3, Granite, GraniteMoeHybrid, Olmo2, Olmo3, Ministral3, Glm4, Phi3, Lfm2 or GptOss"
+            "Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen3_5, Qwen3_5Moe, Gemma3, SmolLM3, Granite, GraniteMoeHybrid, Olmo2, Olmo3, Ministral3, Glm4, Phi3, Lfm2 or GptOss"
         );
-        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3.6, Gemma 3, SmolLM3, Granite 3, Granite 4, OLMo 2, OLMo 3, Ministral 3, \
+        let all = "Llama, Mistral, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3.6, Qwen3.5-MoE, Gemma 3, SmolLM3, Granite 3, Granite 4, OLMo 2, OLMo 3, Ministral 3, \
                    GLM-4, GLM-Z1, Phi-3, Phi-3.5, Phi-4, Phi-4-mini, LFM2, LFM2.5 and gpt-oss";
         assert_eq!(releases("and"), all);
         let readme = include_str!("../../README.md");

@@ -1,7 +1,7 @@
 //! Qwen3.5 and Qwen3.6 with experts: a Qwen3.5 whose feed-forwards are mixtures of experts, beside an expert that computes
 //! every token. transformers adds a loss of the router where `output_router_logits` is true.
 
-use super::{Classifier, Family, FeedForward, Gguf, LLAMA, QWEN3_5};
+use super::{Classifier, Family, FeedForward, Gguf, JoinedExperts, LLAMA, QWEN3_5};
 
 const fn projections() -> [&'static str; 7] {
     let [q, k, v, o, ..] = LLAMA.projections;
@@ -18,7 +18,7 @@ pub const QWEN3_5_MOE: Family = Family {
     projections: projections(),
     feed_forward: FeedForward::Key("shared_expert_intermediate_size"),
     experts: true,
-    stacked_experts: true,
+    joined_experts: Some(JoinedExperts::InTurn),
     shared_expert: true,
     refused: &["attention_bias", "output_router_logits"],
     ..QWEN3_5

@@ -181,7 +181,7 @@ impl Family {
 
     /// The router of a mixture of experts.
     pub fn router(&self) -> (&'static str, &'static str) {
-        ("ffn_gate_inp", if self.joined_experts { "mlp.router" } else { "mlp.gate" })
+        ("ffn_gate_inp", if self.biased_experts { "mlp.router" } else { "mlp.gate" })
     }
 
     /// The matrix whose upper and lower half of rows are two tensors in GGUF files.
@@ -200,7 +200,7 @@ impl Family {
         all.extend(self.convolutions.then_some(TAPS));
         all.extend(self.delta_rule.then_some([DELTA_TAPS, DELTA_NORM]).into_iter().flatten());
         all.extend(self.experts.then_some(self.router()));
-        all.extend(self.joined_experts.then_some(EXPERT_BIASES).into_iter().flatten());
+        all.extend(self.biased_experts.then_some(EXPERT_BIASES).into_iter().flatten());
         all.extend(self.shared_expert.then_some(SHARE));
         all.extend(self.sinks.then_some(SINKS));
         all.extend(norms(["attn_norm", "post_attention_norm"], self.attention_norms));

@@ -73,7 +73,7 @@ fn joined_experts(config: &Value) -> Option<JoinedExperts> {
     let is = |f: &&&Family| config["model_type"] == f.model_type || has(format!("{}ForCausalLM", f.name));
     let wrapped =
         wrapped::ALL.iter().filter(|wrapper| has(wrapper.class.into())).map(|wrapper| wrapper.family);
-    families::ALL.iter().filter(is).copied().chain(wrapped).find_map(Family::joins)
+    families::ALL.iter().filter(is).copied().chain(wrapped).find_map(|family| family.joined_experts)
 }
 
 /// The config.json of a directory that has everything except the weights, for [`with_weights`], and the method of the

@@ -26,7 +26,7 @@ const SCALES: &str = "_scales";
 const VALUES: usize = 32;
 const CODES: usize = 16;
 
-/// The joined tensors, and for each the modules whose outputs alternate in it.
+/// The joined tensors, and the modules that each contains.
 const JOINED: [(&str, &[&str]); 2] =
     [("gate_up_proj", &["gate_proj", "up_proj"]), ("down_proj", &["down_proj"])];
 
@@ -99,7 +99,7 @@ impl Apart {
         Apart { files, how }
     }
 
-    /// The part with this name, if its joined tensor exists: files may have a tensor for each expert as well.
+    /// The part with this name, if its joined tensor exists: other files have a tensor for each expert.
     fn part(&self, name: &str) -> Option<Part> {
         let part = part(name)?;
         let suffixes: &[&str] = if part.expert.is_none() { &["_bias"] } else { &["", BLOCKS] };
@@ -155,7 +155,7 @@ impl Apart {
         Ok(there(experts).then_some(About { shape, encoding: Encoding::Plain(whole.dtype) }))
     }
 
-    /// The values of a plain part: its outputs, or an expert's transposed.
+    /// The values of a plain part: the outputs of a bias, or an expert's matrix, transposed where outputs alternate.
     fn plain(&self, part: &Part) -> Result<Option<Tensor<'_>>, String> {
         let Some(About { shape, encoding: Encoding::Plain(dtype) }) = self.about_part(part)? else {
             return Ok(None);
@@ -243,6 +243,7 @@ impl Tensors for Apart {
         let apart = stored.flat_map(|name| self.parts_of(&name).unwrap_or_else(|| vec![name]));
         let mut names: Vec<String> = apart.collect();
         names.sort();
+        names.dedup();
         names
     }
 
@@ -445,7 +446,7 @@ mod tests {
         }
     }
 
-    /// Rows of gate, then rows of up; tensors of single experts beside them are read as they are.
+    /// Rows of gate, then rows of up. The own tensor of an expert is read where its layer has no joined one.
     #[test]
     fn matrices_are_rows_of_joined_tensors() {
         let dir = tempfile::tempdir().unwrap();
@@ -464,7 +465,9 @@ mod tests {
             assert_eq!(shape, [3, 4]);
             assert!(values.iter().enumerate().all(|(i, value)| *value == first + i as f32), "{values:?}");
         }
-        assert!(apart.tensor(&format!("{PATH}.2.up_proj.weight")).unwrap().is_none());
+        for beyond in ["2.up_proj", "9.gate_proj"] {
+            assert!(apart.tensor(&format!("{PATH}.{beyond}.weight")).unwrap().is_none());
+        }
         assert!(apart.tensor(&format!("{PATH}.0.down_proj.weight")).unwrap().is_none());
         safetensors::write(&file, &[(spec("gate_up_proj", &[2, 5, 4]), &odd[..])]).unwrap();
         let error = open().tensor(&format!("{PATH}.0.up_proj.weight")).map(drop).unwrap_err();

@@ -8,6 +8,7 @@ mod convolution;
 mod decode;
 mod delta;
 mod experts;
+mod heads;
 mod output_gate;
 mod saved;
 mod shared;
@@ -63,8 +64,8 @@ pub struct Block<B: Backend> {
     head_gains: Option<[B::Memory; 2]>,
     /// Their sizes.
     head_norms: [usize; 2],
-    /// Seven, beside experts those of attention and of an expert that computes every token; then those of the output's gate
-    /// and of a delta rule.
+    /// Seven; in a sparse layer those of attention and, if there is one, of the expert that computes every token. Then those
+    /// of the output's gate and of a delta rule.
     linears: Vec<Linear<B>>,
     /// In the place of attention.
     convolution: Option<Convolution<B::Memory>>,
@@ -97,6 +98,13 @@ struct Inner<M> {
     up: M,
     routes: Option<Routes>,
     shared: Option<Shared<M>>,
+}
+
+impl<M> Inner<M> {
+    /// In the place of values that could not be computed.
+    fn nothing<B: Backend<Memory = M>>(backend: &mut B) -> Self {
+        Inner { gate: backend.memory(0), up: backend.memory(0), routes: None, shared: None }
+    }
 }
 
 /// What the last projection of a half (O or DOWN) reads.
@@ -177,9 +185,9 @@ impl<B: Fused> Block<B> {
         })
     }
 
-    /// Whether passes read all or most of the layer's weights. Those of a few tokens read few experts.
-    pub fn reads_all(&self) -> bool {
-        self.experts.as_ref().is_none_or(Experts::most_are_read)
+    /// The numbers of the experts that are on the device. Passes of a few tokens read few of them.
+    pub fn experts(&self) -> Vec<usize> {
+        self.experts.as_ref().map_or(Vec::new(), Experts::held)
     }
 
     /// Reads the experts of the backward pass that are not on the device.
@@ -319,9 +327,13 @@ impl<B: Fused> Block<B> {
         let (mid, output) = self.after_attention(backend, read, &mut h, batch);
         gated.into_iter().for_each(|m| backend.recycle(m));
         let norm = (&mut inv_rms[1], &mut h);
-        let Inner { gate, up, routes, shared } = self.inner(backend, &mid, norm, routes, batch)?;
+        let (inner, fault) = match self.inner(backend, &mid, norm, routes, batch) {
+            Ok(inner) => (inner, None),
+            Err(fault) => (Inner::nothing(backend), Some(fault)),
+        };
+        let Inner { gate, up, routes, shared } = inner;
         let outputs = [output, None];
-        Ok(Saved {
+        let saved = Saved {
             x,
             inv_rms,
             head_norms,
@@ -338,7 +350,14 @@ impl<B: Fused> Block<B> {
             up,
             shared,
             h,
-        })
+        };
+        match fault {
+            None => Ok(saved),
+            Some(fault) => {
+                saved.recycle(backend);
+                Err(fault)
+            }
+        }
     }
 
     /// The projections of the output's gate and of a delta rule, where there are such.
@@ -478,60 +497,6 @@ impl<B: Fused> Block<B> {
             _ => (x, write),
         };
         linear?.forward(backend, (out, write), view(read, batch.rows, linear?.shape.1), batch)
-    }
-
-    /// Returns q and k as attention reads them: projected, normed per head where the model does so, rotated; or the gates of
-    /// a convolution.
-    pub(super) fn queries_and_keys(
-        &self,
-        backend: &mut B,
-        normed: View<B::Memory>,
-        h: &mut [Option<B::Memory>; COUNT],
-        batch: &Batch<B>,
-    ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
-        let (mut qk, norms) = self.unrotated(backend, normed, h, batch);
-        if self.convolution.is_some() || self.delta_rule.is_some() {
-            return (qk, norms);
-        }
-        for (x, i) in qk.iter_mut().zip([Q, K]) {
-            let x = view_mut(x, batch.rows, self.linears[i].shape.0);
-            backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), batch.tokens);
-        }
-        (qk, norms)
-    }
-
-    /// Returns q and k before their rotation.
-    pub(super) fn unrotated(
-        &self,
-        backend: &mut B,
-        normed: View<B::Memory>,
-        h: &mut [Option<B::Memory>; COUNT],
-        batch: &Batch<B>,
-    ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
-        let mut qk = [Q, K].map(|i| self.project(backend, i, normed, h, batch));
-        let mut norms = None;
-        if let Some([q_gain, k_gain]) = &self.head_gains {
-            let [q, k] = qk;
-            let (q_normed, q_inv) = self.head_norm(backend, (&q, q_gain), Q, batch);
-            let (k_normed, k_inv) = self.head_norm(backend, (&k, k_gain), K, batch);
-            norms = Some(HeadNorms { q, k, q_inv, k_inv });
-            qk = [q_normed, k_normed];
-        }
-        (qk, norms)
-    }
-
-    fn head_norm(
-        &self,
-        backend: &mut B,
-        (x, gain): (&B::Memory, &B::Memory),
-        i: usize,
-        batch: &Batch<B>,
-    ) -> (B::Memory, B::Memory) {
-        let (t, n, d) = (batch.rows, self.linears[i].shape.0, self.head_norms[i]);
-        let (mut out, mut inv) = (backend.memory(t * n), backend.memory(t * (n / d)));
-        let inv_view = view_mut(&mut inv, t, n / d);
-        backend.rmsnorm(view_mut(&mut out, t, n), inv_view, view(x, t, n), view(gain, 1, d), self.eps);
-        (out, inv)
     }
 
     /// Computes projection i of x into new memory.

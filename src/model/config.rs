@@ -89,7 +89,7 @@ pub struct Config {
     pub numbers: bool,
     /// Whether its head labels each token, not each row, and has a bias.
     pub tags: bool,
-    /// Dropout of such a head's input, in training.
+    /// Dropout of such a head's input, in training; 1 where a model without such a head has none that is possible.
     pub tag_dropout: f32,
 }
 
@@ -165,6 +165,7 @@ impl Config {
         let fields = Fields::new(json)?;
         let (family, head) = architecture(&fields, known)?;
         let tags = head == Some(HeadOf::Tokens);
+        tags.then(|| fields.biased_tags()).transpose()?;
         refuse(&fields, family)?;
         let layers = fields.size("num_hidden_layers", 1..=4096)?;
         let hidden = fields.size("hidden_size", 1..=1 << 20)?;
@@ -211,7 +212,7 @@ impl Config {
             numbers: one || head == Some(HeadOf::Rows) && fields.text("problem_type")? == Some("regression"),
             labels,
             tags,
-            tag_dropout: fields.tag_dropout(head)?,
+            tag_dropout: if tags { fields.tag_dropout()? } else { fields.tag_dropout().unwrap_or(1.0) },
         };
         config.rope.scaling.check(config.rotary / 2)?;
         (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;
@@ -253,6 +254,8 @@ impl Config {
             let what = format!("token classification on {}", self.architecture());
             return Err(unsupported(what, "its head is for whole rows: give the base without it"));
         }
+        let impossible = key("classifier_dropout", "or `hidden_dropout` is no share of 0 to 1");
+        Some(self.tag_dropout).filter(|share| *share < 1.0).ok_or(impossible)?;
         Ok(Config { tags: true, ..self.with_labels(labels)? })
     }
 

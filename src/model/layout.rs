@@ -196,13 +196,21 @@ pub struct LayerMatrix {
 /// The matrices of a layer.
 pub fn matrices(config: &Config, layer: usize) -> Vec<LayerMatrix> {
     let mut all = matrices_beside_experts(config, layer);
-    if let Some(of) = config.experts_of(layer) {
-        let (c, f) = (config.hidden, of.feed_forward);
-        let paths = (0..of.count).flat_map(|expert| expert_paths(layer, expert));
-        let shapes = [(f, c), (f, c), (c, f)].into_iter().cycle();
-        all.extend(paths.zip(shapes).map(|(path, shape)| LayerMatrix { path, shape, parts: vec![shape.0] }));
-    }
+    let count = config.experts_of(layer).map_or(0, |of| of.count);
+    all.extend(matrices_of_experts(config, layer, 0..count));
     all
+}
+
+/// The matrices of these experts of a layer.
+pub fn matrices_of_experts(
+    config: &Config,
+    layer: usize,
+    experts: impl IntoIterator<Item = usize>,
+) -> impl Iterator<Item = LayerMatrix> {
+    let (c, f) = (config.hidden, config.experts_of(layer).map_or(0, |of| of.feed_forward));
+    let paths = experts.into_iter().flat_map(move |expert| expert_paths(layer, expert));
+    let shapes = [(f, c), (f, c), (c, f)].into_iter().cycle();
+    paths.zip(shapes).map(|(path, shape)| LayerMatrix { path, shape, parts: vec![shape.0] })
 }
 
 /// The matrices of a layer but those of its experts.

@@ -147,7 +147,7 @@ pub enum Offload {
 }
 
 impl Offload {
-    /// Fewest and most layers that a device with that many streams.
+    /// Fewest and most layers that are streamed on a device that has `layers`.
     pub fn of(self, layers: usize) -> (usize, usize) {
         match self {
             Offload::Auto => (0, layers),

@@ -225,7 +225,7 @@ impl<'a> Weights<'a> {
             };
             let taps = config.taps(layer).map_or(0, |taps| taps * config.hidden);
             let rule = config.delta_rules.as_ref().filter(|_| config.delta_heads(layer).is_some());
-            let biases = config.experts_of(layer).filter(|_| config.family.joined_experts);
+            let biases = config.experts_of(layer).filter(|_| config.family.biased_experts);
             let biases = biases.map_or(0, |of| of.count * (1 + 2 * of.feed_forward + config.hidden));
             let share = if config.family.shared_expert { config.hidden } else { 0 };
             let more = 4 * (taps + rule.map_or(0, DeltaRules::values) + biases + share) as u64;

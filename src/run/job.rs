@@ -405,11 +405,9 @@ impl Job {
                 count(self.plan.micro_batch_tokens() as u64, "token")
             ),
         ];
-        let share = p.config.tag_dropout;
+        let share = Some(p.config.tag_dropout).filter(|share| p.config.tags && *share > 0.0);
         notes.extend(
-            p.config.tags.then(|| {
-                format!("head     labels words; {share} of its input is dropped (classifier_dropout)")
-            }),
+            share.map(|share| format!("head     labels words; in training {share} of its input is dropped")),
         );
         notes.extend(options.optim.islands.map(|islands| format!("islands  {islands}")));
         if options.optim.delay > 0 {

@@ -71,6 +71,11 @@ fn mixes_have_the_types_of_llama_cpp() {
             }
             in_layers(&format!("ffn_up{of_inner}"), hidden);
             in_layers(&format!("ffn_down{of_inner}"), inner);
+            if model.architecture == "qwen2moe" {
+                [("ffn_gate_shexp", hidden), ("ffn_up_shexp", hidden), ("ffn_down_shexp", inner)]
+                    .iter()
+                    .for_each(|(part, row)| in_layers(part, *row));
+            }
         }
     }
     assert!(compared > 20_000, "{compared}");

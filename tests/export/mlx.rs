@@ -90,7 +90,7 @@ fn mlx_lm_computes_what_the_adapter_says() {
     let (mut benches, mut cases) = (Vec::new(), Vec::new());
     // mlx-lm has the text model of Qwen3.5 only inside the vision-language model, which is below, and reads joined experts
     // in MXFP4 only.
-    for family in ALL.iter().copied().filter(|family| !family.delta_rule && !family.joined_experts) {
+    for family in ALL.iter().copied().filter(|family| !family.delta_rule && !family.biased_experts) {
         let b = Bench::new();
         random_base::write(&b, family);
         complete(&b.path("base/config.json"));

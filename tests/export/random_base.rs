@@ -82,7 +82,7 @@ pub fn sized(b: &Bench, family: &Family, hidden: usize) {
     of_rules.into_iter().for_each(|(name, shape)| add(name, shape));
     (0..config.layers).flat_map(|l| own_keys::of_joined_experts(&config, l)).for_each(|(n, s)| add(n, s));
     (0..config.layers).filter_map(|l| own_keys::of_shared_expert(&config, l)).for_each(|(n, s)| add(n, s));
-    if family.joined_experts {
+    if family.biased_experts {
         tensors = joined(tensors);
     }
     let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();

@@ -62,7 +62,7 @@ pub fn set(family: &Family, window: usize, config: &mut Value) {
 }
 
 fn set_experts(family: &Family, config: &mut Value) {
-    if family.joined_experts {
+    if family.biased_experts {
         config["rope_parameters"] = json!({
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": false,
         });
@@ -96,7 +96,7 @@ pub fn of_shared_expert(config: &Config, layer: usize) -> Option<(String, Vec<us
 
 /// Names and shapes of a layer's sinks, and of the biases of its router and of its experts.
 pub fn of_joined_experts(config: &Config, layer: usize) -> Vec<(String, Vec<usize>)> {
-    let Some(of) = config.experts_of(layer).filter(|_| config.family.joined_experts) else {
+    let Some(of) = config.experts_of(layer).filter(|_| config.family.biased_experts) else {
         return Vec::new();
     };
     let (e, f) = (of.count, of.feed_forward);

@@ -100,7 +100,7 @@ CONFIGS = {
     'qwen35moe': lambda: Qwen3_5MoeTextConfig(**EXPERTS, **dict(SIZES_OF_EXPERTS, num_hidden_layers=3), head_dim=16, **RULE, tie_word_embeddings=False,
                                               layer_types=['linear_attention', 'full_attention', 'linear_attention']),
     'qwen35moeone': lambda: Qwen3_5MoeTextConfig(**dict(EXPERTS, num_experts=EXPERTS_OF_ONE, num_experts_per_tok=1, shared_expert_intermediate_size=20),
-                                                 **SIZES_OF_EXPERTS, head_dim=12, **RULE, full_attention_interval=2, tie_word_embeddings=True),
+                                                 **SIZES_OF_EXPERTS, head_dim=16, **RULE, full_attention_interval=2, tie_word_embeddings=True),
     # experts of a layer in joined tensors; a sliding layer and a full one; sinks; frequencies scaled without whole ends
     'gptoss': lambda: GptOssConfig(**SIZES, head_dim=12, num_local_experts=5, num_experts_per_tok=3, sliding_window=6,
                                    tie_word_embeddings=False, rope_parameters=dict(
@@ -244,7 +244,8 @@ def make(out, name, seed):
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
         elif key.endswith('sinks'): torch.nn.init.normal_(w)
         elif 'norm' in key: torch.nn.init.normal_(w, mean=0.0 if added(config, key) else 1.0, std=0.1)
-        elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
+        # with larger ones, rounding to bf16 changes the gradient of experts after delta rules by its own size
+        elif 'embed' not in key and w.dim() > 1: torch.nn.init.normal_(w, std=(0.7 if name.startswith('qwen35moe') else 1.2) / math.sqrt(w.shape[1]))
     packed = draw_mxfp4(model) if name == 'gptossmx' else None
     model.to(torch.bfloat16).save_pretrained(f'{out}/model')
     model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')

@@ -111,8 +111,8 @@ fn streamed(
     (keep, make): (Keep, fn(usize) -> Cpu),
 ) -> Decoder<Cpu> {
     let build = Build { keep, streamed: away, ..Build::whole(&case.config) };
-    Decoder::load(make(2).poisoning(), &case.config, &source, &Try::new(case).dropout(0.2).lora, build)
-        .unwrap()
+    let Try { config, lora, .. } = Try::new(case).dropout(0.2);
+    Decoder::load(make(2).poisoning(), &config, &source, &lora, build).unwrap()
 }
 
 #[test]
@@ -220,10 +220,10 @@ fn a_group_has_the_same_bits_and_reads_each_streamed_block_once_in_each_directio
             for away in 1..=layers {
                 let source = Counted::new(case);
                 let build = Build { keep, streamed: away, group: 4, ..Build::whole(&case.config) };
-                let lora = Try::new(case).dropout(0.2).lora;
+                let Try { config, lora, .. } = Try::new(case).dropout(0.2);
                 let tensors: Arc<dyn Tensors> = source.clone();
                 let cpu = make(2).poisoning();
-                let mut stage = Decoder::load(cpu, &case.config, &tensors, &lora, build).unwrap();
+                let mut stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap();
                 stage.set_parameters(&parameters).unwrap();
                 assert_eq!((stage.together(), resident.together()), (4, 1));
                 source.reads(layers);
@@ -338,11 +338,20 @@ fn streamed_layers_read_chosen_experts_alone() {
         stage.end(Session(0));
         let batch = case.microbatch(0, 2);
         let expected = gradient(&mut stage, &parameters, &batch);
-        source.lacks_experts.store(true, Ordering::Relaxed);
-        let fault = stage.forward(&batch, None, Want::Gradient(Ticket(1))).unwrap_err();
-        assert!(fault.to_string().contains("the experts are gone"), "{fault}");
-        source.lacks_experts.store(false, Ordering::Relaxed);
+        stage.in_use();
+        let rest = stage.in_use().unwrap().bytes;
+        for _ in 0..9 {
+            source.lacks_experts.store(true, Ordering::Relaxed);
+            let lost = |fault: Fault| assert!(fault.to_string().contains("the experts are gone"), "{fault}");
+            lost(stage.forward(&batch, None, Want::Gradient(Ticket(1))).unwrap_err());
+            lost(stage.extend(Session(0), &[1, 2], None).unwrap_err());
+            source.lacks_experts.store(false, Ordering::Relaxed);
+            stage.end(Session(0));
+        }
         assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
+        stage.in_use();
+        let after = stage.in_use().unwrap().bytes;
+        assert!(after.abs_diff(rest) <= spare(case).max(64), "{after} bytes in use, {rest} before");
     });
     assert!(tried.get() > 0);
 }

@@ -86,7 +86,7 @@ pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, R
     atomic::write_checked(out, |path| {
         let table: Vec<Planned> = plans.iter().map(|p| p.table.clone()).collect();
         let (mut each, mut last) = (plans.iter(), None);
-        WRITING.begin(2 * plans.len() as u64);
+        WRITING.begin((plans.len() + merged.names().len()) as u64);
         gguf::write(path, &metadata, &table, |t| match each.next() {
             Some(plan) => {
                 WRITING.add(1);

@@ -34,7 +34,7 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
     let text = merged(dtype);
     logits::fits(from, Some(&text))?;
     let all = base.files.whole.as_deref().map(|whole| Checkpoint { text: &text, whole });
-    let joined = loaded.config.family.joined_experts.then_some(Joined(&text));
+    let joined = loaded.config.family.biased_experts.then_some(Joined(&text));
     let source: &dyn Tensors = match (&all, &joined) {
         (Some(all), _) => all,
         (None, Some(joined)) => joined,

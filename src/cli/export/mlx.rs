@@ -40,7 +40,7 @@ pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusa
     let held = adapted(&layout, loaded.config.family, loaded.config.layers)
         .and_then(|adapted| Ok((adapted, scale?)));
     let (adapted, scale) = held.map_err(|what| {
-        let way = match loaded.config.family.joined_experts {
+        let way = match loaded.config.family.biased_experts {
             true => "use --to peft",
             false => "use --to peft, or --to merged, which mlx-lm loads as a model",
         };

@@ -130,7 +130,7 @@ fn for_mlx(source: &Exported) -> Vec<String> {
         let way = "load the adapter with the Hugging Face directory that it was made of";
         notes.push(format!("mlx-lm does not read {}: {way}", base.path.display()));
     }
-    if base.config.family.joined_experts && base.files.kind != MXFP4 {
+    if base.config.family.biased_experts && base.files.kind != MXFP4 {
         let way = "load the adapter with the model's MXFP4 files";
         notes.push(format!("mlx-lm reads experts of this family in MXFP4 only: {way}"));
     }

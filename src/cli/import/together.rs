@@ -160,6 +160,12 @@ fn mixture(import: &mut Import, keys: &Keys) {
     }
 }
 
+/// TRL's reward trainer. PEFT has one type for reward models and classifiers.
+fn rewards(import: &mut Import) {
+    import.lines.retain(|line| line.key != "task" || !line.from.starts_with("lora_task_type"));
+    import.set_default("task", "reward", "center_rewards_coefficient");
+}
+
 /// Losses of TRL's trainers, and the task that has them. TRL's command names the trainer, which its file does not.
 fn losses(import: &mut Import, keys: &Keys) {
     let of_dpo = ["beta", "precompute_ref_log_probs", "f_divergence_type", "loss_weights", "label_smoothing"];
@@ -172,11 +178,7 @@ fn losses(import: &mut Import, keys: &Keys) {
     let from = format!("loss_type: {}", names.join(","));
     let main = names.iter().copied().find(|name| *name != "sft");
     match main {
-        None if keys.value("center_rewards_coefficient").is_some() => {
-            // PEFT has one type for reward models and classifiers.
-            import.lines.retain(|line| line.key != "task" || !line.from.starts_with("lora_task_type"));
-            return import.set_default("task", "reward", "center_rewards_coefficient");
-        }
+        None if keys.value("center_rewards_coefficient").is_some() => return rewards(import),
         None if keys.value("cpo_alpha").is_some() => {
             return import.set_default("task", "cpo", "cpo_alpha");
         }

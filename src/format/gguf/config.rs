@@ -289,14 +289,14 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
 pub(super) const SHARED_SIZE: &str = "expert_shared_feed_forward_length";
 
 fn experts(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
-    let [count, inner] = match family.joined_experts {
+    let [count, inner] = match family.biased_experts {
         true => ["num_local_experts", "intermediate_size"],
         false => ["num_experts", "moe_intermediate_size"],
     };
     config[count] = json!(s.size("expert_count")?);
     config["num_experts_per_tok"] = json!(s.size("expert_used_count")?);
     config[inner] = json!(s.size("expert_feed_forward_length")?);
-    if !family.joined_experts {
+    if !family.biased_experts {
         // llama.cpp divides the weights of the chosen experts by their sum.
         config["norm_topk_prob"] = json!(true);
     }

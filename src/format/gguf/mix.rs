@@ -101,7 +101,7 @@ impl Mix {
             "attn_v" | "attn_qkv" => self.values(model, layer),
             "attn_k" if model.experts == 8 => Block::Q8_0,
             "attn_output" => self.attention_output(model),
-            "ffn_down" | "ffn_down_exps" => self.down(model.layers, layer),
+            "ffn_down" | "ffn_down_exps" | "ffn_down_shexp" => self.down(model.layers, layer),
             _ => self.usual(),
         }
     }

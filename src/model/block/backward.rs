@@ -84,7 +84,7 @@ impl<B: Fused> Block<B> {
         let inner = (&act, [&mut saved.gate, &mut saved.up], self.activation);
         let dy = view(doutput.as_ref().unwrap_or(streams.residual), t, c);
         experts.backward(backend, view_mut(&mut dread, t, c), dy, inner, routes)?;
-        if let Some(shared) = saved.shared.take() {
+        if let (Some(shared), Some(weight)) = (saved.shared.take(), &self.share) {
             let x = self.adapted(&[GATE, UP]).then(|| {
                 let mut again = backend.memory(t);
                 let stream = (&saved.mid, &self.mlp_gains);
@@ -94,7 +94,7 @@ impl<B: Fused> Block<B> {
             });
             let read = x.as_ref().map(|x| view(x.as_ref().unwrap_or(&saved.mid), t, c));
             let out = (view_mut(&mut dread, t, c), &mut *streams.grads);
-            self.shared_backward(backend, out, (dy, read), (shared, &saved.h), batch);
+            self.shared_backward(backend, out, (dy, read), (shared, weight, &saved.h), batch);
             x.flatten().into_iter().for_each(|m| backend.recycle(m));
         }
         self.add_through_norm(

@@ -1,10 +1,11 @@
 //! A block without a backward pass, whose keys and values stay in a cache. The block uses the verbs of the forward
 //! pass; only attention over cached keys has a verb of its own.
 
-use super::saved::{Projected, Saved};
+use super::saved::{Output, Projected, Saved};
 use super::{Block, DOWN, Inner, K, Last, O, Q, Reader, V};
 use crate::backend::{Backend, Fault, Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::families::Mixer;
+use crate::families::tensors::COUNT;
 use crate::model::config::Config;
 use crate::model::linear::Batch;
 use std::ops::Range;
@@ -113,22 +114,40 @@ impl<B: Fused> Block<B> {
         let gated = self.through_gate(backend, (&attended, beside[0].as_ref()), batch);
         let read = (&x, gated.as_ref().unwrap_or(&attended));
         let (mut mid, output) = self.after_attention(backend, read, &mut h, batch);
-        let inner = self.inner(backend, &mid, (&mut inv_rms, &mut h), None, batch)?;
-        let Inner { gate, up, routes, shared } = inner;
+        let fed = self.feed_forward(backend, &mut mid, (&mut inv_rms, &mut h), batch);
+        let (last, fault) = fed.map_or_else(|fault| (None, Some(fault)), |last| (last, None));
+        let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
+        let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
+        let done = [x, inv_rms, q, k, v, attended, logsumexp].into_iter().chain(normed).chain(gated);
+        let done = done.chain(h.into_iter().chain(beside).flatten()).chain(norms).chain(outputs);
+        done.for_each(|m| backend.recycle(m));
+        match fault {
+            None => Ok(mid),
+            Some(fault) => {
+                backend.recycle(mid);
+                Err(fault)
+            }
+        }
+    }
+
+    /// mid += the output of the feed-forward.
+    fn feed_forward(
+        &self,
+        backend: &mut B,
+        mid: &mut B::Memory,
+        (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; COUNT]),
+        batch: &Batch<B>,
+    ) -> Result<Option<Output<B::Memory>>, Fault> {
+        let Inner { gate, up, routes, shared } = self.inner(backend, mid, (inv_rms, &mut *h), None, batch)?;
         let routes = routes.as_ref();
         let act = self.activated(backend, (&gate, &up, routes), Reader::Projections, batch);
         let input = shared.as_ref().map(|shared| self.shared_input(backend, shared, batch));
         shared.into_iter().for_each(|shared| shared.recycle(backend));
         let last;
         let read = Last { projection: DOWN, x: &act, routes, shared: input.as_ref() };
-        (h[DOWN], last) = self.add_output(backend, &mut mid, read, batch);
-        let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
-        let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
-        let done =
-            [x, inv_rms, q, k, v, attended, logsumexp, gate, up, act].into_iter().chain(normed).chain(input);
-        let done = done.chain(h.into_iter().chain(beside).flatten()).chain(norms).chain(outputs).chain(gated);
-        done.for_each(|m| backend.recycle(m));
-        Ok(mid)
+        (h[DOWN], last) = self.add_output(backend, mid, read, batch);
+        [gate, up, act].into_iter().chain(input).for_each(|m| backend.recycle(m));
+        Ok(last)
     }
 
     /// Attends as in training in the first pass of a text, and to all its cached tokens in later passes.

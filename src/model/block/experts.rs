@@ -54,7 +54,7 @@ impl<B: Fused> Experts<B> {
             Some(_) => Ok(OnceCell::new()),
         });
         let experts = experts.collect::<Result<_, ModelError>>()?;
-        let biases = match config.family.joined_experts {
+        let biases = match config.family.biased_experts {
             true => Some(Biases::load(backend, weights, (config, of), layer)?),
             false => None,
         };
@@ -71,9 +71,9 @@ impl<B: Fused> Experts<B> {
         }
     }
 
-    /// Whether more than half of the experts are on the device.
-    pub fn most_are_read(&self) -> bool {
-        self.experts.iter().filter(|expert| expert.get().is_some()).count() * 2 > self.experts.len()
+    /// The numbers of the experts that are on the device.
+    pub fn held(&self) -> Vec<usize> {
+        (0..self.experts.len()).filter(|expert| self.experts[*expert].get().is_some()).collect()
     }
 
     /// Reads the chosen experts that are not on the device yet.
@@ -295,12 +295,17 @@ fn expert_of<B: Backend>(
     (layer, expert): (usize, usize),
     (c, f): (usize, usize),
 ) -> Result<[B::Weight; 3], ModelError> {
-    let [gate, up, down] = expert_paths(layer, expert).map(|path| weights.matrix_name(&path));
-    Ok([
-        weights.matrix(backend, &gate, (f, c))?,
-        weights.matrix(backend, &up, (f, c))?,
-        weights.matrix(backend, &down, (c, f))?,
-    ])
+    let mut read = Vec::with_capacity(3);
+    for (path, shape) in expert_paths(layer, expert).into_iter().zip([(f, c), (f, c), (c, f)]) {
+        match weights.matrix(backend, &weights.matrix_name(&path), shape) {
+            Ok(weight) => read.push(weight),
+            Err(e) => {
+                read.into_iter().for_each(|weight| backend.release(weight));
+                return Err(e);
+            }
+        }
+    }
+    read.try_into().map_err(|_| unreachable!("an expert has three matrices"))
 }
 
 impl<M> Biases<M> {

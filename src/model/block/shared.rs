@@ -91,13 +91,13 @@ impl<B: Fused> Block<B> {
     }
 
     /// dx[T, C] += the gradient of the input, given that of the output. The adapters' gradients are overwritten; `x` is the
-    /// input, where gate or up has an adapter.
+    /// input, where gate or up has an adapter; `weight` is what the share is a product with.
     pub(super) fn shared_backward(
         &self,
         backend: &mut B,
         (mut dx, grads): (ViewMut<B::Memory>, &mut B::Memory),
         (dy, x): (View<B::Memory>, Option<View<B::Memory>>),
-        (mut shared, h): (Shared<B::Memory>, &[Option<B::Memory>; COUNT]),
+        (mut shared, weight, h): (Shared<B::Memory>, &B::Memory, &[Option<B::Memory>; COUNT]),
         batch: &Batch<B>,
     ) {
         let (t, f) = (batch.rows, self.linears[DOWN].shape.1);
@@ -117,10 +117,8 @@ impl<B: Fused> Block<B> {
             let args = LinearGrad { grads: &mut *grads, dy: view(dy, t, f), x, h: h[i].as_ref() };
             self.linears[i].backward(backend, Some((dx.again(), Write::Add)), args, batch);
         }
-        if let Some(weight) = &self.share {
-            let (a, b) = (view(&shared.share, t, 1), view(weight, 1, self.hidden));
-            backend.matmul(dx, Write::Add, Product { a, b, transpose: Transpose::Neither, scale: 1.0 });
-        }
+        let (a, b) = (view(&shared.share, t, 1), view(weight, 1, self.hidden));
+        backend.matmul(dx, Write::Add, Product { a, b, transpose: Transpose::Neither, scale: 1.0 });
         shared.recycle(backend);
         [act, by, scaled, dact, dby, ones].into_iter().for_each(|m| backend.recycle(m));
     }

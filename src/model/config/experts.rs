@@ -23,29 +23,23 @@ pub struct Experts {
 
 /// Reads the keys of Qwen3-MoE, of Qwen3.5 with experts, or of gpt-oss. transformers 5 writes `num_local_experts` for `num_experts`.
 pub(super) fn read(fields: &Fields, family: &Family, layers: usize) -> Result<Experts, ConfigError> {
-    let local = family.joined_experts || fields.mentions("num_local_experts");
+    let local = family.biased_experts || fields.mentions("num_local_experts");
     let local = local && !fields.mentions("num_experts");
     let name = if local { "num_local_experts" } else { "num_experts" };
     let count = fields.size(name, 1..=MOST_EXPERTS)?;
-    if family.joined_experts {
+    if family.biased_experts {
         for (name, only) in [("swiglu_alpha", CLAMPED_SLOPE), ("swiglu_limit", CLAMPED_LIMIT)] {
             if let Some(other) = fields.number(name)?.filter(|x| *x as f32 != only) {
                 return Err(unsupported(format!("`{name}` {other}"), format!("only {only} is computed")));
             }
         }
-        return Ok(Experts {
-            count,
-            chosen: fields.size("num_experts_per_tok", 1..=count)?,
-            feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
-            normalised: true,
-            sparse: vec![true; layers],
-        });
     }
-    if family.shared_expert {
+    if family.joined_experts.is_some() {
+        let inner = if family.biased_experts { "intermediate_size" } else { "moe_intermediate_size" };
         return Ok(Experts {
             count,
             chosen: fields.size("num_experts_per_tok", 1..=count)?,
-            feed_forward: fields.size("moe_intermediate_size", 1..=1 << 22)?,
+            feed_forward: fields.size(inner, 1..=1 << 22)?,
             normalised: true,
             sparse: vec![true; layers],
         });

@@ -1,6 +1,6 @@
 //! Typed reading of config.json. A null key counts as missing; a key of the wrong type is an error.
 
-use super::{ConfigError, HeadOf, key, unsupported};
+use super::{ConfigError, key, unsupported};
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
@@ -78,22 +78,26 @@ impl<'a> Fields<'a> {
         value.as_bool().map(Some).ok_or_else(|| key(name, format!("is {value}, not true or false")))
     }
 
-    /// Dropout in front of a head that labels tokens, as transformers chooses it. Such a head must have a bias.
-    pub(super) fn tag_dropout(&self, head: Option<HeadOf>) -> Result<f32, ConfigError> {
-        if head == Some(HeadOf::Tokens) && self.flag("token_classification_bias")? == Some(false) {
-            let way = "only heads with a bias label tokens here";
-            return Err(unsupported("`token_classification_bias: false`", way));
-        }
-        let said = match self.number("classifier_dropout")? {
-            Some(share) => Some(("classifier_dropout", share)),
-            None => self.number("hidden_dropout")?.map(|share| ("hidden_dropout", share)),
-        };
-        match said {
-            None => Ok(0.1),
-            Some((_, share)) if (0.0..1.0).contains(&share) => Ok(share as f32),
-            Some((name, share)) => {
-                Err(key(name, format!("is {share}, not a share of at least 0 and below 1")))
+    /// Dropout in front of a head that labels tokens, as transformers chooses it.
+    pub(super) fn tag_dropout(&self) -> Result<f32, ConfigError> {
+        for name in ["classifier_dropout", "hidden_dropout"] {
+            match self.number(name)? {
+                None => {}
+                Some(share) if (0.0..1.0).contains(&share) => return Ok(share as f32),
+                Some(share) => return Err(key(name, format!("is {share}, not a share of 0 to 1"))),
             }
+        }
+        Ok(0.1)
+    }
+
+    /// Refuses a head that labels tokens without a bias.
+    pub(super) fn biased_tags(&self) -> Result<(), ConfigError> {
+        match self.flag("token_classification_bias")? {
+            Some(false) => {
+                let way = "only heads with a bias label tokens here";
+                Err(unsupported("`token_classification_bias: false`", way))
+            }
+            _ => Ok(()),
         }
     }
 

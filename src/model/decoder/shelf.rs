@@ -6,7 +6,7 @@ use crate::backend::{Backend, Fault, Fused};
 use crate::families::tensors::COUNT;
 use crate::model::block::Block;
 use crate::model::config::Config;
-use crate::model::layout::{matrices, matrices_beside_experts};
+use crate::model::layout::{matrices, matrices_beside_experts, matrices_of_experts};
 use crate::model::linear::Adapter;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::tensor::{Tensors, Use};
@@ -90,10 +90,15 @@ impl<B: Fused> Stream<B> {
         if slot.as_ref().is_none_or(|(held, _)| *held != i) {
             let weights = Weights::read_before(source).map_err(|e| e.into_fault(backend))?;
             let before = slot.take().map(|(held, block)| {
-                let all = block.reads_all();
+                let (layer, experts) = (layers[held].0, block.experts());
                 block.unload(backend);
-                weights.advise(&matrices(config, layers[held].0), Use::Later);
-                (held, all)
+                let most = 2 * experts.len() >= config.experts_of(layer).map_or(0, |of| of.count);
+                let mut read = matrices_beside_experts(config, layer);
+                // In joined files the first expert stands for all of them.
+                let first = experts.first().is_some_and(|first| *first > 0).then_some(0);
+                read.extend(matrices_of_experts(config, layer, first.into_iter().chain(experts)));
+                weights.advise(&read, Use::Later);
+                (held, most)
             });
             let (layer, adapters) = layers[i];
             let block = Block::load(backend, &weights, config, layer, adapters);
@@ -101,9 +106,9 @@ impl<B: Fused> Stream<B> {
             // A pass goes on in the direction in which it came, and reads as much of each layer.
             let next = if before.is_some_and(|(held, _)| held > i) { i.checked_sub(1) } else { Some(i + 1) };
             if let Some((layer, _)) = next.and_then(|next| layers.get(next)) {
-                let all = before.is_some_and(|(_, all)| all);
+                let most = before.is_some_and(|(_, most)| most);
                 let read =
-                    if all { matrices(config, *layer) } else { matrices_beside_experts(config, *layer) };
+                    if most { matrices(config, *layer) } else { matrices_beside_experts(config, *layer) };
                 weights.advise(&read, Use::Soon);
             }
         }

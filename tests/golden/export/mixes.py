@@ -34,6 +34,7 @@ SHAPES = {
     "seventy of Qwen 2": ("qwen2", 80, (4, 4), 0, True, 256, 256),
     "eight experts": ("qwen3moe", 17, (4, 1), 8, True, 256, 256),
     "sixteen experts": ("qwen3moe", 34, (4, 2), 16, True, 256, 256),
+    "one of all tokens": ("qwen2moe", 12, (4, 2), 5, True, 256, 256),
     "fused": ("phi3", 12, (4, 4), 0, True, 256, 512),
     "rows of 32": ("llama", 16, (4, 2), 0, True, 96, 256),
     "rows of 32, tied": ("qwen3", 3, (4, 2), 0, False, 96, 32),
@@ -54,6 +55,8 @@ def write(path, arch, layers, heads, experts, head, hidden, inner):
         w.add_uint32(f"{arch}.expert_count", experts)
         w.add_uint32(f"{arch}.expert_used_count", 2)
         w.add_uint32(f"{arch}.expert_feed_forward_length", inner)
+    if arch == "qwen2moe":
+        w.add_uint32(f"{arch}.expert_shared_feed_forward_length", inner)
     if arch == "phi3":
         w.add_uint32("phi3.attention.sliding_window", 0)
     tensors = {"token_embd": (64, hidden), "output_norm": (hidden,)}
@@ -66,7 +69,9 @@ def write(path, arch, layers, heads, experts, head, hidden, inner):
     if arch == "phi3":
         mlp = {"ffn_up": (2 * inner, hidden), "ffn_down": mlp["ffn_down"]}
     if experts:
+        shared = {f"{name}_shexp": shape for name, shape in mlp.items()} | {"ffn_gate_inp_shexp": (hidden,)}
         mlp = {f"{name}_exps": (experts, *shape) for name, shape in mlp.items()} | {"ffn_gate_inp": (experts, hidden)}
+        mlp |= shared if arch == "qwen2moe" else {}
     for i in range(layers):
         for name, shape in (attention | {"attn_output": (hidden, q), "attn_norm": (hidden,)} | mlp).items():
             tensors[f"blk.{i}.{name}"] = shape
