@@ -7,6 +7,9 @@ use super::{Block, DOWN, GATE, UP};
 use crate::backend::{Activation, Backend, Fused, Product, Transpose, View, ViewMut, Write, view, view_mut};
 use crate::families::tensors::COUNT;
 
+/// x aᵀ of each projection with an adapter.
+type Hs<M> = [Option<M>; COUNT];
+
 /// What its forward pass keeps.
 pub struct Shared<M> {
     /// `[F]`
@@ -40,7 +43,7 @@ impl<B: Fused> Block<B> {
         &self,
         backend: &mut B,
         x: View<B::Memory>,
-        h: &mut [Option<B::Memory>; COUNT],
+        h: &mut Hs<B::Memory>,
         batch: &Batch<B>,
     ) -> Option<Shared<B::Memory>> {
         let weight = self.share.as_ref()?;
@@ -97,7 +100,7 @@ impl<B: Fused> Block<B> {
         backend: &mut B,
         (mut dx, grads): (ViewMut<B::Memory>, &mut B::Memory),
         (dy, x): (View<B::Memory>, Option<View<B::Memory>>),
-        (mut shared, weight, h): (Shared<B::Memory>, &B::Memory, &[Option<B::Memory>; COUNT]),
+        (mut shared, weight, h): (Shared<B::Memory>, &B::Memory, &Hs<B::Memory>),
         batch: &Batch<B>,
     ) {
         let (t, f) = (batch.rows, self.linears[DOWN].shape.1);
