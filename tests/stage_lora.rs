@@ -184,7 +184,10 @@ fn merged_model_matches_base_and_adapter() {
         let flat = case.adapter("adapter_final");
         let want = logits(&case, &case.tensors, &case.lora, &flat);
         let size = root_mean_square(want.iter().copied());
-        for (dtype, bound) in [(Some(Dtype::F32), 1e-5), (None, 3e-2)] {
+        // Beside delta rules, which enlarge what rounding changes, other experts may be chosen.
+        let rounded =
+            if case.config.delta_rules.is_some() && case.config.experts.is_some() { 0.3 } else { 3e-2 };
+        for (dtype, bound) in [(Some(Dtype::F32), 1e-5), (None, rounded)] {
             let merged = Merged {
                 base: &case.tensors,
                 config: &case.config,

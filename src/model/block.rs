@@ -20,7 +20,7 @@ use super::rotation;
 use super::routes::Routes;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fault, Fused, Heads, Qkv, View, ViewMut, Write, view, view_mut};
-use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE, SHARE};
+use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE};
 use crate::families::{Activation, HeadNorms as Normed, Norms};
 pub use backward::{Below, Streams};
 use convolution::Convolution;
@@ -101,9 +101,16 @@ struct Inner<M> {
 }
 
 impl<M> Inner<M> {
-    /// In the place of values that could not be computed.
-    fn nothing<B: Backend<Memory = M>>(backend: &mut B) -> Self {
-        Inner { gate: backend.memory(0), up: backend.memory(0), routes: None, shared: None }
+    /// The values, or nothing in their place and the fault.
+    fn or_nothing<B: Backend<Memory = M>>(
+        backend: &mut B,
+        computed: Result<Self, Fault>,
+    ) -> (Self, Option<Fault>) {
+        let nothing = |fault| {
+            let [gate, up] = [(); 2].map(|()| backend.memory(0));
+            (Inner { gate, up, routes: None, shared: None }, Some(fault))
+        };
+        computed.map_or_else(nothing, |inner| (inner, None))
     }
 }
 
@@ -156,13 +163,6 @@ impl<B: Fused> Block<B> {
             Some(of) => Some(Experts::load(backend, weights, (config, of), layer)?),
             None => None,
         };
-        let share = match experts {
-            Some(_) if config.family.shared_expert => {
-                let name = weights.name(&format!("layers.{layer}.{}.weight", SHARE.1));
-                Some(weights.values(backend, &name, &[1, config.hidden])?)
-            }
-            _ => None,
-        };
         let feed_forward = config.experts_of(layer).map_or(config.feed_forward, |of| of.feed_forward);
         Ok(Block {
             attention_gains: gains(backend, config.family.attention_norms)?,
@@ -173,7 +173,7 @@ impl<B: Fused> Block<B> {
             convolution: Convolution::load(backend, weights, config, layer)?,
             delta_rule: DeltaRule::load(backend, weights, config, layer)?,
             experts,
-            share,
+            share: shared::load(backend, weights, config, layer)?,
             sinks: sinks::load(backend, weights, config, layer)?,
             heads,
             rotations: rotation::of_layer(config, layer),
@@ -327,11 +327,8 @@ impl<B: Fused> Block<B> {
         let (mid, output) = self.after_attention(backend, read, &mut h, batch);
         gated.into_iter().for_each(|m| backend.recycle(m));
         let norm = (&mut inv_rms[1], &mut h);
-        let (inner, fault) = match self.inner(backend, &mid, norm, routes, batch) {
-            Ok(inner) => (inner, None),
-            Err(fault) => (Inner::nothing(backend), Some(fault)),
-        };
-        let Inner { gate, up, routes, shared } = inner;
+        let inner = self.inner(backend, &mid, norm, routes, batch);
+        let (Inner { gate, up, routes, shared }, fault) = Inner::or_nothing(backend, inner);
         let outputs = [output, None];
         let saved = Saved {
             x,
@@ -351,13 +348,7 @@ impl<B: Fused> Block<B> {
             shared,
             h,
         };
-        match fault {
-            None => Ok(saved),
-            Some(fault) => {
-                saved.recycle(backend);
-                Err(fault)
-            }
-        }
+        saved.unless(backend, fault)
     }
 
     /// The projections of the output's gate and of a delta rule, where there are such.

@@ -338,8 +338,8 @@ fn streamed_layers_read_chosen_experts_alone() {
         stage.end(Session(0));
         let batch = case.microbatch(0, 2);
         let expected = gradient(&mut stage, &parameters, &batch);
-        stage.in_use();
-        let rest = stage.in_use().unwrap().bytes;
+        let mut rest = Vec::new();
+        // The experts of a layer are read in another order after a fault, so buffers of other sizes may be taken again.
         for _ in 0..9 {
             source.lacks_experts.store(true, Ordering::Relaxed);
             let lost = |fault: Fault| assert!(fault.to_string().contains("the experts are gone"), "{fault}");
@@ -347,11 +347,11 @@ fn streamed_layers_read_chosen_experts_alone() {
             lost(stage.extend(Session(0), &[1, 2], None).unwrap_err());
             source.lacks_experts.store(false, Ordering::Relaxed);
             stage.end(Session(0));
+            assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
+            stage.in_use();
+            rest.push(stage.in_use().unwrap().bytes);
         }
-        assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
-        stage.in_use();
-        let after = stage.in_use().unwrap().bytes;
-        assert!(after.abs_diff(rest) <= spare(case).max(64), "{after} bytes in use, {rest} before");
+        assert!(rest[8].abs_diff(rest[1]) <= spare(case), "bytes in use after each fault: {rest:?}");
     });
     assert!(tried.get() > 0);
 }

@@ -5,6 +5,7 @@
 use super::super::linear::{Batch, LinearGrad};
 use super::super::routes::Routes;
 use super::saved::{HeadNorms, Output, Saved};
+use super::shared::SharedGrad;
 use super::{Block, DOWN, Experts, GATE, Gains, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fault, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
 use crate::families::tensors::{BETA, DECAY, OUTPUT_GATE};
@@ -93,8 +94,9 @@ impl<B: Fused> Block<B> {
                 x
             });
             let read = x.as_ref().map(|x| view(x.as_ref().unwrap_or(&saved.mid), t, c));
-            let out = (view_mut(&mut dread, t, c), &mut *streams.grads);
-            self.shared_backward(backend, out, (dy, read), (shared, weight, &saved.h), batch);
+            let dx = view_mut(&mut dread, t, c);
+            let args = SharedGrad { dx, grads: &mut *streams.grads, dy, x: read, h: &saved.h };
+            self.shared_backward(backend, args, (shared, weight), batch);
             x.flatten().into_iter().for_each(|m| backend.recycle(m));
         }
         self.add_through_norm(

@@ -4,7 +4,7 @@
 
 use super::shared::Shared;
 use super::{DOWN, GATE, K, O, Q, UP, V};
-use crate::backend::Backend;
+use crate::backend::{Backend, Fault};
 use crate::families::tensors::{BETA, COUNT, DECAY, OUTPUT_GATE};
 use crate::model::routes::Routes;
 
@@ -122,6 +122,21 @@ impl<M> Saved<M> {
             backend.recycle(std::mem::replace(memory, nothing));
         }
         small.into_iter().filter_map(|i| self.h[i].take()).for_each(|m| backend.recycle(m));
+    }
+
+    /// The values; with a fault they are freed.
+    pub fn unless<B: Backend<Memory = M>>(
+        self,
+        backend: &mut B,
+        fault: Option<Fault>,
+    ) -> Result<Self, Fault> {
+        match fault {
+            None => Ok(self),
+            Some(fault) => {
+                self.recycle(backend);
+                Err(fault)
+            }
+        }
     }
 
     /// Frees all values.

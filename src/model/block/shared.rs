@@ -5,7 +5,9 @@
 use super::super::linear::{Batch, LinearGrad};
 use super::{Block, DOWN, GATE, UP};
 use crate::backend::{Activation, Backend, Fused, Product, Transpose, View, ViewMut, Write, view, view_mut};
-use crate::families::tensors::COUNT;
+use crate::families::tensors::{COUNT, SHARE};
+use crate::model::config::Config;
+use crate::model::weights::{ModelError, Weights};
 
 /// x aᵀ of each projection with an adapter.
 type Hs<M> = [Option<M>; COUNT];
@@ -18,6 +20,34 @@ pub struct Shared<M> {
     up: M,
     /// What the sigmoid is taken of `[1]`.
     share: M,
+}
+
+/// Arguments of its backward pass.
+pub struct SharedGrad<'a, M> {
+    /// Gradient of the input [T, C] (+=).
+    pub dx: ViewMut<'a, M>,
+    /// The flat gradient: the parts of the adapters are overwritten.
+    pub grads: &'a mut M,
+    /// Gradient of the output [T, C].
+    pub dy: View<'a, M>,
+    /// The input [T, C], where gate or up has an adapter.
+    pub x: Option<View<'a, M>>,
+    /// x aᵀ of the adapters, from the forward pass.
+    pub h: &'a Hs<M>,
+}
+
+/// Reads what the output of such an expert is multiplied by; `None` in a layer without one.
+pub fn load<B: Backend>(
+    backend: &mut B,
+    weights: &Weights,
+    config: &Config,
+    layer: usize,
+) -> Result<Option<B::Memory>, ModelError> {
+    if !config.family.shared_expert || config.experts_of(layer).is_none() {
+        return Ok(None);
+    }
+    let name = weights.name(&format!("layers.{layer}.{}.weight", SHARE.1));
+    weights.values(backend, &name, &[1, config.hidden]).map(Some)
 }
 
 /// The input of its last product.
@@ -93,14 +123,12 @@ impl<B: Fused> Block<B> {
         ones
     }
 
-    /// dx[T, C] += the gradient of the input, given that of the output. The adapters' gradients are overwritten; `x` is the
-    /// input, where gate or up has an adapter; `weight` is what the share is a product with.
+    /// Adds the gradient of the input; `weight` is what the share is a product with.
     pub(super) fn shared_backward(
         &self,
         backend: &mut B,
-        (mut dx, grads): (ViewMut<B::Memory>, &mut B::Memory),
-        (dy, x): (View<B::Memory>, Option<View<B::Memory>>),
-        (mut shared, weight, h): (Shared<B::Memory>, &B::Memory, &Hs<B::Memory>),
+        SharedGrad { mut dx, grads, dy, x, h }: SharedGrad<B::Memory>,
+        (mut shared, weight): (Shared<B::Memory>, &B::Memory),
         batch: &Batch<B>,
     ) {
         let (t, f) = (batch.rows, self.linears[DOWN].shape.1);
