@@ -420,7 +420,7 @@ env:
         &bench,
         &format!(
             "{common}dataset_name: ./pairs.jsonl\ncenter_rewards_coefficient: 0.01\nlora_task_type: SEQ_CLS\n\
-             load_in_4bit: true\nbnb_4bit_quant_type: nf4\nlora_use_rslora: true\n"
+             load_in_4bit: true\nbnb_4bit_quant_type: nf4\nuse_rslora: true\n"
         ),
         &["task: reward", "quantize: nf4", "rslora: true"],
     );
