@@ -24,7 +24,7 @@ const PROJECTIONS: [&str; 7] =
     ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
 /// Those of an expert that computes every token.
 const SHARED: [&str; 3] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-/// What its output is multiplied by: [1, inputs] in Hugging Face, [inputs] in GGUF files.
+/// What its output is multiplied by: [1, inputs] in Hugging Face, of one dimension in GGUF files.
 pub const SHARE: (&str, &str) = ("ffn_gate_inp_shexp", "mlp.shared_expert_gate");
 
 /// The matrices of several projections.
