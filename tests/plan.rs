@@ -264,6 +264,25 @@ fn plan_uses_measurements_of_earlier_runs() {
     assert!(expected > 100.0 * kept, "{expected} tokens/s where the busy hour says {kept}");
 }
 
+/// A line that streams layers is slower than one that does not: each has its own measurements.
+#[test]
+fn speeds_of_a_line_that_streams_are_stored_apart() {
+    let b = Bench::new();
+    let own = |args: &str| {
+        let out = b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
+        assert!(out.status.success(), "{}", stderr(&out));
+        out.stdout
+    };
+    let run = "demo --data rows.jsonl --gpus cpu+cpu --threads 2 --rank 5 --max-steps 6";
+    own(&format!("{run} --offload 1 -q -o out"));
+    let basis = |more: &str| {
+        let planned: Value = serde_json::from_slice(&own(&format!("plan {run} {more} --json"))).unwrap();
+        planned["devices"][0]["basis"].clone()
+    };
+    assert_eq!(basis("--offload 1"), "measured");
+    assert_ne!(basis(""), "measured");
+}
+
 /// Ratio of a run's measured bytes to the estimate from shapes, on the demonstration's model. Reused buffers may be
 /// larger than their contents, and small buffers (norms, the table of angles) are not counted: the quarter that an
 /// estimate adds covers both.

@@ -128,15 +128,9 @@ impl Seats {
         Ok((layers as f64 * costs.0 + costs.1) / seconds.fold(f64::MIN_POSITIVE, f64::max))
     }
 
-    /// The name under which measurements of this line are stored ([`How::measured_on`]).
+    /// The name under which measurements of this line are stored.
     pub fn measured_on(&self, whole: &Whole, hardware: String) -> String {
-        match self.places(whole) {
-            Ok(places) => {
-                let streamed = places.iter().map(|place| place.takes.streamed).sum();
-                How { streamed, ..How::resident(Keep::Inputs) }.measured_on(hardware)
-            }
-            Err(_) => hardware,
-        }
+        measured_on(&self.places(whole).unwrap_or_default(), hardware)
     }
 
     fn rooms<'a>(&self, whole: &Whole<'a>) -> Result<Vec<Room<'a>>, ModelError> {
@@ -258,6 +252,12 @@ impl Opener for Seats {
     fn lose(&self) {
         self.seats.iter().for_each(|seat| seat.device.lose());
     }
+}
+
+/// The name under which measurements of a line with these places are stored ([`How::measured_on`]).
+pub fn measured_on(places: &[Place], hardware: String) -> String {
+    let streamed = places.iter().map(|place| place.takes.streamed).sum();
+    How { streamed, ..How::resident(Keep::Inputs) }.measured_on(hardware)
 }
 
 /// Seconds of each device for a layer and for the head.

@@ -6,7 +6,7 @@ use super::capacity::Holder;
 use super::chain::{found, free_memory, hardware, hardware_of, seat, seats};
 use super::choose::{Chosen, choose};
 use super::drivers::{self, DRIVERS, Driver, cpu};
-use super::line::Place;
+use super::line::{Place, measured_on};
 use super::speed::Speed;
 use crate::backend::facts::Kind;
 use crate::config::groups::{CPU, DeviceOptions, Gpus};
@@ -135,7 +135,7 @@ pub fn named_hardware(
 /// Forecast for devices that hold a model together.
 fn line(chosen: &Chosen, picks: Range<usize>, whole: &Whole) -> Result<Prospect, ModelError> {
     let seats = seats(chosen, picks.clone(), free_memory(chosen));
-    let (name, hardware) = (seats.name(), seats.measured_on(whole, hardware_of(chosen, picks)));
+    let name = seats.name();
     let (places, class, unfit) = match seats.places(whole) {
         Ok(places) => {
             let class = seats.class(&places);
@@ -143,6 +143,7 @@ fn line(chosen: &Chosen, picks: Range<usize>, whole: &Whole) -> Result<Prospect,
         }
         Err(e) => (Vec::new(), Ok("line".into()), Some(e)),
     };
+    let hardware = measured_on(&places, hardware_of(chosen, picks));
     let guess = if places.is_empty() { 0.0 } else { seats.rate(whole, &places)? };
     Ok(Prospect { name, class, hardware, limit: None, takes: None, unfit, places, guess })
 }

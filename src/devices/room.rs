@@ -75,10 +75,8 @@ impl<'a> Room<'a> {
     /// The fewest of these layers that it streams; `None` if it has no room for them. When it opens them it streams at most
     /// as many, because what three layers and more take is a bound here.
     pub fn streams(&mut self, layers: &Range<usize>) -> Result<Option<usize>, ModelError> {
-        let (typed, most) = self.load.offload.of(layers.len());
         let missing = self.least(layers)?.saturating_sub(self.limit.bytes());
-        let enough = if missing > 0 { memory::enough(self.bounds(layers), missing) } else { 0 };
-        Ok(Some(enough.max(typed)).filter(|streamed| *streamed <= most))
+        Ok(memory::needed(self.bounds(layers), missing, self.load.offload.of(layers.len())))
     }
 
     /// Bytes with the most frugal policy, with as many streamed layers as may be.

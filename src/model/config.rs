@@ -89,7 +89,7 @@ pub struct Config {
     pub numbers: bool,
     /// Whether its head labels each token, not each row, and has a bias.
     pub tags: bool,
-    /// Dropout of such a head's input, in training; 1 where a model without such a head has none that is possible.
+    /// Dropout of the input of a head that labels tokens, in training; 1 if what config.json says is no dropout.
     pub tag_dropout: f32,
 }
 

@@ -17,7 +17,7 @@ use crate::backend::Target;
 use crate::numeric::line::Line;
 pub use advice::{largest, least};
 use rehearsals::{Again, Counts, FRUGAL, Rehearsals};
-pub use streaming::{enough, freed};
+pub use streaming::{freed, needed};
 
 /// Bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,22 @@
 //! Configurations as the documentation of Axolotl, LLaMA-Factory and TRL shows them, imported and trained to the end.
 
 use crate::cli_fixture::{Bench, pairs, rows, stderr};
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// A file of `n` rows.
+fn lines(n: usize, row: impl Fn(usize) -> Value) -> String {
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}
+
+/// A turn of a conversation as ShareGPT has it.
+fn turn(from: &str, value: String) -> Value {
+    json!({ "from": from, "value": value })
+}
+
+/// A conversation as ShareGPT has it.
+fn talk(i: usize) -> Value {
+    json!({"conversations": [turn("human", format!("show {i}")), turn("gpt", format!("git show {i}"))]})
+}
 
 /// Imports `theirs.yaml`, trains with the result, and checks that these lines are in it.
 fn trained(bench: &Bench, theirs: &str, lines: &[&str]) -> String {
@@ -145,14 +160,8 @@ resume_from_checkpoint: null
 fn llama_factory_configuration_trains_to_the_end() {
     let bench = Bench::new();
     bench.model("base");
-    bench.file(
-        "data/texts.jsonl",
-        &(0..40).map(|i| json!({"body": format!("git log -{i}")}).to_string() + "\n").collect::<String>(),
-    );
-    bench.file(
-        "data/more.jsonl",
-        &(0..9).map(|i| json!({"body": format!("git show {i}")}).to_string() + "\n").collect::<String>(),
-    );
+    bench.file("data/texts.jsonl", &lines(40, |i| json!({"body": format!("git log -{i}")})));
+    bench.file("data/more.jsonl", &lines(9, |i| json!({"body": format!("git show {i}")})));
     bench.file(
         "data/dataset_info.json",
         r#"{"texts": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
@@ -204,7 +213,7 @@ fn axolotl_instructions_train_to_the_end() {
     let bench = Bench::new();
     bench.model("base");
     let row = |i: usize| json!({"instruction": "Write the command", "input": format!("log {i}"), "output": format!("git log -{i}")});
-    bench.file("alpaca.jsonl", &(0..24).map(|i| row(i).to_string() + "\n").collect::<String>());
+    bench.file("alpaca.jsonl", &lines(24, row));
     let theirs = "
 base_model: ./base
 load_in_8bit: false
@@ -243,9 +252,7 @@ group_by_length: false
 fn axolotl_conversations_train_to_the_end() {
     let bench = Bench::new();
     bench.model("base");
-    let turn = |from: &str, value: String| json!({ "from": from, "value": value });
-    let row = |i: usize| json!({"conversations": [turn("human", format!("show {i}")), turn("gpt", format!("git show {i}"))]});
-    bench.file("talks.jsonl", &(0..24).map(|i| row(i).to_string() + "\n").collect::<String>());
+    bench.file("talks.jsonl", &lines(24, talk));
     let theirs = "
 base_model: ./base
 ddp_find_unused_parameters: true
@@ -317,9 +324,7 @@ fn llama_factory_chats_train_to_the_end() {
         |i: usize| json!({"instruction": "Who are you?", "input": "", "output": format!("Number {i}.")});
     let rows = (0..12).map(row).collect::<Vec<_>>();
     bench.file("data/identity.json", &json!(rows).to_string());
-    let turn = |from: &str, value: String| json!({ "from": from, "value": value });
-    let row = |i: usize| json!({"conversations": [turn("human", format!("show {i}")), turn("gpt", format!("git show {i}"))]});
-    bench.file("data/talks.json", &json!((0..12).map(row).collect::<Vec<_>>()).to_string());
+    bench.file("data/talks.json", &json!((0..12).map(talk).collect::<Vec<_>>()).to_string());
     bench.file(
         "data/dataset_info.json",
         r#"{"identity": {"file_name": "identity.json"}, "talks": {"file_name": "talks.json", "formatting": "sharegpt"}}"#,
@@ -346,7 +351,6 @@ eval_steps: 2
 /// One file of pairs, learnt as preferences and by a reward model.
 #[test]
 fn llama_factory_pairs_train_to_the_end() {
-    let turn = |from: &str, value: String| json!({ "from": from, "value": value });
     let row = |i: usize| {
         json!({"conversations": [turn("human", format!("show {i}"))],
             "chosen": turn("gpt", format!("git show {i}")), "rejected": turn("gpt", "no".into())})

@@ -93,7 +93,7 @@ fn bf16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 
 #[test]
 fn a_whole_model_has_the_gradient_of_the_cpu() {
-    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts;
+    // Biases; norms of heads; a classifier with class weights; windows; GeGLU and scaled embeddings; experts, and one of all tokens;
     // convolutions; delta rules; trained rows of tokens; adapters on embedding and head; sinks, and experts in MXFP4.
     for name in [
         "llama",

@@ -1,7 +1,7 @@
 //! Lines of workers in a plan (`--stages`): what each seat holds, and what goes over each link. Nothing is known about
 //! workers that have not joined, so each is assumed to have the same device.
 
-use super::memory_words::{gives, kept, small, sum};
+use super::memory_words::{gives, kept, small, streamed, sum};
 use crate::cluster::coordinator::{Division, Formed, LinePlan, Place, Waits};
 use crate::cluster::message::Capacity;
 use crate::config::Settings;
@@ -147,10 +147,7 @@ pub fn lines(line: &Line, counts: &Counts, options: &Options) -> Vec<String> {
         lines.push(format!("  seat {} {holds}", at + 1));
         lines.push(format!("         memory fits: {} = {}; {of}", size(takes.total()), sum(takes)));
         lines.push(format!("         {}", kept(held.keep, held.layers.len())));
-        if takes.streamed > 0 {
-            let (some, all) = (takes.streamed, held.layers.len());
-            lines.push(format!("         {some} of {all} layers are streamed: read again in each pass"));
-        }
+        lines.extend(streamed(takes, held.layers.len()));
     }
     if let (Some((step, without)), 2..) = (line.step, line.seats.len()) {
         let links = seconds(step - without);

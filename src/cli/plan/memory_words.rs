@@ -46,3 +46,13 @@ pub fn kept(keep: Keep, layers: usize) -> String {
         }
     }
 }
+
+/// Which of these layers are streamed.
+pub fn streamed(takes: &Estimate, layers: usize) -> Option<String> {
+    let passes = match takes.group {
+        1 => "in each pass".to_owned(),
+        group => format!("in each pass of up to {group} microbatches"),
+    };
+    let some = takes.streamed;
+    (some > 0).then(|| format!("         {some} of {layers} layers are streamed: read again {passes}"))
+}

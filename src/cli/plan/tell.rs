@@ -2,7 +2,7 @@
 
 use super::Outlook;
 use super::lines as line;
-use super::memory_words::{gives, kept, small, sum};
+use super::memory_words::{gives, kept, small, streamed, sum};
 use crate::config::groups::Options;
 use crate::forecast::profile::{Basis, Pace};
 use crate::forecast::team::Expected;
@@ -161,16 +161,6 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         }
     }
     lines
-}
-
-/// Which of these layers are streamed.
-fn streamed(takes: &Estimate, layers: usize) -> Option<String> {
-    let passes = match takes.group {
-        1 => "in each pass".to_owned(),
-        group => format!("in each pass of up to {group} microbatches"),
-    };
-    let some = takes.streamed;
-    (some > 0).then(|| format!("         {some} of {layers} layers are streamed: read again {passes}"))
 }
 
 /// What options would save, where a step waits for the network.

@@ -113,3 +113,36 @@ impl<'a> Fields<'a> {
         strings.ok_or_else(|| key(name, "is not a list of strings"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Fields;
+    use crate::model::config::Config;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn dropout_in_front_of_a_head_is_that_of_transformers() {
+        let of = |json: Value| Fields::new(&json).unwrap().tag_dropout();
+        assert_eq!(of(json!({})), Ok(0.1));
+        assert_eq!(of(json!({"classifier_dropout": null, "hidden_dropout": 0.25})), Ok(0.25));
+        assert_eq!(of(json!({"classifier_dropout": 0.0, "hidden_dropout": 0.25})), Ok(0.0));
+        for (key, value) in [("classifier_dropout", json!(1.0)), ("hidden_dropout", json!("a"))] {
+            let error = of(json!({ key: value })).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    /// A value that nothing uses refuses no model, but a head that would need it.
+    #[test]
+    fn impossible_dropout_is_refused_where_a_head_is_added() {
+        let base = json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "classifier_dropout": 2,
+        });
+        let labels = vec!["a".to_owned(), "b".to_owned()];
+        let config = Config::from_json(&base).unwrap();
+        assert!(config.clone().into_classifier(labels.clone()).is_ok());
+        let error = config.into_tagger(labels).unwrap_err().to_string();
+        assert!(error.contains("classifier_dropout"), "{error}");
+    }
+}

@@ -77,8 +77,14 @@ pub fn freed((smallest, largest): (u64, u64), streamed: usize) -> u64 {
     away.saturating_sub(if streamed > 0 { largest } else { 0 })
 }
 
+/// The least number of streamed layers that frees `missing` bytes, from `fewest` to `most`; `None` if none does.
+pub fn needed(layer: (u64, u64), missing: u64, (fewest, most): (usize, usize)) -> Option<usize> {
+    let enough = if missing > 0 { enough(layer, missing) } else { 0 };
+    Some(enough.max(fewest)).filter(|streamed| *streamed <= most)
+}
+
 /// The least number of streamed layers that frees `missing` bytes; more than there are if none does.
-pub fn enough((smallest, largest): (u64, u64), missing: u64) -> usize {
+fn enough((smallest, largest): (u64, u64), missing: u64) -> usize {
     if smallest > 0 { missing.saturating_add(largest).div_ceil(smallest) as usize } else { usize::MAX }
 }
 

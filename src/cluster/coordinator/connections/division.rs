@@ -1,7 +1,7 @@
 //! How the layers of a model are divided among workers that hold it together, from what their devices report.
 
 use crate::cluster::message::{Capacity, Needs};
-use crate::model::memory::{enough, freed};
+use crate::model::memory::{freed, needed};
 use crate::model::split::{MANY, Pace, Question, WORTH, Way, alike};
 use crate::train::event::Link;
 use std::cmp::Reverse;
@@ -270,9 +270,8 @@ impl Capacity {
     /// them. It streams as many when it opens them (`model::memory`).
     pub fn streams(&self, above: usize, layers: &Range<usize>) -> Option<usize> {
         let missing = self.needs(above, layers, 0).saturating_sub(self.limit);
-        let enough = if missing > 0 { enough(self.bounds(layers), missing) } else { 0 };
-        let streamed = enough.max(layers.len().min(self.streams.0 as usize));
-        Some(streamed).filter(|streamed| *streamed <= self.most_streamed(layers))
+        let fewest = layers.len().min(self.streams.0 as usize);
+        needed(self.bounds(layers), missing, (fewest, self.most_streamed(layers)))
     }
 
     /// Seconds in which that many layers are read for a microbatch.
