@@ -48,9 +48,14 @@ struct Part {
 impl JoinedExperts {
     /// Experts, inputs and outputs of a joined tensor of plain numbers.
     fn sizes(self, shape: &[usize]) -> [usize; 3] {
+        self.shape([shape[0], shape[1], shape[2]])
+    }
+
+    /// The shape of a joined tensor with so many experts, inputs and outputs.
+    fn shape(self, [experts, inputs, outputs]: [usize; 3]) -> [usize; 3] {
         match self {
-            JoinedExperts::Alternating => [shape[0], shape[1], shape[2]],
-            JoinedExperts::InTurn => [shape[0], shape[2], shape[1]],
+            JoinedExperts::Alternating => [experts, inputs, outputs],
+            JoinedExperts::InTurn => [experts, outputs, inputs],
         }
     }
 }
@@ -295,7 +300,12 @@ fn in_turn<'a>(
 }
 
 /// A model under this program's names as a checkpoint with joined experts, in plain numbers.
-pub struct Joined<'a>(pub &'a dyn Tensors);
+pub struct Joined<'a> {
+    /// The model, with matrices of each expert.
+    pub apart: &'a dyn Tensors,
+    /// How the files of its family have them.
+    pub how: JoinedExperts,
+}
 
 impl Joined<'_> {
     /// The names of the parts of a joined tensor: by expert, then by module. One line of biases.
@@ -306,7 +316,7 @@ impl Joined<'_> {
             return Ok(Some(vec![of(None)]));
         }
         let mut all = Vec::new();
-        while self.0.about(&part_name(path, modules[0], Some(all.len())))?.is_some() {
+        while self.apart.about(&part_name(path, modules[0], Some(all.len())))?.is_some() {
             all.push(of(Some(all.len())));
         }
         Ok(Some(all).filter(|all| !all.is_empty()))
@@ -314,21 +324,24 @@ impl Joined<'_> {
 
     /// Shape and type of a joined tensor, whose parts are alike.
     fn shape(&self, stored: &str, parts: &[Vec<String>]) -> Result<Option<(Vec<usize>, Dtype)>, String> {
-        let Some(About { shape, encoding }) = self.0.about(&parts[0][0])? else { return Ok(None) };
+        let Some(About { shape, encoding }) = self.apart.about(&parts[0][0])? else { return Ok(None) };
         let dtype = if let Encoding::Plain(dtype) = encoding { dtype } else { Dtype::F32 };
         let (modules, &[outputs, inputs]) = (parts[0].len(), &shape[..]) else {
             return Err(format!("{stored}: a part of it has shape {shape:?}"));
         };
         Ok(Some(match stored.ends_with("_bias") {
             true => (vec![outputs, modules * inputs], dtype),
-            false => (vec![parts.len(), inputs, modules * outputs], dtype),
+            false => {
+                let [experts, inputs, outputs] = [parts.len(), inputs, modules * outputs];
+                (self.how.shape([experts, inputs, outputs]).to_vec(), dtype)
+            }
         }))
     }
 }
 
 impl Tensors for Joined<'_> {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some(parts) = self.parts(name)? else { return self.0.tensor(name) };
+        let Some(parts) = self.parts(name)? else { return self.apart.tensor(name) };
         let Some((shape, dtype)) = self.shape(name, &parts)? else { return Ok(None) };
         let (size, modules, is_bias) = (dtype.size(), parts[0].len(), name.ends_with("_bias"));
         let mut bytes = vec![0; shape.iter().product::<usize>() * size];
@@ -336,10 +349,14 @@ impl Tensors for Joined<'_> {
         let of_expert = bytes.len() / parts.len();
         for (names, out) in parts.iter().zip(bytes.chunks_exact_mut(of_expert.max(1))) {
             for (first, part) in names.iter().enumerate() {
-                let tensor = self.0.tensor(part)?.ok_or_else(|| format!("{part} is missing"))?;
+                let tensor = self.apart.tensor(part)?.ok_or_else(|| format!("{part} is missing"))?;
                 let cols = tensor.shape.last().copied().unwrap_or(0);
                 if tensor.dtype != dtype || tensor.bytes.len() * modules != out.len() {
                     return Err(format!("{part} is unlike the other parts of {name}"));
+                }
+                if self.how == JoinedExperts::InTurn {
+                    out[first * tensor.bytes.len()..][..tensor.bytes.len()].copy_from_slice(&tensor.bytes);
+                    continue;
                 }
                 out.par_chunks_mut((width * size).max(1)).enumerate().for_each(|(r, row)| {
                     for c in 0..width / modules {
@@ -354,7 +371,7 @@ impl Tensors for Joined<'_> {
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let Some(parts) = self.parts(name)? else { return self.0.about(name) };
+        let Some(parts) = self.parts(name)? else { return self.apart.about(name) };
         let shape = self.shape(name, &parts)?;
         Ok(shape.map(|(shape, dtype)| About { shape, encoding: Encoding::Plain(dtype) }))
     }
@@ -365,14 +382,14 @@ impl Tensors for Joined<'_> {
             Some(Part { joined, .. }) => joined,
             None => name,
         };
-        let mut names: Vec<String> = self.0.names().into_iter().map(of).collect();
+        let mut names: Vec<String> = self.apart.names().into_iter().map(of).collect();
         names.sort();
         names.dedup();
         names
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {
-        self.0.file_of(name)
+        self.apart.file_of(name)
     }
 }
 
@@ -438,7 +455,7 @@ mod tests {
         assert!(apart.tensor(&format!("{PATH}.2.up_proj.weight")).unwrap().is_none());
         assert_eq!(apart.names().len(), 2 * 3 + 3);
         // Joined again they are what the file has.
-        let joined = Joined(&apart);
+        let joined = Joined { apart: &apart, how: JoinedExperts::Alternating };
         assert_eq!(joined.names(), apart.files.names());
         for (name, values) in apart.files.names().iter().zip(&stored) {
             let name = name.strip_prefix(&format!("{PATH}.")).unwrap();
@@ -469,6 +486,11 @@ mod tests {
             assert!(apart.tensor(&format!("{PATH}.{beyond}.weight")).unwrap().is_none());
         }
         assert!(apart.tensor(&format!("{PATH}.0.down_proj.weight")).unwrap().is_none());
+        safetensors::write(&file, &all[1..]).unwrap();
+        let apart = open();
+        let (shape, values) = read(&Joined { apart: &apart, how: JoinedExperts::InTurn }, "gate_up_proj");
+        assert_eq!(shape, [2, 6, 4]);
+        assert!(values.iter().enumerate().all(|(i, value)| *value == i as f32), "{values:?}");
         safetensors::write(&file, &[(spec("gate_up_proj", &[2, 5, 4]), &odd[..])]).unwrap();
         let error = open().tensor(&format!("{PATH}.0.up_proj.weight")).map(drop).unwrap_err();
         assert!(error.contains("5 outputs, which are not those of 2 matrices"), "{error}");

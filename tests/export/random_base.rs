@@ -4,7 +4,7 @@
 mod own_keys;
 
 use crate::cli_fixture::Bench;
-use finetune::families::Family;
+use finetune::families::{Family, JoinedExperts};
 use finetune::format::Joined;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::config::Config;
@@ -82,18 +82,18 @@ pub fn sized(b: &Bench, family: &Family, hidden: usize) {
     of_rules.into_iter().for_each(|(name, shape)| add(name, shape));
     (0..config.layers).flat_map(|l| own_keys::of_joined_experts(&config, l)).for_each(|(n, s)| add(n, s));
     (0..config.layers).filter_map(|l| own_keys::of_shared_expert(&config, l)).for_each(|(n, s)| add(n, s));
-    if family.biased_experts {
-        tensors = joined(tensors);
+    if let Some(how) = family.joined_experts {
+        tensors = joined(tensors, how);
     }
     let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
     safetensors::write(&b.path("base/model.safetensors"), &all).unwrap();
 }
 
 /// The tensors as the files of a family with joined experts have them.
-fn joined(tensors: Vec<(Spec, Vec<u8>)>) -> Vec<(Spec, Vec<u8>)> {
+fn joined(tensors: Vec<(Spec, Vec<u8>)>, how: JoinedExperts) -> Vec<(Spec, Vec<u8>)> {
     let apart =
         InMemory(tensors.into_iter().map(|(spec, bytes)| (spec.name.clone(), (spec, bytes))).collect());
-    let joined = Joined(&apart);
+    let joined = Joined { apart: &apart, how };
     let of = |name: String| {
         let tensor = joined.tensor(&name).unwrap().unwrap();
         (Spec { name, dtype: tensor.dtype, shape: tensor.shape }, tensor.bytes.into_owned())

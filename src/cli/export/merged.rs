@@ -34,12 +34,9 @@ pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value,
     let text = merged(dtype);
     logits::fits(from, Some(&text))?;
     let all = base.files.whole.as_deref().map(|whole| Checkpoint { text: &text, whole });
-    let joined = loaded.config.family.biased_experts.then_some(Joined(&text));
-    let source: &dyn Tensors = match (&all, &joined) {
-        (Some(all), _) => all,
-        (None, Some(joined)) => joined,
-        (None, None) => &text,
-    };
+    let apart: &dyn Tensors = all.as_ref().map_or(&text, |all| all);
+    let joined = loaded.config.family.joined_experts.map(|how| Joined { apart, how });
+    let source: &dyn Tensors = joined.as_ref().map_or(apart, |joined| joined);
     atomic::write_dir(out, |dir| {
         files(dir, base, loaded, source)?;
         same_bytes(dir, source)?;
