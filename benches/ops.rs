@@ -1,5 +1,5 @@
 //! Time, GFLOP/s and GB/s of ops at SmolLM2-135M's shapes, 4 rows of 256 tokens: the cases of tests/op_cases with
-//! `Set::Model`. Arithmetic and bytes are the minimum that the op's row in src/backend/ops.rs says.
+//! `Set::Model`. Arithmetic and bytes are the minimum that the op's row in kernels/src/backend/ops.rs says.
 //!
 //! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: `twin` selects the reference bf16 kernel.
 //! Best of many short runs, which reduces the effect of a busy machine.

@@ -1,13 +1,13 @@
 //! Fine-tune a language model with LoRA on one or more machines.
 //!
-//! Modules form floors and import only lower ones (`tests/tidy.rs` enforces this): `support`, `numeric`, `families`;
+//! Modules form floors and import only lower ones (`tests/tidy` enforces this): `support` and `numeric`; `families`;
 //! `data`, `format`; `backend`; `model`; `train`; `cluster`, which also imports `net`, and beside it `config`;
-//! `devices`; `forecast`; `run`, which also imports `report`; at the top `cli`, which no module imports. Invariants and
-//! the map of the code are in `docs/explain/architecture.md`.
+//! `devices`; `forecast`; `run`, which also imports `report`; at the top `cli`, which no module imports. `support`,
+//! `numeric` and `backend` are the package `finetune-kernels`. Invariants and the map of the code are in
+//! `docs/explain/architecture.md`.
 
 #![warn(clippy::unwrap_used)]
 
-pub mod backend;
 pub mod cli;
 pub mod cluster;
 pub mod config;
@@ -18,8 +18,8 @@ mod forecast;
 pub mod format;
 pub mod model;
 pub mod net;
-pub mod numeric;
 pub mod report;
 mod run;
-pub mod support;
 pub mod train;
+
+pub use finetune_kernels::{backend, numeric, support};

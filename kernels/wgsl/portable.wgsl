@@ -128,7 +128,7 @@ fn root(x: f32) -> f32 {
 #end
 }
 
-// e^x as on the CPU (src/backend/cpu/runtime/math.rs).
+// e^x as on the CPU (kernels/src/backend/cpu/runtime/math.rs).
 fn e_to(x: f32) -> f32 {
     var c = select(x, 88.72284, x > 88.72284);
     c = select(c, -87.33655, c < -87.33655);

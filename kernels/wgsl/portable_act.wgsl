@@ -1,4 +1,4 @@
-// The activation that p.act names and its slope, as in src/backend/cpu/runtime/math.rs.
+// The activation that p.act names and its slope, as in kernels/src/backend/cpu/runtime/math.rs.
 fn act(x: f32) -> vec2<f32> {
     if (p.act == 1u) {
         let square = settled(x * x);

@@ -24,6 +24,7 @@ mod smollm3;
 pub mod tensors;
 pub mod wrapped;
 
+use crate::numeric::activation::Activation;
 pub use gemma3::GEMMA3;
 pub use glm4::GLM4;
 pub use gpt_oss::GPT_OSS;
@@ -291,36 +292,6 @@ pub struct Norms {
     pub after: Option<&'static str>,
 }
 
-/// The function of gate and up that gives the input of the down projection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// silu(gate) * up.
-    SwiGlu,
-    /// gelu(gate) * up, with gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))).
-    GeGlu,
-    /// sigmoid(gate) * up: the gate of an attention's output; of no feed-forward.
-    Sigmoid,
-    /// g sigmoid([`CLAMPED_SLOPE`] g) (u + 1), with g = min(gate, [`CLAMPED_LIMIT`]) and u = up within that limit on both
-    /// sides (gpt-oss).
-    ClampedSwiGlu,
-}
-
-/// Factor of the gate in the sigmoid of [`Activation::ClampedSwiGlu`].
-pub const CLAMPED_SLOPE: f32 = 1.702;
-/// Largest gate, and largest magnitude of up, of [`Activation::ClampedSwiGlu`].
-pub const CLAMPED_LIMIT: f32 = 7.0;
-
-impl Activation {
-    /// The values of `hidden_act` for this activation.
-    pub fn names(self) -> &'static [&'static str] {
-        match self {
-            Activation::SwiGlu | Activation::ClampedSwiGlu => &["silu", "swish"],
-            Activation::GeGlu => &["gelu_pytorch_tanh"],
-            Activation::Sigmoid => &[],
-        }
-    }
-}
-
 /// The biases of a block's projections.
 #[derive(Debug, PartialEq)]
 pub struct Biases {
@@ -375,6 +346,15 @@ pub enum ScoreScale {
 }
 
 impl Family {
+    /// The values of `hidden_act` for the family's activation.
+    pub fn activation_names(&self) -> &'static [&'static str] {
+        match self.activation {
+            Activation::SwiGlu | Activation::ClampedSwiGlu => &["silu", "swish"],
+            Activation::GeGlu => &["gelu_pytorch_tanh"],
+            Activation::Sigmoid => &[],
+        }
+    }
+
     /// Returns the first feature of this family that GGUF reading and writing do not support.
     pub fn not_in_gguf(&self) -> Option<&'static str> {
         let missing = [

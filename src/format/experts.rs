@@ -51,7 +51,7 @@ impl JoinedExperts {
         self.shape([shape[0], shape[1], shape[2]])
     }
 
-    /// The shape of a joined tensor with so many experts, inputs and outputs.
+    /// The shape of a joined tensor, from experts, inputs and outputs.
     fn shape(self, [experts, inputs, outputs]: [usize; 3]) -> [usize; 3] {
         match self {
             JoinedExperts::Alternating => [experts, inputs, outputs],

@@ -512,8 +512,8 @@ fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
         ));
     }
     match fields.text(family.activation_key)? {
-        Some(other) if !family.activation.names().contains(&other) => {
-            let computed = family.activation.names()[0];
+        Some(other) if !family.activation_names().contains(&other) => {
+            let computed = family.activation_names()[0];
             return Err(unsupported(
                 format!("{} `{other}`", family.activation_key),
                 format!("only {computed} is computed for this family; use another base"),

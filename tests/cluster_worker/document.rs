@@ -127,9 +127,9 @@ fn declared() -> Vec<String> {
         (include_str!("../../src/model/lora.rs"), "TrainedRows"),
         (include_str!("../../src/train/trial.rs"), "Trials"),
         (include_str!("../../src/model/memory_fit.rs"), "Used"),
-        (include_str!("../../src/numeric/line.rs"), "Points"),
+        (include_str!("../../kernels/src/numeric/line.rs"), "Points"),
         (include_str!("../../src/train/event.rs"), "Link"),
-        (include_str!("../../src/backend/traffic.rs"), "Traffic"),
+        (include_str!("../../kernels/src/backend/traffic.rs"), "Traffic"),
     ];
     all.extend(structs.iter().map(|(source, name)| structure(source, name)));
     all

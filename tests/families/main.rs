@@ -6,10 +6,10 @@
 
 mod formula;
 
-use finetune::backend::Cpu;
+use finetune::backend::{Activation, Cpu};
 use finetune::families::{
-    ALL, Activation, Bias, Biases, Classifier, EmbeddingScale, Family, FeedForward, Fused, HeadNorms, LFM2,
-    LLAMA, Norms, Rotated, ScoreScale,
+    ALL, Bias, Biases, Classifier, EmbeddingScale, Family, FeedForward, Fused, HeadNorms, LFM2, LLAMA, Norms,
+    Rotated, ScoreScale,
 };
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};

@@ -1,4 +1,4 @@
-//! The registry of op cases: for each [`Op`] of src/backend/op_names.rs its sizes, inputs, formula in f64 and
+//! The registry of op cases: for each [`Op`] of kernels/src/backend/op_names.rs its sizes, inputs, formula in f64 and
 //! bounds. An op without an arm in [`cases`] does not compile; one without a case fails `every_op_has_cases` by name.
 //!
 //! Every backend runs the same cases ([`check`]): correctness against the formula and, for a gradient, against central

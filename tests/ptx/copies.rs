@@ -325,7 +325,8 @@ fn a_copy_is_never_older_than_what_it_is_of() {
 
 #[test]
 fn every_verb_that_writes_is_tried() {
-    let seam = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/backend/mod.rs")).unwrap();
+    let seam =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/src/backend/mod.rs")).unwrap();
     let verbs = seam.split("\n    fn ").skip(1).filter_map(|rest| rest.split_once('('));
     let written: Vec<(&str, usize)> = verbs
         .map(|(name, rest)| (name, rest.split([';', '{']).next().unwrap_or_default()))

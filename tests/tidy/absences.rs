@@ -64,7 +64,7 @@ pub fn machine_paths(tree: &Tree) -> Vec<String> {
 /// Shipped code that prints with a macro that panics if the reader has closed its end; `support::stderr` does not.
 pub fn prints(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
-    for file in tree.rust("src/") {
+    for file in tree.program() {
         for word in ["eprintln", "eprint", "println", "print"] {
             let calls =
                 words(&file.shipped, word).filter(|at| file.shipped[at + word.len()..].starts_with('!'));

@@ -1,16 +1,16 @@
 //! A folder of `src` uses only the folders that are listed here for it.
 
-use crate::source::{File, Tree, words};
+use crate::source::{File, Tree, in_package, words};
 
 /// A folder, then the folders that it may use. `main` and `lib` are exempt.
 const ARROWS: &[(&str, &[&str])] = &[
     ("support", &[]),
     ("numeric", &[]),
-    ("families", &[]),
+    ("families", &["numeric"]),
     ("data", &["support", "numeric"]),
     ("format", &["support", "numeric", "families"]),
     ("net", &["numeric"]),
-    ("backend", &["support", "numeric", "families"]),
+    ("backend", &["support", "numeric"]),
     ("model", &["support", "numeric", "families", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
     ("report", &["support", "numeric", "data", "format", "model", "train"]),
@@ -38,8 +38,8 @@ const NAMES_BACKENDS: &str = "src/devices/";
 
 pub fn check(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
-    for file in tree.rust("src/") {
-        let Some((floor, _)) = file.path["src/".len()..].split_once('/') else { continue };
+    for file in tree.program() {
+        let Some((floor, _)) = in_package(&file.path).and_then(|path| path.split_once('/')) else { continue };
         let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == floor) else {
             found.push(format!("{}: the folder has no place among the floors", file.path));
             continue;
@@ -51,7 +51,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
                 found.push(format!("{}:{line}: {floor} may not see {seen} ({})", file.path, path.join("::")));
             }
             if let Some(backend) = concrete(&path) {
-                let own = file.path.starts_with(&format!("src/backend/{backend}"));
+                let own = file.path.starts_with(&format!("kernels/src/backend/{backend}"));
                 if !own && !file.path.starts_with(NAMES_BACKENDS) {
                     let only = format!("only {NAMES_BACKENDS} names a backend");
                     found.push(format!("{}:{line}: {} ({only})", file.path, path.join("::")));
@@ -111,7 +111,7 @@ pub fn rooted(mut rest: &str, mut module: Vec<String>) -> (Vec<String>, &str) {
 
 /// The module path of a file, from the crate's root.
 pub fn module(path: &str) -> Vec<String> {
-    let inner = path.trim_start_matches("src/").trim_end_matches(".rs");
+    let inner = in_package(path).unwrap_or(path).trim_end_matches(".rs");
     inner.split('/').filter(|s| !matches!(*s, "mod" | "lib" | "main")).map(String::from).collect()
 }
 
@@ -169,9 +169,9 @@ fn wrong_arrows_are_found() {
         ("src/data/mod.rs", "use crate::format::open;", 1),
         ("src/format/gguf/mod.rs", "use crate::data::tokenizer;", 1),
         ("src/model/decoder.rs", "use crate::data::plan::Plan;\nuse crate::cli;", 2),
-        ("src/backend/cpu/mod.rs", "use super::Backend; use super::wgpu::Wgpu;", 1),
-        ("src/backend/cpu/linear.rs", "use super::super::cuda::X;", 1),
-        ("src/backend/cpu/linear.rs", "use crate::backend::cpu::X;", 0),
+        ("kernels/src/backend/cpu/mod.rs", "use super::Backend; use super::wgpu::Wgpu;", 1),
+        ("kernels/src/backend/cpu/linear.rs", "use super::super::cuda::X;", 1),
+        ("kernels/src/backend/cpu/linear.rs", "use crate::backend::cpu::X;", 0),
         ("src/cli/train.rs", "use crate::backend::cpu::Cpu;", 1),
         ("src/cli/train.rs", "use crate::backend; fn f() { backend::cpu::Cpu::new(1); }", 1),
         ("src/devices/gpu.rs", "use crate::backend::wgpu::Wgpu;", 0),

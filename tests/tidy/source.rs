@@ -52,15 +52,15 @@ impl Tree {
         tree
     }
 
-    /// Rust files below a folder.
-    pub fn rust<'a>(&'a self, below: &'a str) -> impl Iterator<Item = &'a File> {
-        self.files.iter().filter(move |f| f.path.starts_with(below) && f.path.ends_with(".rs"))
+    /// Rust files of the program: its own package and that of the kernels, whose modules it exports under their names.
+    pub fn program(&self) -> impl Iterator<Item = &File> {
+        self.files.iter().filter(|f| in_package(&f.path).is_some() && f.path.ends_with(".rs"))
     }
 
     /// Clears the shipped text of files that are declared `#[cfg(test)] mod name;`.
     fn drop_test_modules(&mut self) {
         let mut test_only = Vec::new();
-        for f in self.files.iter().filter(|f| f.path.starts_with("src/") && f.path.ends_with(".rs")) {
+        for f in self.program() {
             let folder = module_folder(&f.path);
             for (at, _) in f.code.match_indices("#[cfg(test)]") {
                 let rest = f.code[at + 12..].trim_start().trim_start_matches("pub ");
@@ -77,6 +77,11 @@ impl Tree {
             }
         }
     }
+}
+
+/// The path of a file of the program inside its package.
+pub fn in_package(path: &str) -> Option<&str> {
+    path.strip_prefix("src/").or_else(|| path.strip_prefix("kernels/src/"))
 }
 
 /// The folder of a file's child modules: `src/data/` for `src/data/mod.rs`, `src/data/plan/` for `plan.rs`.

@@ -18,13 +18,13 @@ const PLUMBING: &[&str] = &[
 ];
 
 pub fn untested(tree: &Tree) -> Vec<String> {
-    let verbs = [("src/backend/mod.rs", "Backend"), ("src/backend/fused.rs", "Fused")];
+    let verbs = [("kernels/src/backend/mod.rs", "Backend"), ("kernels/src/backend/fused.rs", "Fused")];
     let verbs = verbs.iter().flat_map(|(path, name)| methods(tree, path, name));
     let verbs: Vec<String> = verbs.filter(|v| !PLUMBING.contains(&v.as_str())).collect();
     if verbs.is_empty() {
-        return vec!["src/backend/mod.rs: no trait Backend".into()];
+        return vec!["kernels/src/backend/mod.rs: no trait Backend".into()];
     }
-    let called = |verb: &String| tree.rust("").any(|f| tests_of(f).contains(&format!(".{verb}(")));
+    let called = |verb: &String| tree.files.iter().any(|f| tests_of(f).contains(&format!(".{verb}(")));
     verbs.into_iter().filter(|v| !called(v)).collect()
 }
 
@@ -55,11 +55,13 @@ fn methods(tree: &Tree, path: &str, name: &str) -> Vec<String> {
 #[test]
 fn a_verb_without_a_test_is_found() {
     let seam = (
-        "src/backend/mod.rs",
+        "kernels/src/backend/mod.rs",
         "pub trait Backend { fn class(&self); fn rope(&mut self); fn add(&mut self); }",
     );
-    let tests =
-        ("src/backend/cpu/mod.rs", "fn f() { b.add(); }\n#[cfg(test)]\nmod tests {\n fn g() { b.rope(); } }");
+    let tests = (
+        "kernels/src/backend/cpu/mod.rs",
+        "fn f() { b.add(); }\n#[cfg(test)]\nmod tests {\n fn g() { b.rope(); } }",
+    );
     assert_eq!(untested(&Tree::of(&[seam, tests])), ["add"]);
     assert_eq!(untested(&Tree::of(&[seam])), ["rope", "add"]);
 }

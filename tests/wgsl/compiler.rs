@@ -70,7 +70,7 @@ fn opened() -> (vulkan::Device, bool) {
     }
 }
 
-/// The bindings of a kernel, as src/backend/wgpu/pipelines.rs has them.
+/// The bindings of a kernel, as kernels/src/backend/wgpu/pipelines.rs has them.
 fn bindings(module: &naga::Module) -> Vec<wgpu::BindGroupLayoutEntry> {
     let entry = |(_, variable): (_, &naga::GlobalVariable)| {
         let binding = variable.binding?.binding;

@@ -217,7 +217,7 @@ fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Resu
         "head_dim": head_dim,
         "max_position_embeddings": s.size("context_length")?,
         family.eps_key: clean(s.number("attention.layer_norm_rms_epsilon", 1e-5)?),
-        family.activation_key: family.activation.names()[0],
+        family.activation_key: family.activation_names()[0],
         "attention_dropout": 0.0,
         "tie_word_embeddings": !s.has("output.weight"),
         "bos_token_id": token("bos"),

@@ -8,8 +8,7 @@
 use super::super::config::Config;
 use super::super::weights::{ModelError, Weights};
 use super::Block;
-use crate::backend::{Backend, Fused, view, view_mut};
-use crate::families::Activation;
+use crate::backend::{Activation, Backend, Fused, view, view_mut};
 use crate::families::tensors::SINKS;
 
 /// The sinks of a layer, negative [1, H]; `None` where the family has none.

@@ -2,8 +2,9 @@
 
 use super::read::Fields;
 use super::{ConfigError, key, unsupported};
+use crate::families::Family;
 use crate::families::tensors::MOST_EXPERTS;
-use crate::families::{CLAMPED_LIMIT, CLAMPED_SLOPE, Family};
+use crate::numeric::activation::{CLAMPED_LIMIT, CLAMPED_SLOPE};
 use serde_json::Value;
 
 /// The experts of the sparse layers.

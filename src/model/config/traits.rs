@@ -49,7 +49,7 @@ pub(super) fn shown(fields: &Fields) -> Option<String> {
     let other = kinds.iter().find(|kind| !own.contains(kind));
     missing.extend(other.map(|kind| format!("layers of type {kind}")));
     let act = fields.text("hidden_act").ok().flatten().or(fields.text("hidden_activation").ok().flatten());
-    let computed = |name: &str| ALL.iter().any(|f| f.activation.names().contains(&name));
+    let computed = |name: &str| ALL.iter().any(|f| f.activation_names().contains(&name));
     missing.extend(act.filter(|name| !computed(name)).map(|name| format!("the activation {name}")));
     missing.dedup();
     let list = |what: &[String]| what.join(", ");

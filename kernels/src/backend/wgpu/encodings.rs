@@ -38,7 +38,7 @@ pub fn block(constants: &[Constant]) -> Option<Block> {
 
 macro_rules! piece {
     ($name:literal) => {
-        include_str!(concat!("../../../kernels/wgsl/unpack_", $name, ".wgsl"))
+        include_str!(concat!("../../../wgsl/unpack_", $name, ".wgsl"))
     };
 }
 

@@ -2,7 +2,7 @@
 //! them into vector code inside a [`kernel!`](super::isa::kernel) body.
 
 use super::isa::{Lanes, kernel};
-use crate::families::{CLAMPED_LIMIT, CLAMPED_SLOPE};
+use crate::backend::{CLAMPED_LIMIT, CLAMPED_SLOPE};
 
 /// Above this exp is infinite; below the negative of about 87.34 it is 0 (no denormals).
 const EXP_MAX: f32 = 88.722_84;
@@ -79,7 +79,7 @@ pub fn silu_slope<L: Lanes>(x: f32) -> (f32, f32) {
     (silu, L::fma(silu, 1.0 - s, s))
 }
 
-/// The gate of [`crate::families::Activation::ClampedSwiGlu`].
+/// The gate of [`crate::backend::Activation::ClampedSwiGlu`].
 #[inline(always)]
 pub fn clamped_silu<L: Lanes>(x: f32) -> f32 {
     let x = if x > CLAMPED_LIMIT { CLAMPED_LIMIT } else { x };

@@ -1,4 +1,4 @@
-//! The loss over a vocabulary in the CPU's parts and blocks (src/backend/cpu/ops/head.rs): a block of 256 logits at a time,
+//! The loss over a vocabulary in the CPU's parts and blocks (kernels/src/backend/cpu/ops/head.rs): a block of 256 logits at a time,
 //! with a running maximum and sum; the gradient of a part is scaled when the maximum rises; parts are put together in order.
 
 use super::super::device::Call;

@@ -32,7 +32,7 @@ pub struct Kernel {
 /// A constant of a kernel.
 pub type Constant = (&'static str, u32);
 
-pub(super) const PRELUDE: &str = include_str!("../../../kernels/wgsl/prelude.wgsl");
+pub(super) const PRELUDE: &str = include_str!("../../../wgsl/prelude.wgsl");
 
 impl Kernel {
     /// The whole text for the driver. Requests for extensions come first; the constants determine them. A template that

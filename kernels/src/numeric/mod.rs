@@ -1,5 +1,6 @@
 //! Floor 0: numbers. This folder has no tokens, files or devices.
 
+pub mod activation;
 pub mod block;
 pub mod coarse;
 pub mod correlation;

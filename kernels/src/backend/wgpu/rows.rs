@@ -17,8 +17,8 @@ macro_rules! kernel {
         static $name: Kernel = Kernel {
             name: $label,
             source: &[
-                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/wgsl/", $piece, ".wgsl")),)*
-                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/wgsl/", $stem, ".wgsl")),
+                $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/wgsl/", $piece, ".wgsl")),)*
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/wgsl/", $stem, ".wgsl")),
             ],
             buffers: &[$($access),*],
         };

@@ -46,10 +46,11 @@ fn is_format(c: char) -> bool {
 }
 
 /// Like `eprintln!`, but does nothing where stderr is closed.
+#[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::support::stderr::line(format_args!($($text)*)) };
 }
-pub(crate) use say;
+pub use crate::say;
 
 #[cfg(test)]
 mod tests {

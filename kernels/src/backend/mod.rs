@@ -26,7 +26,7 @@ mod traffic;
 mod view;
 pub mod wgpu;
 
-pub use crate::families::Activation;
+pub use crate::numeric::activation::{Activation, CLAMPED_LIMIT, CLAMPED_SLOPE};
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 pub use arguments::{

@@ -11,11 +11,8 @@ use crate::backend::wgpu::kernel::Kernel;
 use crate::backend::wgpu::pipelines::Slot;
 use wgpu::BufferUsages;
 
-static PROOF: Kernel = Kernel {
-    name: "proof",
-    source: &[include_str!("../../../../kernels/wgsl/proof.wgsl")],
-    buffers: &[Written],
-};
+static PROOF: Kernel =
+    Kernel { name: "proof", source: &[include_str!("../../../../wgsl/proof.wgsl")], buffers: &[Written] };
 
 /// The kernels of this file.
 pub const KERNELS: &[&Kernel] = &[&PROOF];

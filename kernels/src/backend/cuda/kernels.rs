@@ -14,7 +14,7 @@ macro_rules! sources {
     ($($folder:ident $file:literal),* $(,)?) => {
         &[$(Source {
             file: $file,
-            text: include_str!(concat!("../../../kernels/ptx/", stringify!($folder), "/", $file)),
+            text: include_str!(concat!("../../../ptx/", stringify!($folder), "/", $file)),
         }),*]
     };
 }
