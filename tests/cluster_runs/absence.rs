@@ -150,7 +150,7 @@ fn door(to: String, door: Arc<Door>) -> String {
 fn worker_that_connects_last_receives_the_end() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 1"));
-    fleet.faulty("worker", "--threads 1", "slow=16");
+    fleet.faulty("worker", "--threads 1", "slow=6");
     let held = Arc::new(Door::default());
     let at = door(fleet.at().to_string(), held.clone());
     fleet.wait_for_step(7);
