@@ -43,8 +43,7 @@ fn reached<'a>(arrows: &'a Arrows, from: &'a str) -> BTreeSet<&'a String> {
 }
 
 fn folders(tree: &Tree) -> BTreeMap<Module, Arrows> {
-    let modules: BTreeMap<Module, &File> =
-        tree.program().filter(|f| !f.path.ends_with("lib.rs")).map(|f| (module(&f.path), f)).collect();
+    let modules: BTreeMap<Module, &File> = tree.program().map(|f| (module(&f.path), f)).collect();
     let imports = modules.iter().map(|(module, file)| (module.clone(), imports(module, file))).collect();
     let mut folders: BTreeMap<Module, Arrows> = BTreeMap::new();
     for (from, file) in &modules {

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::backend::shapes::shaped;
 use crate::backend::*;
-use crate::backend::{CLAMPED_LIMIT, CLAMPED_SLOPE};
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::rng;
