@@ -181,7 +181,9 @@ mod tests {
 
     fn read(fields: Value) -> Result<Vec<String>, String> {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root(dir.path().canonicalize().unwrap());
+        // One level down, so that `..` holds nothing of others.
+        let root = Root(dir.path().canonicalize().unwrap().join("root"));
+        std::fs::create_dir(&root.0).unwrap();
         for name in ["rows.jsonl", "a=b.jsonl"] {
             std::fs::write(root.0.join(name), "").unwrap();
         }
