@@ -19,7 +19,6 @@ mod first_contact;
 mod fused;
 mod graphs;
 mod graphs_sm90a;
-mod interpreter;
 mod machine_code;
 mod marks;
 mod model;
@@ -44,3 +43,5 @@ mod timings;
 mod train;
 mod whole_tiles;
 mod widen;
+
+use ptx_interpreter as interpreter;

@@ -29,12 +29,15 @@ impl Warp {
                     Arg::Vector(_) => self.vector(&args[1], active, block)?,
                     x => vec![self.get(x, active, block)?],
                 };
+                let (first, len) = (self.who(block, 0), bytes * values.len());
                 for lane in (0..32).filter(|l| active >> l & 1 == 1) {
-                    let (mut all, len) = ([0; 16], bytes * values.len());
-                    for (to, v) in all.chunks_exact_mut(bytes).zip(&values) {
-                        to.copy_from_slice(&v[lane as usize].to_le_bytes()[..bytes]);
+                    let mut all = 0u128;
+                    for v in values.iter().rev() {
+                        all = all << (8 * bytes)
+                            | u128::from(v[lane as usize] & (u64::MAX >> (64 - 8 * bytes)));
                     }
-                    let who = self.who(block, lane);
+                    let all = all.to_le_bytes();
+                    let who = Who { thread: first.thread + lane, ..first };
                     let (region, at) = pick(memory, space, address[lane as usize], len)?;
                     region.write(at, &all[..len], who).map_err(|e| thread(who, &e))?;
                 }
@@ -59,18 +62,18 @@ impl Warp {
         let address = self.addresses(&args[1], active, block)?;
         let parts = if let Arg::Vector(v) = &args[0] { v.len() } else { 1 };
         let mut out = vec![[0u64; 32]; parts];
+        let first = self.who(block, 0);
         for lane in (0..32).filter(|l| active >> l & 1 == 1) {
-            let who = self.who(block, lane);
+            let who = Who { thread: first.thread + lane, ..first };
             let (region, at) = pick(memory, space, address[lane as usize], bytes * parts)?;
             let mut read = region.read(at, bytes * parts, who);
             if constant && read.is_ok() {
                 read = region.constant(at, bytes * parts, who).and(read);
             }
-            let read = read.map_err(|e| thread(who, &e))?;
-            for (i, out) in out.iter_mut().enumerate() {
-                let mut word = [0; 8];
-                word[..bytes].copy_from_slice(&read[i * bytes..][..bytes]);
-                out[lane as usize] = u64::from_le_bytes(word);
+            let mut read = read.map_err(|e| thread(who, &e))?;
+            for out in &mut out {
+                out[lane as usize] = read as u64 & (u64::MAX >> (64 - 8 * bytes));
+                read >>= 8 * bytes;
             }
         }
         match &args[0] {
@@ -107,7 +110,7 @@ impl Warp {
             for part in (0..real).step_by(2) {
                 let (region, at) = memory.0.find(from[l] + part as u64)?;
                 let two = region.read(at, 2.min(real - part), who).map_err(|e| thread(who, &e))?;
-                bytes[part..real.min(part + 2)].copy_from_slice(&two[..2.min(real - part)]);
+                bytes[part..real.min(part + 2)].copy_from_slice(&two.to_le_bytes()[..2.min(real - part)]);
             }
             memory.1.region.announce(to[l], len, who).map_err(|e| thread(who, &e))?;
             self.open.push(Copy { lane, to: to[l], len, bytes });

@@ -5,8 +5,10 @@ use super::wmma::Wmma;
 /// A 32-lane value as bits; narrower types use the low bits.
 pub type Lanes = [u64; 32];
 
+/// Computes all lanes: one call for a statement, with a loop that the compiler can vectorise.
+pub type Each<const N: usize> = Box<dyn Fn([&Lanes; N]) -> Lanes + Send + Sync>;
+
 /// One statement.
-#[derive(Debug)]
 pub struct Ins {
     /// Line of the file, from 1.
     pub line: usize,
@@ -33,18 +35,13 @@ pub enum Shuffle {
     Up,
 }
 
-#[derive(Debug)]
 pub enum Op {
     /// dst = f(a)
-    One(fn(u64) -> u64),
+    One(Each<1>),
     /// dst = f(a, b)
-    Two(fn(u64, u64) -> u64),
+    Two(Each<2>),
     /// dst = f(a, b, c)
-    Three(fn(u64, u64, u64) -> u64),
-    /// A predicate of two values.
-    Compare(fn(u64, u64) -> bool),
-    /// dst = p ? a : b
-    Select,
+    Three(Each<3>),
     /// `mov.b32 %r, {%a, %b}`: parts of the given bits to one register.
     Pack(u32),
     /// `mov.b32 {%a, %b}, %r`
@@ -132,10 +129,12 @@ pub struct Param {
 }
 
 /// One `.entry`.
-#[derive(Debug)]
 pub struct Kernel {
+    /// The name of the entry.
     pub name: String,
+    /// In the order of a launch's arguments.
     pub params: Vec<Param>,
+    /// Their names.
     pub registers: Vec<String>,
     /// Bytes of `.shared` declarations.
     pub shared: usize,
@@ -143,5 +142,6 @@ pub struct Kernel {
     pub dynamic: bool,
     /// `.reqntid`: threads of a block.
     pub threads: u32,
+    /// Its statements.
     pub body: Vec<Ins>,
 }

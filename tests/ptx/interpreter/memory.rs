@@ -69,9 +69,15 @@ impl Region {
         })
     }
 
+    /// The words of an access of 1, 2, 4, 8 or 16 aligned bytes, and which bytes of each.
+    fn words(&mut self, at: usize, len: usize) -> (&mut [Word], u8) {
+        let mask = if len < 4 { ((1 << len) - 1) << (at % 4) } else { 0b1111 };
+        (&mut self.words[at / 4..][..len.div_ceil(4)], mask)
+    }
+
     /// Checks a range and returns its first byte.
     fn bounds(&self, at: u64, len: usize) -> Result<usize, String> {
-        if !at.is_multiple_of(len as u64) {
+        if !len.is_power_of_two() || at & (len as u64 - 1) != 0 {
             return Err(format!("an access of {len} bytes at an address that is no multiple of it"));
         }
         match usize::try_from(at) {
@@ -81,10 +87,10 @@ impl Region {
     }
 
     /// `len` bytes, at most 16, low bits first.
-    pub fn read(&mut self, at: u64, len: usize, who: Who) -> Result<[u8; 16], String> {
+    pub fn read(&mut self, at: u64, len: usize, who: Who) -> Result<u128, String> {
         let at = self.bounds(at, len)?;
-        for (w, mask) in Self::mask(at, len) {
-            let word = &mut self.words[w];
+        let (words, mask) = self.words(at, len);
+        for word in words {
             if word.written & mask != mask {
                 return Err(format!("byte {at} is read but was never written"));
             }
@@ -105,16 +111,21 @@ impl Region {
                 };
             }
         }
-        let mut out = [0; 16];
-        out[..len].copy_from_slice(&self.bytes[at..at + len]);
-        Ok(out)
+        let from = &self.bytes[at..at + len];
+        // Not through an array of 16 bytes: a processor waits where it reads more than the last store wrote.
+        Ok(match from.first_chunk::<4>() {
+            Some(four) if len == 4 => u128::from(u32::from_le_bytes(*four)),
+            _ => match from.first_chunk::<16>() {
+                Some(all) => u128::from_le_bytes(*all),
+                None => from.iter().rev().fold(0, |out, byte| out << 8 | u128::from(*byte)),
+            },
+        })
     }
 
     /// A read that the device may answer from a cache, which writes of this launch do not update.
     pub fn constant(&mut self, at: u64, len: usize, who: Who) -> Result<(), String> {
         let at = self.bounds(at, len)?;
-        for (w, _) in Self::mask(at, len) {
-            let word = &mut self.words[w];
+        for word in self.words(at, len).0 {
             if word.writer.launch == who.launch {
                 return Err(format!("byte {at} is read as constant, and this launch wrote it"));
             }
@@ -125,8 +136,8 @@ impl Region {
 
     /// Checks and marks a write; the bytes follow with [`Region::bytes`].
     fn claim(&mut self, at: usize, len: usize, who: Who) -> Result<(), String> {
-        for (w, mask) in Self::mask(at, len) {
-            let word = &mut self.words[w];
+        let (words, mask) = self.words(at, len);
+        for word in words {
             if word.constant == who.launch {
                 return Err(format!("byte {at} is written, and this launch reads it as constant"));
             }
@@ -193,6 +204,7 @@ pub struct Global {
 }
 
 impl Global {
+    /// Uninitialized bytes; returns their address.
     pub fn alloc(&mut self, len: usize) -> u64 {
         let at = self.next.max(1 << 32);
         self.next = at + (len as u64).next_multiple_of(256) + 4096;
@@ -200,10 +212,12 @@ impl Global {
         at
     }
 
+    /// The number of allocations that are not freed.
     pub fn held(&self) -> usize {
         self.regions.len()
     }
 
+    /// Frees an allocation; false if there is none at this address.
     pub fn free(&mut self, at: u64) -> bool {
         self.regions.remove(&at).is_some()
     }

@@ -84,6 +84,9 @@ impl Shared {
 
     /// A direct access by a thread: in memory that the copy engine has filled, the interpreter supports only wgmma.
     pub fn untouched(&self, at: u64, len: usize) -> Result<(), String> {
+        if self.pieces.is_empty() {
+            return Ok(());
+        }
         let (from, to) = ((at & 0xffff_ffff) as usize / 16, ((at & 0xffff_ffff) as usize + len).div_ceil(16));
         let taken = |p: &Piece| p.under_way || p.filled.is_some();
         match self.pieces.get(from..to.min(self.pieces.len())) {

@@ -17,9 +17,9 @@ pub fn load_matrix(
         for (r, row) in rows.iter_mut().enumerate() {
             let lane = 8 * i + r;
             let who = who(lane as u32);
-            let bytes =
-                shared.read(addresses[lane], 16, who).map_err(|e| format!("thread {}: {e}", who.thread))?;
-            *row = std::array::from_fn(|c| u16::from_le_bytes([bytes[2 * c], bytes[2 * c + 1]]));
+            let bits = shared.read(addresses[lane], 16, who);
+            let bits = bits.map_err(|e| format!("thread {}: {e}", who.thread))?;
+            *row = std::array::from_fn(|c| (bits >> (16 * c)) as u16);
         }
         out.push(std::array::from_fn(|l| {
             let (r, c) = (l / 4, 2 * (l % 4));

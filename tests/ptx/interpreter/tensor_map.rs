@@ -8,8 +8,11 @@ use super::warp::{Memories, Warp};
 /// A matrix, and the box to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
+    /// Of its first number.
     pub address: u64,
+    /// Lines of numbers.
     pub rows: u32,
+    /// Numbers of a line.
     pub cols: u32,
     /// Bytes from row to row.
     pub stride: u64,
@@ -72,7 +75,8 @@ impl Warp {
                 for i in real {
                     let from = map.address + r as u64 * map.stride + 2 * (c + i) as u64;
                     let (region, at) = memory.0.find(from)?;
-                    bytes[2 * i as usize..][..len].copy_from_slice(&region.read(at, len, who)?[..len]);
+                    bytes[2 * i as usize..][..len]
+                        .copy_from_slice(&region.read(at, len, who)?.to_le_bytes()[..len]);
                 }
                 memory.1.region.announce(at, 16, who)?;
                 let number = at as usize / 16;

@@ -197,26 +197,9 @@ impl Warp {
         let [mut a, mut b, mut c] = [[0; 32]; 3];
         let look = |i: usize, room| self.look(&args[i], active, block, room);
         let out: Lanes = match op {
-            Op::One(f) => {
-                let a = look(1, &mut a)?;
-                std::array::from_fn(|l| f(a[l]))
-            }
-            Op::Two(f) => {
-                let (a, b) = (look(1, &mut a)?, look(2, &mut b)?);
-                std::array::from_fn(|l| f(a[l], b[l]))
-            }
-            Op::Three(f) => {
-                let (a, b, c) = (look(1, &mut a)?, look(2, &mut b)?, look(3, &mut c)?);
-                std::array::from_fn(|l| f(a[l], b[l], c[l]))
-            }
-            Op::Compare(f) => {
-                let (a, b) = (look(1, &mut a)?, look(2, &mut b)?);
-                std::array::from_fn(|l| u64::from(f(a[l], b[l])))
-            }
-            Op::Select => {
-                let (a, b, c) = (look(1, &mut a)?, look(2, &mut b)?, look(3, &mut c)?);
-                std::array::from_fn(|l| if c[l] == 1 { a[l] } else { b[l] })
-            }
+            Op::One(f) => f([look(1, &mut a)?]),
+            Op::Two(f) => f([look(1, &mut a)?, look(2, &mut b)?]),
+            Op::Three(f) => f([look(1, &mut a)?, look(2, &mut b)?, look(3, &mut c)?]),
             Op::Pack(bits) => {
                 let parts = self.vector(&args[1], active, block)?;
                 let mask = u64::MAX >> (64 - bits);

@@ -156,9 +156,8 @@ impl Warp {
             let who = self.who(block, lane as u32);
             memory.1.untouched(at, 2)?;
             let read = memory.1.region.read(at, 2, who);
-            let bytes = read.map_err(|e| format!("thread {}: {e}", who.thread))?;
-            out[place / 2 % 8][lane] |=
-                u64::from(u16::from_le_bytes([bytes[0], bytes[1]])) << (16 * (place % 2));
+            let bits = read.map_err(|e| format!("thread {}: {e}", who.thread))?;
+            out[place / 2 % 8][lane] |= (bits as u64) << (16 * (place % 2));
         }
         self.fragment(&args[0], &out, active)
     }

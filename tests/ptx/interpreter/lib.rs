@@ -28,14 +28,18 @@ pub use tensor_map::TensorMap;
 /// One argument of a launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Value {
+    /// Its value; for a tensor map, its number.
     pub bits: u64,
+    /// Its size.
     pub bytes: usize,
 }
 
 /// Shape of a launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
+    /// Blocks in each dimension.
     pub grid: [u32; 3],
+    /// Threads of a block.
     pub threads: u32,
     /// Bytes of shared memory of the launch.
     pub shared: usize,
@@ -49,6 +53,7 @@ pub fn read(source: &str) -> Result<Vec<Arc<Kernel>>, String> {
 /// A device that executes PTX.
 #[derive(Default)]
 pub struct Machine {
+    /// Its global memory.
     pub memory: Global,
     kernels: HashMap<String, Arc<Kernel>>,
     launches: u32,
