@@ -34,23 +34,24 @@ pub fn files() -> Vec<File> {
     vec![t.finish("attention.ptx")]
 }
 
+/// The first parameters of the forward pass: outputs and their logsumexp, inputs, the tokens of each block of threads, the
+/// numbers of heads and their width.
+pub(super) const PARAMS: [(&str, &str); 9] = [
+    ("u64", "out"),
+    ("u64", "lse"),
+    ("u64", "q"),
+    ("u64", "k"),
+    ("u64", "v"),
+    ("u64", "blocks"),
+    ("u32", "hq"),
+    ("u32", "hkv"),
+    ("u32", "d"),
+];
+
 /// Declarations, parameters, and the keys that the block's queries attend to.
 fn open_forward(t: &mut Text, tile: Tile) {
     let (n, columns) = (tile.scores(), tile.columns());
-    let params = [
-        ("u64", "out"),
-        ("u64", "lse"),
-        ("u64", "q"),
-        ("u64", "k"),
-        ("u64", "v"),
-        ("u64", "blocks"),
-        ("u32", "hq"),
-        ("u32", "hkv"),
-        ("u32", "d"),
-        ("u32", "past"),
-        ("f32", "scale"),
-        window::PARAM,
-    ];
+    let params = [&PARAMS[..], &[("u32", "past"), ("f32", "scale"), window::PARAM]].concat();
     t.entry(&format!("attention_{}", tile.d), &params, tile.threads());
     registers(t, tile);
     t.code(format!(

@@ -1,6 +1,7 @@
 //! Attention on tensor cores, sm_80: flash-style, 128 queries of one head a block, 32 of them a warp, or half as many
 //! for heads of 256.
 
+use crate::attention::PARAMS;
 use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, WIDE, Walk, at_head, copy, entry_of_list, fragments, lanes,
     multiply, open, pack, write,
@@ -53,19 +54,7 @@ fn tiles(head: Head) -> (usize, usize) {
 }
 
 fn begin(t: &mut Text, head: Head) {
-    let params = [
-        ("u64", "out"),
-        ("u64", "lse"),
-        ("u64", "q"),
-        ("u64", "k"),
-        ("u64", "v"),
-        ("u64", "blocks"),
-        ("u32", "hq"),
-        ("u32", "hkv"),
-        ("u32", "d"),
-        ("f32", "scale"),
-        window::PARAM,
-    ];
+    let params = [&PARAMS[..], &[("f32", "scale"), window::PARAM]].concat();
     t.entry(&format!("attention_sm80_{}", head.d), &params, THREADS);
     open(t, head, Some(tiles(head).1 + head.step() * head.row()));
     t.code(format!(

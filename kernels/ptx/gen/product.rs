@@ -65,6 +65,16 @@ pub const PARAMS: [(&str, &str); 11] = [
     ("u32", "add"),
 ];
 
+/// Reads all parameters but the distance of output rows, which is read where it is used.
+pub fn read(t: &mut Text) {
+    t.code(
+        "ld.param.u64 %out, [out]; ld.param.u64 %pa0, [a]; ld.param.u64 %pb0, [b];
+         ld.param.u32 %m, [m]; ld.param.u32 %n, [n]; ld.param.u32 %k, [k];
+         ld.param.u32 %lda, [lda]; ld.param.u32 %ldb, [ldb];
+         ld.param.f32 %scale, [scale]; ld.param.u32 %add, [add]",
+    );
+}
+
 fn entry(t: &mut Text, name: &str, a: Layout, (b, stored): (Layout, Stored)) {
     t.entry(name, &PARAMS, 256);
     t.code(
@@ -77,12 +87,9 @@ fn entry(t: &mut Text, name: &str, a: Layout, (b, stored): (Layout, Stored)) {
          .shared .align 16 .f32 tile_a[1088];
          .shared .align 16 .f32 tile_b[1088]",
     );
+    read(t);
     t.code(
-        "ld.param.u64 %out, [out]; ld.param.u64 %pa0, [a]; ld.param.u64 %pb0, [b];
-         ld.param.u32 %m, [m]; ld.param.u32 %n, [n]; ld.param.u32 %k, [k];
-         ld.param.u32 %lda, [lda]; ld.param.u32 %ldb, [ldb];
-         ld.param.f32 %scale, [scale]; ld.param.u32 %add, [add];
-         mov.u32 %t, %tid.x; and.b32 %tx, %t, 15; shr.u32 %ty, %t, 4;
+        "mov.u32 %t, %tid.x; and.b32 %tx, %t, 15; shr.u32 %ty, %t, 4;
          mov.u32 %x, %ctaid.y; shl.b32 %m0, %x, 6;
          mov.u32 %x, %ctaid.x; shl.b32 %n0, %x, 6;
          mov.u32 %left, %k",

@@ -2,7 +2,7 @@
 //! each 64 x 32), K in steps of 32 through three stages of shared memory that cp.async fills two steps ahead.
 
 use crate::operand::Layout;
-use crate::product::PARAMS;
+use crate::product::{self, PARAMS};
 use crate::{File, Text, Uses, edge, epilogue};
 
 const HEAD: &str = "
@@ -132,12 +132,9 @@ fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
          .shared .align 128 .b8 stages[{}]",
         STAGES * 2 * TILE
     ));
+    product::read(t);
     t.code(
-        "ld.param.u64 %out, [out]; ld.param.u64 %pa0, [a]; ld.param.u64 %pb0, [b];
-         ld.param.u32 %m, [m]; ld.param.u32 %n, [n]; ld.param.u32 %k, [k];
-         ld.param.u32 %lda, [lda]; ld.param.u32 %ldb, [ldb];
-         ld.param.f32 %scale, [scale]; ld.param.u32 %add, [add];
-         mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5;
+        "mov.u32 %t, %tid.x; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5;
          and.b32 %wm, %warp, 1; shl.b32 %wm, %wm, 6; shr.u32 %wn, %warp, 1; shl.b32 %wn, %wn, 5;
          mov.u32 %x, %ctaid.y; shl.b32 %m0, %x, 7; mov.u32 %x, %ctaid.x; shl.b32 %n0, %x, 7",
     );

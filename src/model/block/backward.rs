@@ -118,22 +118,13 @@ impl<B: Fused> Block<B> {
         below: Below,
         batch: &Batch<B>,
     ) {
-        let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
+        let (t, f) = (batch.rows, self.feed_forward);
         let on = below == Below::Wanted;
         let act = self.adapted(&[DOWN]);
         let act = act.then(|| self.activation(backend, saved, Reader::Adapters, batch));
         let mut dact = (on || self.adapted(&[GATE, UP])).then(|| self.dact(backend, batch));
-        let normed = (&self.mlp_gains, &saved.outputs[1]);
-        let doutput = self.output_backward(backend, streams.residual, normed, batch);
-        let args = LinearGrad {
-            grads: &mut *streams.grads,
-            dy: view(doutput.as_ref().unwrap_or(streams.residual), t, c),
-            x: act.as_ref().map(|m| view(m, t, f)),
-            h: saved.h[DOWN].as_ref(),
-        };
-        let out = dact.as_mut().map(|m| (view_mut(m, t, f), Write::Set));
-        self.linears[DOWN].backward(backend, out, args, batch);
-        act.into_iter().chain(doutput).for_each(|m| backend.recycle(m));
+        self.last_backward(backend, streams, dact.as_mut(), (DOWN, act.as_ref(), saved), batch);
+        act.into_iter().for_each(|m| backend.recycle(m));
         let Some(dact) = dact else { return };
         let dact = if batch.dropout.is_some() { backend.settle(dact, t, f) } else { dact };
         let (gate, up) = (view_mut(&mut saved.gate, t, f), view_mut(&mut saved.up, t, f));
@@ -142,6 +133,30 @@ impl<B: Fused> Block<B> {
         let input = Input { stream: &saved.mid, gains: &self.mlp_gains, inv_rms: &saved.inv_rms[1], below };
         let dys = [(GATE, &saved.gate, &saved.h[GATE]), (UP, &saved.up, &saved.h[UP])];
         self.input_backward(backend, streams, input, &dys, batch);
+    }
+
+    /// Computes the gradient of the adapter of a half's last product, `O` or `DOWN`, and overwrites `dx` with the gradient of
+    /// its input. `x` is this input; it may be missing where there is no adapter.
+    fn last_backward(
+        &self,
+        backend: &mut B,
+        streams: &mut Streams<B::Memory>,
+        dx: Option<&mut B::Memory>,
+        (i, x, saved): (usize, Option<&B::Memory>, &Saved<B::Memory>),
+        batch: &Batch<B>,
+    ) {
+        let (t, c, width) = (batch.rows, self.hidden, self.linears[i].shape.1);
+        let (gains, half) = if i == O { (&self.attention_gains, 0) } else { (&self.mlp_gains, 1) };
+        let doutput = self.output_backward(backend, streams.residual, (gains, &saved.outputs[half]), batch);
+        let args = LinearGrad {
+            grads: &mut *streams.grads,
+            dy: view(doutput.as_ref().unwrap_or(streams.residual), t, c),
+            x: x.map(|m| view(m, t, width)),
+            h: saved.h[i].as_ref(),
+        };
+        let out = dx.map(|m| (view_mut(m, t, width), Write::Set));
+        self.linears[i].backward(backend, out, args, batch);
+        doutput.into_iter().for_each(|m| backend.recycle(m));
     }
 
     /// Allocates the gradient of the gated product; with dropout the adapter's part is added to it.
@@ -239,22 +254,14 @@ impl<B: Fused> Block<B> {
         below: Below,
         batch: &Batch<B>,
     ) {
-        let (t, c, wide) = (batch.rows, self.hidden, self.linears[O].shape.1);
+        let (t, wide) = (batch.rows, self.linears[O].shape.1);
         let inside = below == Below::Wanted || self.reads_adapted();
         let gated = self.adapted(&[O]).then_some((&saved.attended, saved.beside[0].as_ref()));
         let gated = gated.and_then(|read| self.through_gate(backend, read, batch));
         let mut dattended = inside.then(|| backend.memory(t * wide));
-        let normed = (&self.attention_gains, &saved.outputs[0]);
-        let doutput = self.output_backward(backend, streams.residual, normed, batch);
-        let args = LinearGrad {
-            grads: &mut *streams.grads,
-            dy: view(doutput.as_ref().unwrap_or(streams.residual), t, c),
-            x: Some(view(gated.as_ref().unwrap_or(&saved.attended), t, wide)),
-            h: saved.h[O].as_ref(),
-        };
-        let out = dattended.as_mut().map(|m| (view_mut(m, t, wide), Write::Set));
-        self.linears[O].backward(backend, out, args, batch);
-        doutput.into_iter().chain(gated).for_each(|m| backend.recycle(m));
+        let read = Some(gated.as_ref().unwrap_or(&saved.attended));
+        self.last_backward(backend, streams, dattended.as_mut(), (O, read, saved), batch);
+        gated.into_iter().for_each(|m| backend.recycle(m));
         let Some(dattended) = dattended else { return };
         let mut dattended = self.gate_backward(backend, dattended, saved, batch);
         let of_qkv = |grads: [B::Memory; 3]| [Q, K, V].into_iter().zip(grads).collect();
