@@ -351,7 +351,12 @@ impl Tensors for Joined<'_> {
             for (first, part) in names.iter().enumerate() {
                 let tensor = self.apart.tensor(part)?.ok_or_else(|| format!("{part} is missing"))?;
                 let cols = tensor.shape.last().copied().unwrap_or(0);
-                if tensor.dtype != dtype || tensor.bytes.len() * modules != out.len() {
+                if tensor.dtype != dtype {
+                    return Err(format!(
+                        "{part} and other parts of {name} have different types: --save-dtype f32 makes them alike"
+                    ));
+                }
+                if tensor.bytes.len() * modules != out.len() {
                     return Err(format!("{part} is unlike the other parts of {name}"));
                 }
                 if self.how == JoinedExperts::InTurn {

@@ -89,7 +89,7 @@ pub struct Config {
     pub numbers: bool,
     /// Whether its head labels each token, not each row, and has a bias.
     pub tags: bool,
-    /// Dropout of the input of a head that labels tokens, in training; 1 if what config.json says is no dropout.
+    /// Dropout of the input of a head that labels tokens, in training; 1 if config.json has an impossible value.
     pub tag_dropout: f32,
 }
 

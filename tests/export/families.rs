@@ -3,7 +3,9 @@
 
 use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use crate::random_base;
-use finetune::families::{ALL, Classifier, GPT_OSS, GRANITE_MOE_HYBRID};
+use finetune::families::{ALL, Classifier, GPT_OSS, GRANITE_MOE_HYBRID, QWEN3_5_MOE};
+use finetune::format::safetensors;
+use finetune::numeric::tensor::Tensors;
 use serde_json::json;
 
 #[test]
@@ -96,6 +98,30 @@ fn streamed_halves_of_a_gguf_have_the_bytes_of_resident_ones() {
             );
         }
     }
+}
+
+/// transformers saves a tensor for each expert, and other programs read joined ones.
+#[test]
+fn experts_that_are_apart_are_joined_in_a_merged_folder() {
+    let b = Bench::new();
+    let names = |folder: &str| {
+        let path = b.path(&format!("{folder}/model.safetensors"));
+        let mut names = safetensors::open(&path).unwrap().names();
+        names.sort();
+        names
+    };
+    random_base::write(&b, &QWEN3_5_MOE);
+    let joined = names("base");
+    random_base::with_experts(&b, &QWEN3_5_MOE, 64, None);
+    assert!(names("base").len() > joined.len());
+    b.ok("./base --data rows.jsonl --max-steps 2 --learning-rate 5e-3 --rank 4 -q -o out");
+    b.ok("export out --to merged --save-dtype f32 -o merged");
+    assert_eq!(names("merged"), joined);
+    let prompt = "--prompt 'Show the branch that I am on' --max-new-tokens 24 --dtype f32";
+    assert_eq!(
+        b.ok(&format!("generate ./merged {prompt}")),
+        b.ok(&format!("generate --adapter out {prompt}"))
+    );
 }
 
 /// The files of OpenAI, with frequencies that are not scaled: experts are blocks while it is trained, streamed or not, and

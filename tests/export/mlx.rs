@@ -105,7 +105,7 @@ fn mlx_lm_computes_what_the_adapter_says() {
         complete(&b.path("base/config.json"));
         tower::wrap(&b, wrapper);
         let mut config = read_json(&b.path("whole/config.json"));
-        // The first that fits: a longer name before its beginning.
+        // The first that fits: `qwen3_5_moe` begins with `qwen3_5`.
         let of_mlx = ["gemma3", "mistral3", "qwen3_vl", "qwen3_5_moe", "qwen3_5"];
         let class = wrapper.class.to_lowercase().replace('_', "");
         config["model_type"] = json!(of_mlx.iter().find(|t| class.starts_with(&t.replace('_', ""))));

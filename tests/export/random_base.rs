@@ -42,6 +42,11 @@ pub fn write(b: &Bench, family: &Family) {
 
 /// The same with hidden states of that many numbers.
 pub fn sized(b: &Bench, family: &Family, hidden: usize) {
+    with_experts(b, family, hidden, family.joined_experts);
+}
+
+/// The same with experts in joined tensors, or with a tensor for each.
+pub fn with_experts(b: &Bench, family: &Family, hidden: usize, joined_experts: Option<JoinedExperts>) {
     b.model_with("base", "config.json", |config| configure(family, hidden, config));
     let config = Config::from_json(&serde_json::from_slice(&b.read("base/config.json")).unwrap()).unwrap();
     let c = config.hidden;
@@ -82,7 +87,7 @@ pub fn sized(b: &Bench, family: &Family, hidden: usize) {
     of_rules.into_iter().for_each(|(name, shape)| add(name, shape));
     (0..config.layers).flat_map(|l| own_keys::of_joined_experts(&config, l)).for_each(|(n, s)| add(n, s));
     (0..config.layers).filter_map(|l| own_keys::of_shared_expert(&config, l)).for_each(|(n, s)| add(n, s));
-    if let Some(how) = family.joined_experts {
+    if let Some(how) = joined_experts {
         tensors = joined(tensors, how);
     }
     let all: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();

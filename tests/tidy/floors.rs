@@ -1,4 +1,4 @@
-//! A folder of `src` uses only the folders that are listed here for it.
+//! A folder of `src` and `kernels/src` uses only the folders that are listed here for it.
 
 use crate::source::{File, Tree, in_package, words};
 
@@ -75,9 +75,12 @@ fn concrete(path: &[String]) -> Option<&str> {
 pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
     let code = &file.shipped;
     let mut out = Vec::new();
-    for at in words(code, "crate") {
-        if let Some(rest) = code[at..].strip_prefix("crate::") {
-            spread(rest, &mut Vec::new(), &mut |p| out.push((file.line(at), p.to_vec())));
+    // The package of the kernels is exported by the program under the same names.
+    for root in ["crate", "finetune_kernels"] {
+        for at in words(code, root) {
+            if let Some(rest) = code[at + root.len()..].strip_prefix("::") {
+                spread(rest, &mut Vec::new(), &mut |p| out.push((file.line(at), p.to_vec())));
+            }
         }
     }
     for at in words(code, "super") {
@@ -156,6 +159,7 @@ pub fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMu
 fn wrong_arrows_are_found() {
     let cases: &[(&str, &str, usize)] = &[
         ("src/train/mod.rs", "use crate::backend::Backend;", 1),
+        ("src/train/mod.rs", "use finetune_kernels::backend::Backend;", 1),
         ("src/train/mod.rs", "use crate::model::stage::Stage;", 0),
         ("src/train/mod.rs", "// use crate::backend::Backend;\n", 0),
         ("src/train/mod.rs", "use crate::{model::stage, numeric::{rng, fixed}, backend};", 1),

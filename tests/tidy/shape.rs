@@ -41,9 +41,7 @@ pub fn wide_functions(tree: &Tree, allowed: Allowed) -> Vec<String> {
 
 pub fn bool_arguments(tree: &Tree, allowed: Allowed) -> Vec<String> {
     over(tree, allowed, |f| {
-        if !f.id.starts_with("src/") {
-            return None;
-        }
+        crate::source::in_package(&f.id)?;
         let named =
             f.arguments.iter().find(|a| a.split_once(':').is_some_and(|(_, t)| t.trim() == "bool"))?;
         Some(format!("{} (line {}): {}", f.id, f.line, named.trim()))
@@ -173,5 +171,8 @@ fn arguments_are_counted_without_self() {
     }
     let tree = Tree::of(&[("src/a.rs", "fn f(a: u8, packed: bool) {}\nfn g(x: Option<bool>) {}")]);
     assert_eq!(bool_arguments(&tree, &[]).len(), 1);
+    let kernels =
+        Tree::of(&[("kernels/src/a.rs", "fn f(packed: bool) {}"), ("tests/a.rs", "fn f(packed: bool) {}")]);
+    assert_eq!(bool_arguments(&kernels, &[]).len(), 1);
     assert_eq!(wide_functions(&Tree::of(&[("src/a.rs", cases[5].0)]), &[]).len(), 1);
 }

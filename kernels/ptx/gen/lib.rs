@@ -2,7 +2,7 @@
 //! `cargo run -p ptx-gen` writes it, `cargo run -p ptx-gen -- --check` compares.
 //!
 //! The generator has no dependencies. Its manifest is in a separate folder, because cargo omits a folder with a
-//! manifest from the package of `finetune`, which must contain these sources.
+//! manifest from the package `finetune-kernels`, which must contain these sources.
 
 #![warn(clippy::unwrap_used)]
 

@@ -112,7 +112,7 @@ impl Region {
             }
         }
         let from = &self.bytes[at..at + len];
-        // Not through an array of 16 bytes: a processor waits where it reads more than the last store wrote.
+        // Not through a zeroed array of 16 bytes: a load that is wider than the store before it waits for that store.
         Ok(match from.first_chunk::<4>() {
             Some(four) if len == 4 => u128::from(u32::from_le_bytes(*four)),
             _ => match from.first_chunk::<16>() {

@@ -302,6 +302,9 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
                 return None;
             }
             let bytes = width(parts[parts.len() - 1])?;
+            if bytes * vector > 16 {
+                return None;
+            }
             return Some(match (parts[0], known) {
                 ("ld", 0) => Op::Load(space, bytes),
                 ("ld", _) if space == Space::Global => Op::LoadConstant(bytes),
