@@ -504,6 +504,19 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_different_types_are_not_joined() {
+        let dir = tempfile::tempdir().unwrap();
+        let half = Spec { dtype: Dtype::Bf16, ..spec("0.up_proj.weight", &[3, 4]) };
+        let all = [(spec("0.gate_proj.weight", &[3, 4]), &[0; 48][..]), (half, &[0; 24][..])];
+        safetensors::write(&dir.path().join("model.safetensors"), &all).unwrap();
+        let apart = Apart::new(Sharded::open(dir.path()).unwrap(), JoinedExperts::InTurn);
+        let joined = Joined { apart: &apart, how: JoinedExperts::InTurn };
+        let error = joined.tensor(&format!("{PATH}.gate_up_proj")).map(drop).unwrap_err();
+        let part = format!("{PATH}.0.up_proj.weight and other parts");
+        assert!(error.starts_with(&part) && error.contains("--save-dtype f32"), "{error}");
+    }
+
+    #[test]
     fn joined_tensors_of_other_dimensions_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let all =

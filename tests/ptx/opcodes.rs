@@ -199,6 +199,7 @@ fn every_opcode_that_kernels_use_has_a_known_answer() {
 fn what_a_device_would_forgive_is_an_error() {
     let cases = [
         ("frob.u32 %c, %a", "unknown opcode frob.u32"),
+        ("ld.global.v4.u64 {%w, %w, %w, %w}, [%out]", "unknown opcode ld.global.v4.u64"),
         ("mov.u32 %c, %nothing", "unknown name %nothing"),
         ("add.u32 %a, %a, 0", "register %c was never set"),
         ("mov.u32 %c, 0; ld.global.u32 %c, [%out]", "never written"),
