@@ -1,6 +1,6 @@
 // f32 arithmetic whose bits are those of the CPU on every device (docs/explain/numerics.md, "Portable"). A kernel's Params
 // end with `zero`, which is 0: no driver knows that, so that it cannot fuse or reorder what passes through settled().
-// FUSED: fma of the device rounds once. Without, it is made of integers, for software drivers, which round twice.
+// FUSED: fma of the device rounds once. Without, it is composed of other operations, for software drivers, which round twice.
 fn settled(x: f32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) ^ p.zero);
 }
@@ -11,36 +11,15 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
     return fma(a, b, c);
 }
 #else
-// Numbers of 64 bits: high word, low word.
-fn left_by(x: vec2<u32>, n: u32) -> vec2<u32> {
-    let low = x.y << (n & 31u);
-    let carried = select(x.y >> (32u - (n & 31u)), 0u, (n & 31u) == 0u);
-    return select(vec2<u32>((x.x << (n & 31u)) | carried, low), vec2<u32>(low, 0u), n >= 32u);
+// a + b, and what rounding it left.
+fn sum_of(a: f32, b: f32) -> vec2<f32> {
+    let s = settled(a + b);
+    let of_b = settled(s - a);
+    return vec2<f32>(s, (a - (s - of_b)) + (b - of_b));
 }
 
-// The last bit is set if a bit that was lost was set.
-fn right_by(x: vec2<u32>, n: u32) -> vec2<u32> {
-    if (n >= 64u) {
-        return vec2<u32>(0u, select(0u, 1u, (x.x | x.y) != 0u));
-    }
-    let s = n & 31u;
-    let carried = select(x.x << (32u - s), 0u, s == 0u);
-    let below = (1u << s) - 1u;
-    let near = vec2<u32>(x.x >> s, (x.y >> s) | carried | select(0u, 1u, (x.y & below) != 0u));
-    let far = vec2<u32>(0u, (x.x >> s) | select(0u, 1u, ((x.x & below) | x.y) != 0u));
-    return select(near, far, n >= 32u);
-}
-
-fn plus(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
-    let low = x.y + y.y;
-    return vec2<u32>(x.x + y.x + select(0u, 1u, low < x.y), low);
-}
-
-fn minus(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
-    return vec2<u32>(x.x - y.x - select(0u, 1u, x.y < y.y), x.y - y.y);
-}
-
-// a * b + c, rounded once, but for subnormal factors and summands. Where one is 0 or not finite, rounding twice loses nothing.
+// a * b + c, rounded once, of exact products and sums: the last sum but one is rounded to odd (Boldo and Melquiond 2008, IEEE
+// Trans. Comput. 57(4)). A result below 2^-126 is 0. Where a number is 0, subnormal or not finite, it rounds twice.
 fn mad(a: f32, b: f32, c: f32) -> f32 {
     let u = bitcast<u32>(a);
     let v = bitcast<u32>(b);
@@ -48,42 +27,31 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
     let ea = (u >> 23u) & 255u;
     let eb = (v >> 23u) & 255u;
     let ec = (w >> 23u) & 255u;
-    if (ea == 0u || eb == 0u || ec == 0u || ea == 255u || eb == 255u || ec == 255u) {
-        return settled(settled(a * b) + c);
-    }
-    // The product has its first bit at 60 or 61, the summand at 61; `e` is the exponent of bit 0.
-    let ma = (u & 0x7fffffu) | 0x800000u;
-    let mb = (v & 0x7fffffu) | 0x800000u;
-    let middle = (ma >> 12u) * (mb & 4095u) + (ma & 4095u) * (mb >> 12u);
-    let outer = vec2<u32>(((ma >> 12u) * (mb >> 12u)) >> 8u, ((ma >> 12u) * (mb >> 12u)) << 24u);
-    let ab = left_by(plus(plus(outer, left_by(vec2<u32>(0u, middle), 12u)), vec2<u32>(0u, (ma & 4095u) * (mb & 4095u))), 14u);
-    let m = left_by(vec2<u32>(0u, (w & 0x7fffffu) | 0x800000u), 38u);
-    let e_ab = i32(ea + eb) - 314;
-    let e_c = i32(ec) - 188;
-    let e = max(e_ab, e_c);
-    let x = right_by(ab, u32(e - e_ab));
-    let y = right_by(m, u32(e - e_c));
-    let sign_ab = (u ^ v) & 0x80000000u;
-    let sign_c = w & 0x80000000u;
-    let less = x.x < y.x || (x.x == y.x && x.y < y.y);
-    var sum = plus(x, y);
-    if (sign_ab != sign_c) {
-        sum = select(minus(x, y), minus(y, x), less);
-    }
-    let sign = select(sign_ab, sign_c, less);
-    if ((sum.x | sum.y) == 0u) {
-        return 0.0;
-    }
-    let first = select(firstLeadingBit(sum.y), 32u + firstLeadingBit(sum.x), sum.x != 0u);
-    sum = left_by(sum, 63u - first);
-    let power = e + i32(first) + 127;
-    // 24 bits, or fewer of a number that is not normal; the rest decides, half to even.
-    let cut = 40u + u32(clamp(1 - power, 0, 24));
-    let kept = right_by(sum, cut - 2u).y;
-    let up = (kept & 2u) != 0u && (kept & 5u) != 0u;
-    let magnitude = (kept >> 2u) + select(0u, 1u, up);
-    let bits = magnitude + (u32(max(power, 1)) - 1u) * 0x800000u;
-    return bitcast<f32>(select(bits, 0x7f800000u, power >= 255 || bits > 0x7f800000u) | sign);
+    // Factors between 1 and 2, and the summand times the same power. How far it is from them counts up to 2^60 alone.
+    let x = bitcast<f32>((u & 0x807fffffu) | 0x3f800000u);
+    let y = bitcast<f32>((v & 0x807fffffu) | 0x3f800000u);
+    let power = i32(ea + eb) - 254;
+    let apart = i32(ec) - power;
+    let z = bitcast<f32>((w & 0x807fffffu) | (u32(clamp(apart, 67, 187)) << 23u));
+    // The product and what rounding left of it, by halves of 12 bits.
+    let x1 = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
+    let y1 = bitcast<f32>(bitcast<u32>(y) & 0xfffff000u);
+    let x2 = x - x1;
+    let y2 = y - y1;
+    let xy = settled(x * y);
+    let left = ((x1 * y1 - xy) + x1 * y2 + x2 * y1) + x2 * y2;
+    let low = sum_of(z, left);
+    let high = sum_of(xy, low.x);
+    let last = sum_of(low.y, high.y);
+    let bits = bitcast<u32>(last.x);
+    let odd = select(bits - 1u, bits + 1u, (last.y > 0.0) == (last.x > 0.0));
+    let sum = settled(high.x + bitcast<f32>(select(bits, odd, last.y != 0.0 && (bits & 1u) == 0u)));
+    // In two steps, because a power may be beyond those that f32 has.
+    let half = power >> 1u;
+    let scaled = settled(sum * bitcast<f32>(u32(half + 127) << 23u)) * bitcast<f32>(u32(power - half + 127) << 23u);
+    let once = select(select(scaled, 0.0, abs(scaled) < 1.17549435e-38), c, apart > 187);
+    let twice = settled(settled(a * b) + c);
+    return select(once, twice, min(min(ea, eb), ec) == 0u || max(max(ea, eb), ec) == 255u);
 }
 #end
 
@@ -134,6 +102,7 @@ fn e_to(x: f32) -> f32 {
     c = select(c, -87.33655, c < -87.33655);
     let shifted = settled(mad(c, 1.44269504, 12582912.0));
     let n = bitcast<i32>(shifted) - 0x4b400000;
+#if FUSED
     var r = mad(f32(n), -0.6933594, c);
     r = mad(f32(n), 2.1219444e-4, r);
     var y = mad(1.9875692e-4, r, 1.3982e-3);
@@ -142,6 +111,20 @@ fn e_to(x: f32) -> f32 {
     y = mad(y, r, 1.6666665e-1);
     y = mad(y, r, 0.5);
     y = mad(y, settled(r * r), r) + 1.0;
+#else
+    // Loops, because the time that a driver takes to compile a composed multiply-add grows faster than their number.
+    var parts = array<f32, 2>(-0.6933594, 2.1219444e-4);
+    var r = c;
+    for (var i = 0u; i < 2u; i++) {
+        r = mad(f32(n), parts[i], r);
+    }
+    var terms = array<f32, 6>(1.3982e-3, 8.333452e-3, 4.1665796e-2, 1.6666665e-1, 0.5, r);
+    var y = 1.9875692e-4;
+    for (var i = 0u; i < 6u; i++) {
+        y = mad(y, select(r, settled(r * r), i == 5u), terms[i]);
+    }
+    y += 1.0;
+#end
     let half = n >> 1u;
     y = settled(y * bitcast<f32>(u32(half + 127) << 23u)) * bitcast<f32>(u32(n - half + 127) << 23u);
     // Infinity is not a constant of WGSL.

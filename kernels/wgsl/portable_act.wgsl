@@ -1,23 +1,23 @@
 // The activation that p.act names and its slope, as in kernels/src/backend/cpu/runtime/math.rs.
 fn act(x: f32) -> vec2<f32> {
+    let square = settled(x * x);
+    let beyond = p.act == 3u && x > 7.0;
+    let c = select(x, 7.0, beyond);
+    // GELU by the sigmoid of a polynomial; a clamped gate by that of 1.702 times it.
+    let steep = select(1.0, 1.702, p.act == 3u);
+    var at = settled(steep * c);
     if (p.act == 1u) {
-        let square = settled(x * x);
-        let s = sigmoid(settled(x * mad(0.071354814, square, 1.5957692)));
-        let gelu = settled(x * s);
-        return vec2<f32>(gelu, mad(settled(gelu * (1.0 - s)), mad(3.0 * 0.071354814, square, 1.5957692), s));
+        at = settled(x * mad(0.071354814, square, 1.5957692));
+    }
+    let s = sigmoid(at);
+    let y = settled(c * s);
+    if (p.act == 1u) {
+        return vec2<f32>(y, mad(settled(y * (1.0 - s)), mad(3.0 * 0.071354814, square, 1.5957692), s));
     }
     if (p.act == 2u) {
-        let s = sigmoid(x);
         return vec2<f32>(s, settled(s * (1.0 - s)));
     }
-    if (p.act == 3u) {
-        let beyond = x > 7.0;
-        let c = select(x, 7.0, beyond);
-        let s = sigmoid(settled(1.702 * c));
-        let y = settled(c * s);
-        return vec2<f32>(y, select(mad(y, settled(1.702 * (1.0 - s)), s), 0.0, beyond));
-    }
-    return silu(x);
+    return vec2<f32>(y, select(mad(y, settled(steep * (1.0 - s)), s), 0.0, beyond));
 }
 
 // The factor that p.act makes of up, and 1 if it has a gradient.

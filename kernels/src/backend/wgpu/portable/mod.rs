@@ -81,7 +81,7 @@ pub(super) fn sets(kernel: &str) -> Vec<Vec<Constant>> {
     let sized = attention::KERNELS.iter().any(|of| of.name == kernel);
     let sizes: &[u32] = if sized { &[16, 32, 64, 80, 128, 256] } else { &[0] };
     let constants = |size: u32| if sized { attention::constants_of(size).to_vec() } else { Vec::new() };
-    let both = [MultiplyAdd::OfIntegers, MultiplyAdd::Fused];
+    let both = [MultiplyAdd::Composed, MultiplyAdd::Fused];
     sizes.iter().flat_map(|size| both.map(|fma| [constants(*size), vec![fma.constant()]].concat())).collect()
 }
 
@@ -90,8 +90,8 @@ pub(super) fn sets(kernel: &str) -> Vec<Vec<Constant>> {
 pub enum MultiplyAdd {
     /// By `fma`.
     Fused,
-    /// By about a hundred operations on integers: for software drivers, whose `fma` rounds twice.
-    OfIntegers,
+    /// By about eighty other operations: for software drivers, whose `fma` rounds twice.
+    Composed,
 }
 
 impl MultiplyAdd {

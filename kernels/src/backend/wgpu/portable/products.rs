@@ -26,7 +26,7 @@ pub(super) const KERNELS: &[&Kernel] = &[&PRODUCT];
 
 /// Sizes of a tile: rows and columns of a workgroup, and of a lane.
 fn tile(fma: MultiplyAdd, (m, n): (usize, usize)) -> [u32; 4] {
-    if fma == MultiplyAdd::OfIntegers {
+    if fma == MultiplyAdd::Composed {
         return [16, 16, 4, 4];
     }
     let (bm, tm) = if m <= 16 { (16, 4) } else { (64, 8) };
@@ -36,7 +36,7 @@ fn tile(fma: MultiplyAdd, (m, n): (usize, usize)) -> [u32; 4] {
 /// The constants of a product; `across`: whether a factor's neighbours in memory are neighbours along the output.
 fn constants(fma: MultiplyAdd, sizes: (usize, usize), encoding: u32, across: [u32; 2]) -> [Constant; 14] {
     let [bm, bn, tm, tn] = tile(fma, sizes);
-    let ([left, right], looped) = (across, u32::from(fma == MultiplyAdd::OfIntegers));
+    let ([left, right], looped) = (across, u32::from(fma == MultiplyAdd::Composed));
     [
         ("ENCODING", encoding),
         ("VECTOR", 0),
@@ -288,7 +288,7 @@ pub(super) fn sets() -> Vec<Vec<Constant>> {
     let mut sets = Vec::new();
     for (encoding, across) in encodings::all().into_iter().flat_map(|e| (0..4).map(move |a| (e, a))) {
         for (fma, m, n) in [
-            (MultiplyAdd::OfIntegers, 64, 64),
+            (MultiplyAdd::Composed, 64, 64),
             (MultiplyAdd::Fused, 16, 16),
             (MultiplyAdd::Fused, 16, 64),
             (MultiplyAdd::Fused, 64, 16),

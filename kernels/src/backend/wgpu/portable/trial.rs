@@ -53,8 +53,8 @@ fn wrong([a, b, c]: [f32; 3], got: &[f32]) -> Option<&'static str> {
 const PRODUCT: (usize, usize, usize) = (67, 33, 801);
 
 impl Wgpu {
-    /// Makes the device one of the portable class: by its own multiply-add, or, on a software driver whose own rounds twice, by
-    /// integers. `typed` is used without a trial, for tests.
+    /// Makes the device one of the portable class: by its own multiply-add, or by a composed one on a software driver whose own
+    /// rounds twice. `typed` is used without a trial, for tests.
     pub(in super::super) fn become_portable(
         &mut self,
         adapter: &Adapter,
@@ -85,7 +85,7 @@ impl Wgpu {
             return Ok(Some("its multiply-add rounds twice".into()));
         }
         if !fused {
-            got = self.tried_with(MultiplyAdd::OfIntegers, &x)?;
+            got = self.tried_with(MultiplyAdd::Composed, &x)?;
         }
         for (x, got) in x.chunks_exact(3).zip(got.chunks_exact(RESULTS)) {
             if let Some(what) = wrong([x[0], x[1], x[2]], got) {
@@ -93,7 +93,7 @@ impl Wgpu {
                 return Ok(Some(format!("{what} of {of} is not rounded as IEEE 754 says")));
             }
         }
-        self.portable = Some(if fused { MultiplyAdd::Fused } else { MultiplyAdd::OfIntegers });
+        self.portable = Some(if fused { MultiplyAdd::Fused } else { MultiplyAdd::Composed });
         self.tried_product(&x)
     }
 
