@@ -19,20 +19,20 @@ fn sum_of(a: f32, b: f32) -> vec2<f32> {
 }
 
 // a * b + c, rounded once, of exact products and sums: the last sum but one is rounded to odd (Boldo and Melquiond 2008, IEEE
-// Trans. Comput. 57(4)). A result below 2^-126 is 0. Where a number is 0, subnormal or not finite, it rounds twice.
+// Trans. Comput. 57(4)). A result below 2^-126 is 0. Where a number is 0, subnormal or not finite, it rounds twice. Shifts
+// are avoided, because processors without vectors of shifts make them one by one.
 fn mad(a: f32, b: f32, c: f32) -> f32 {
     let u = bitcast<u32>(a);
     let v = bitcast<u32>(b);
     let w = bitcast<u32>(c);
-    let ea = (u >> 23u) & 255u;
-    let eb = (v >> 23u) & 255u;
-    let ec = (w >> 23u) & 255u;
+    let ea = u & 0x7f800000u;
+    let eb = v & 0x7f800000u;
+    let ec = w & 0x7f800000u;
     // Factors between 1 and 2, and the summand times the same power. How far it is from them counts up to 2^60 alone.
     let x = bitcast<f32>((u & 0x807fffffu) | 0x3f800000u);
     let y = bitcast<f32>((v & 0x807fffffu) | 0x3f800000u);
-    let power = i32(ea + eb) - 254;
-    let apart = i32(ec) - power;
-    let z = bitcast<f32>((w & 0x807fffffu) | (u32(clamp(apart, 67, 187)) << 23u));
+    let apart = ec + 0x7f000000u - min(ec + 0x7f000000u, ea + eb);
+    let z = bitcast<f32>((w & 0x807fffffu) | clamp(apart, 0x21800000u, 0x5d800000u));
     // The product and what rounding left of it, by halves of 12 bits.
     let x1 = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
     let y1 = bitcast<f32>(bitcast<u32>(y) & 0xfffff000u);
@@ -46,12 +46,14 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
     let bits = bitcast<u32>(last.x);
     let odd = select(bits - 1u, bits + 1u, (last.y > 0.0) == (last.x > 0.0));
     let sum = settled(high.x + bitcast<f32>(select(bits, odd, last.y != 0.0 && (bits & 1u) == 0u)));
-    // In two steps, because a power may be beyond those that f32 has.
-    let half = power >> 1u;
-    let scaled = settled(sum * bitcast<f32>(u32(half + 127) << 23u)) * bitcast<f32>(u32(power - half + 127) << 23u);
-    let once = select(select(scaled, 0.0, abs(scaled) < 1.17549435e-38), c, apart > 187);
+    // The powers of the factors: first the one that brings the sum nearer to 1, so that no number between exceeds f32.
+    let small = bitcast<f32>(min(ea, eb));
+    let large = bitcast<f32>(max(ea, eb));
+    let below = abs(sum) < 1.0;
+    let scaled = settled(sum * select(small, large, below)) * select(large, small, below);
+    let once = select(select(scaled, 0.0, abs(scaled) < 1.17549435e-38), c, apart > 0x5d800000u);
     let twice = settled(settled(a * b) + c);
-    return select(once, twice, min(min(ea, eb), ec) == 0u || max(max(ea, eb), ec) == 255u);
+    return select(once, twice, min(min(ea, eb), ec) == 0u || max(max(ea, eb), ec) == 0x7f800000u);
 }
 #end
 
