@@ -5,6 +5,7 @@ mod build;
 
 use build::{File, Meta, llama};
 use finetune::format::{self, FormatError, ModelFiles, gguf::Gguf, gguf::Value as Stored, rounded::Bf16};
+use finetune::model::config::{Rope, RopeScaling};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng;
 use finetune::numeric::tensor::Tensors;
@@ -327,7 +328,53 @@ fn keys_of_newer_families_are_read() {
     let smollm3 = of_architecture("smollm3").set("smollm3.block_count", Meta::U32(4));
     assert_eq!(config(&smollm3).rotated, [true, true, true, false]);
     let olmo3 = of_architecture("olmo2").set("olmo2.attention.sliding_window", Meta::U32(8));
-    check(olmo3, true, "an order of sliding layers of its own");
+    assert_eq!(config(&olmo3).windows, [Some(8)]);
+    let period = olmo3.set("olmo2.attention.sliding_window_pattern", Meta::U32(3));
+    check(period, true, "an order of sliding layers of its own");
+}
+
+#[test]
+fn keys_of_scaled_rotations_are_read() {
+    let config =
+        |file: &File| finetune::model::config::Config::from_json(&open(file).unwrap().config).unwrap();
+    let yarn = |name: &str| {
+        let key = |last: &str| format!("{name}.rope.scaling.{last}");
+        of_architecture(name)
+            .set(&key("type"), Meta::Text("yarn".into()))
+            .set(&key("factor"), Meta::F32(8.0))
+            .set(&key("original_context_length"), Meta::U32(64))
+    };
+    // An array of booleans: its type, its length, its values.
+    let listed = |slides: u8| Meta::Raw(9, [&[7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0][..], &[slides]].concat());
+    let olmo3 = yarn("olmo2").set("olmo2.attention.sliding_window", Meta::U32(8));
+    let factor = |x: f32| olmo3.clone().set("olmo2.rope.scaling.yarn_attn_factor", Meta::F32(x));
+    for (slides, window) in [(1, Some(8)), (0, None)] {
+        let own = factor(1.207_944_2).set("olmo2.attention.sliding_window_pattern", listed(slides));
+        let read = config(&own.set("olmo2.rope.freq_base_swa", Meta::F32(5e5)));
+        assert_eq!((read.family.name, &read.windows[..]), ("Olmo3", &[window][..]));
+        assert!(matches!(read.rope.scaling, RopeScaling::Yarn { amplitude, .. } if amplitude > 1.2));
+        assert_eq!(read.local_rope, Some(Rope { theta: 5e5, scaling: RopeScaling::Default }));
+    }
+    check(factor(1.3), true, "YaRN with 'rope.scaling.yarn_attn_factor'");
+    check(yarn("mistral3"), true, "architecture 'mistral3' without 'attention.temperature_scale'");
+    let ministral = yarn("mistral3").set("mistral3.attention.temperature_scale", Meta::F32(0.1));
+    for (multiplier, of_both) in [(None, 1.0 + 0.1 * 8f64.ln()), (Some(1.0), 1.0)] {
+        let key = "mistral3.rope.scaling.yarn_log_multiplier";
+        let file = multiplier.iter().fold(ministral.clone(), |file, x| file.set(key, Meta::F32(*x)));
+        match config(&file).rope.scaling {
+            RopeScaling::Yarn { amplitude, growth, original, .. } => {
+                assert_eq!((growth, original), (0.1, 64));
+                assert!((amplitude - of_both).abs() < 1e-12, "{amplitude}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let one = of_architecture("phi3").tensor("rope_factors_long.weight", &[2], 0, 32);
+    check(File { data: 64, ..one.clone() }, true, "rope scaling by LongRoPE (architecture 'phi3')");
+    let both = File { data: 128, ..one.tensor("rope_factors_short.weight", &[2], 0, 64) };
+    check(both, false, "phi3.rope.scaling.original_context_length is missing");
+    let llama = llama(&words(&["a", "b"])).tensor("rope_factors_long.weight", &[2], 0, 32);
+    check(File { data: 64, ..llama }, true, "rope scaling by LongRoPE (architecture 'llama')");
 }
 
 /// Gate and up of Granite 4 are one matrix in Hugging Face. Types are ggml's numbers of F32, BF16, Q8_0 and Q4_0.

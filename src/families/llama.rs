@@ -14,6 +14,7 @@ pub const LLAMA: Family = Family {
     model_type: "llama",
     gguf: Gguf { architecture: "llama", adjacent_pairs: true, all_sizes: true, complete: false },
     gguf_mark: None,
+    gguf_lists_windows: false,
     projections: [
         "self_attn.q_proj",
         "self_attn.k_proj",

@@ -7,7 +7,7 @@ pub const MINISTRAL3: Family = Family {
     name: "Ministral3",
     releases: &["Ministral 3"],
     model_type: "ministral3",
-    gguf: Gguf { architecture: "mistral3", ..LLAMA.gguf },
+    gguf: Gguf { architecture: "mistral3", complete: true, ..LLAMA.gguf },
     gguf_mark: None,
     windows: Windows::Typed,
     eps: 1e-5,

@@ -3,10 +3,13 @@
 
 use crate::cli_fixture::{Bench, classes, pairs, stderr};
 use crate::random_base;
-use finetune::families::{ALL, Classifier, GPT_OSS, GRANITE_MOE_HYBRID, QWEN3_5_MOE};
+use finetune::families::{
+    ALL, Classifier, GPT_OSS, GRANITE_MOE_HYBRID, MINISTRAL3, OLMO3, PHI3, QWEN3_5_MOE,
+};
+use finetune::format::gguf::{Gguf, Value as Stored};
 use finetune::format::safetensors;
 use finetune::numeric::tensor::Tensors;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn every_family_is_trained_merged_and_read_back() {
@@ -25,10 +28,6 @@ fn every_family_is_trained_merged_and_read_back() {
         assert!(b.read("merged/chat_template.jinja") == b.read("base/chat_template.jinja"), "{name}");
         b.ok(&format!("./base --quantize nf4 {train} -o four"));
         let gguf = b.run("export out --to merged-gguf --outtype f32 -o m.gguf");
-        if let Some(missing) = family.not_in_gguf() {
-            assert!(stderr(&gguf).contains(missing) && !gguf.status.success(), "{name}: {}", stderr(&gguf));
-            continue;
-        }
         assert!(gguf.status.success(), "{name}: {}", stderr(&gguf));
         assert_eq!(b.ok(&format!("generate ./m.gguf {prompt}")), tuned, "{name}: GGUF");
         b.ok("export out --to merged-gguf --outtype q8_0 -o q.gguf");
@@ -78,6 +77,88 @@ fn no_way_of_computing_changes_a_byte_of_any_family() {
             same_bytes(&b, (&classifier, &format!("{name}, a classifier")), &ways[..2]);
         }
     }
+}
+
+/// Sets keys of the base's config.json.
+fn configure(b: &Bench, keys: &[(&str, Value)]) {
+    let mut config: Value = serde_json::from_slice(&b.read("base/config.json")).unwrap();
+    keys.iter().for_each(|(key, value)| config[*key] = value.clone());
+    b.file("base/config.json", &config.to_string());
+}
+
+/// LongRoPE with rows on both sides of the length before scaling, YaRN on the layers that do not slide, and YaRN with
+/// queries that grow with their position.
+#[test]
+fn scaled_rotations_have_the_same_bytes_from_a_gguf() {
+    let long = json!({
+        "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.25, 1.5, 2.0, 2.5],
+        "long_factor": [1.5, 2.0, 4.0, 7.3, 12.0, 20.0],
+    });
+    let of_full = json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16,
+        "attention_factor": 1.2079441541679836, "rope_theta": 1e6});
+    let sliding = json!({"rope_type": "default", "rope_theta": 1e6});
+    let grows = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
+        "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1});
+    let both = json!({"full_attention": of_full, "sliding_attention": sliding});
+    for (family, original, rope, keys) in [
+        (&PHI3, 48, long, "phi3.rope.scaling.attn_factor phi3.rope.scaling.original_context_length"),
+        (&OLMO3, 16, both, "olmo2.attention.sliding_window_pattern olmo2.rope.freq_base_swa"),
+        (
+            &MINISTRAL3,
+            8,
+            grows,
+            "mistral3.rope.scaling.yarn_log_multiplier mistral3.attention.temperature_scale",
+        ),
+    ] {
+        let (b, name) = (Bench::new(), family.name);
+        random_base::write(&b, family);
+        configure(&b, &[("rope_parameters", rope), ("original_max_position_embeddings", json!(original))]);
+        let train = "--data rows.jsonl --max-steps 3 --learning-rate 5e-3 --rank 4 -q --overwrite";
+        b.ok(&format!("./base {train} -o out"));
+        b.ok("export out --to merged --save-dtype f32 -o merged");
+        b.ok("export out --to merged-gguf --outtype f32 -o m.gguf");
+        let file = Gguf::open(&b.path("m.gguf")).unwrap();
+        keys.split(' ').for_each(|key| assert!(file.get(key).is_some(), "{key}"));
+        let pattern = file.get("olmo2.attention.sliding_window_pattern").and_then(Stored::as_bools);
+        assert!(pattern.is_none_or(|each| each == [true, true, true, false, true, true]));
+        b.ok(&format!("./merged {train} -o of_merged"));
+        b.ok(&format!("./m.gguf {train} -o of_gguf"));
+        assert!(
+            b.read("of_merged/adapter_model.safetensors") == b.read("of_gguf/adapter_model.safetensors"),
+            "{name}: other bytes"
+        );
+        let prompt = "--prompt 'Show the branch that I am on' --max-new-tokens 40 --dtype f32";
+        let text = b.ok(&format!("generate --adapter of_gguf {prompt}"));
+        b.ok("export of_gguf --to merged --save-dtype f32 -o again");
+        b.ok("export of_gguf --to merged-gguf --outtype f32 -o again.gguf");
+        assert_eq!(b.ok(&format!("generate ./again {prompt}")), text, "{name}: merged");
+        assert_eq!(b.ok(&format!("generate ./again.gguf {prompt}")), text, "{name}: GGUF");
+        b.ok("export out --to merged-gguf --outtype q4_k_m -o mixed.gguf");
+        b.ok(&format!("./mixed.gguf {train} -o of_mixed"));
+    }
+}
+
+/// llama.cpp takes every fourth layer as full, and computes YaRN's factor of cosines and sines itself.
+#[test]
+fn what_llama_cpp_would_compute_otherwise_is_not_written() {
+    let (b, kinds) = (Bench::new(), ["sliding_attention", "full_attention"]);
+    random_base::write(&b, &OLMO3);
+    let export = |keys: &[(&str, Value)]| {
+        configure(&b, keys);
+        b.ok("./base --data rows.jsonl --max-steps 1 --rank 4 -q --overwrite -o out");
+        let run = b.run("export out --to merged-gguf --outtype f32 -o m.gguf");
+        assert!(!run.status.success());
+        stderr(&run)
+    };
+    let own = (0..6).map(|layer| kinds[layer % 2]).collect();
+    let said = export(&[("layer_types", own)]);
+    assert!(said.contains("this order of sliding layers is not written to GGUF"), "{said}");
+    let yarn = json!({"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.3,
+        "original_max_position_embeddings": 16, "rope_theta": 1e6});
+    let both =
+        json!({"full_attention": yarn, "sliding_attention": {"rope_type": "default", "rope_theta": 1e6}});
+    let said = export(&[("layer_types", Value::Null), ("rope_parameters", both)]);
+    assert!(said.contains("this rotary embedding is not written to GGUF"), "{said}");
 }
 
 /// Gate and up of Granite 4 are one matrix, and two tensors of the file.

@@ -95,9 +95,6 @@ fn the_text_model_beside_a_tower_trains_as_alone() {
         let prompt = "--prompt 'Show the branch that I am on' --max-new-tokens 12 --dtype f32";
         let tuned = b.ok(&format!("generate --adapter alone {prompt}"));
         assert_eq!(b.ok(&format!("generate --adapter beside {prompt}")), tuned, "{}", wrapper.class);
-        if wrapper.family.not_in_gguf().is_some() {
-            continue;
-        }
         b.ok("export alone --to gguf-lora -o lora.gguf");
         b.ok("export beside --to gguf-lora -o again/lora.gguf");
         assert!(b.read("lora.gguf") == b.read("again/lora.gguf"), "{}: gguf-lora", wrapper.class);

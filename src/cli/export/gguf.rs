@@ -6,6 +6,7 @@ mod read_back;
 
 use super::{Exported, Outtype, logits};
 use crate::config::refusal::Refusal;
+use crate::families::Windows;
 use crate::families::tensors::of_expert;
 use crate::format::gguf::mix::Model;
 use crate::format::gguf::order::{self, Order, Orders};
@@ -113,17 +114,6 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
     if let Some(missing) = c.family.not_in_gguf() {
         return Err(unwritten(base, &format!("{missing} ({})", c.architecture())));
     }
-    let scaling = match c.rope.scaling {
-        RopeScaling::Default | RopeScaling::Off => Scaling::Plain,
-        RopeScaling::Linear { factor } => Scaling::Linear(factor),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
-            Scaling::Llama3(factor, low_freq_factor, high_freq_factor, original as f64)
-        }
-        RopeScaling::Yarn { factor, original, fast, slow, .. } => {
-            Scaling::Yarn(factor, original, [fast, slow])
-        }
-        RopeScaling::Long { .. } => return Err(unwritten(base, "rope scaling by LongRoPE")),
-    };
     if let Some(of) = &c.experts {
         let unknown = [
             (!of.normalised, "weights of experts that are not divided by their sum"),
@@ -155,10 +145,27 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         rotates: c.rotated.contains(&true),
         eps: c.eps,
         theta: c.rope.theta,
-        scaling,
+        scaling: scaling(&c.rope.scaling),
         window: c.window(),
+        slides: c.windows.iter().map(Option::is_some).collect(),
         scales: [c.score_scale, c.embedding_scale, c.residual_scale, c.logits_scale],
     })
+}
+
+fn scaling(of: &RopeScaling) -> Scaling {
+    match *of {
+        RopeScaling::Default | RopeScaling::Off => Scaling::Plain,
+        RopeScaling::Linear { factor } => Scaling::Linear(factor),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original } => {
+            Scaling::Llama3(factor, low_freq_factor, high_freq_factor, original as f64)
+        }
+        RopeScaling::Yarn { factor, original, fast, slow, amplitude, growth, .. } => {
+            Scaling::Yarn { factor, original, turns: [fast, slow], amplitude, growth }
+        }
+        RopeScaling::Long { ref short, ref long, original, amplitude } => {
+            Scaling::Long { original, amplitude, factors: [long.clone(), short.clone()] }
+        }
+    }
 }
 
 fn unwritten(base: &BaseModel, what: &str) -> Refusal {
@@ -171,11 +178,20 @@ fn factors(c: &Config) -> [f32; 4] {
     [c.embedding_scale, c.residual_scale, c.logits_scale, c.eps]
 }
 
+/// Whether the layers slide that llama.cpp takes for sliding ones, whatever the file lists.
+fn usual_windows(c: &Config) -> bool {
+    let slides = |layer: usize| match c.family.windows {
+        Windows::Pattern(every, _) => !(layer + 1).is_multiple_of(every),
+        _ => c.windows[layer].is_some(),
+    };
+    !c.family.gguf_lists_windows || (0..c.layers).all(|layer| c.windows[layer].is_some() == slides(layer))
+}
+
 /// Refuses a model whose file reads back as another one, because llama.cpp takes for granted what no metadata says.
 fn same_model(base: &BaseModel, again: &Config) -> Result<(), Refusal> {
     let c = &base.config;
     let differs = [
-        (c.windows != again.windows, "this order of sliding layers"),
+        (c.windows != again.windows || !usual_windows(c), "this order of sliding layers"),
         ((&c.rope, &c.local_rope) != (&again.rope, &again.local_rope), "this rotary embedding"),
         (c.rotary != again.rotary, "this part of each head that is rotated"),
         (c.rotated != again.rotated, "this order of unrotated layers"),
@@ -354,10 +370,9 @@ fn plans(
         let shape = experts.then_some(count).into_iter().chain(own).collect();
         plans.push(Plan { table: Planned { name: as_stored, shape, kind }, from });
     }
-    if stored.is_none()
-        && let Some(factors) = shape(base)?.rope_factors()
-    {
-        let table = Planned { name: "rope_freqs.weight".into(), shape: vec![factors.len()], kind: F32 };
+    let factors = if stored.is_none() { shape(base)?.rope_factors() } else { Vec::new() };
+    for (name, factors) in factors {
+        let table = Planned { name: name.into(), shape: vec![factors.len()], kind: F32 };
         plans.push(Plan { table, from: From::Values(factors) });
     }
     Ok(plans)

@@ -4,6 +4,7 @@
 use super::order::{Orders, Shared};
 use super::reader::Gguf;
 use super::value::Value as Meta;
+use super::weights::LONG_ROPE;
 use crate::families::{self, Bias, Family, FeedForward, Rotated, ScoreScale, Windows};
 use crate::format::error::FormatError;
 use serde_json::{Value, json};
@@ -19,6 +20,10 @@ pub(super) struct Made {
     pub orders: Orders,
 }
 
+/// YaRN's `mscale_all_dim`.
+pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+/// How fast queries grow with their position.
+pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
 /// Key/value heads, in some files of each layer.
 const KV_HEADS: &str = "attention.head_count_kv";
 
@@ -101,6 +106,10 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     };
     if let Some(missing) = family.not_in_gguf() {
         return Err(s.refuse(format!("{missing} (architecture '{arch}') is not read from GGUF")));
+    }
+    if family.query_growth.is_some() && s.get(TEMPERATURE).is_none() {
+        // Mistral Small 3 in newer files. Its class is another one.
+        return Err(s.refuse(format!("architecture '{arch}' without '{TEMPERATURE}' is not supported")));
     }
     if !family.experts && s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
         return Err(s.refuse("a mixture of experts is not supported".into()));
@@ -262,8 +271,21 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         let rotary = s.maybe("rope.dimension_count")?.map_or(size, |n| n as f64);
         config["partial_rotary_factor"] = json!(rotary / size);
     }
-    if let Some(key) = family.local_rope_theta {
-        config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?);
+    match family.local_rope_theta {
+        Some(_) if family.gguf_lists_windows => {
+            // Flat, transformers would give the sliding layers its own base.
+            let theta = config["rope_theta"].as_f64().unwrap_or(0.0);
+            let sliding = s.number("rope.freq_base_swa", theta)?;
+            let mut full = match config["rope_scaling"].take() {
+                Value::Null => json!({"rope_type": "default"}),
+                scaling => scaling,
+            };
+            full["rope_theta"] = json!(theta);
+            let sliding = json!({"rope_type": "default", "rope_theta": sliding});
+            config["rope_parameters"] = json!({"full_attention": full, "sliding_attention": sliding});
+        }
+        Some(key) => config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?),
+        None => {}
     }
     if let ScoreScale::Key(key) = family.score_scale {
         // Of Gemma 3, the one with 62 layers (27B) divides the scores by the square root of hidden size / heads.
@@ -276,8 +298,13 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
     if !slides && matches!(family.windows, Windows::Pattern(..)) {
         return Err(s.bad(families::WINDOW));
     }
-    if s.get("attention.sliding_window_pattern").is_some() || (slides && family.windows == Windows::Typed) {
-        return Err(s.refuse("an order of sliding layers of its own is not supported".into()));
+    match s.get(families::SLIDING_LAYERS).map(Meta::as_bools) {
+        Some(Some(layers)) if family.gguf_lists_windows => {
+            let kind = |slides: &bool| if *slides { "sliding_attention" } else { "full_attention" };
+            config["layer_types"] = layers.iter().map(kind).collect();
+        }
+        None if !slides || family.windows != Windows::Typed => {}
+        _ => return Err(s.refuse("an order of sliding layers of its own is not supported".into())),
     }
     if s.get("final_logit_softcapping").is_some() {
         return Err(s.refuse("a soft cap of the logits is not supported".into()));
@@ -337,14 +364,24 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
         },
         Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
         Some("yarn") => yarn(s, family)?,
+        Some("longrope") if family.long_rope && s.has(LONG_ROPE[0]) => Value::Null,
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
     // Qwen3.5 always has sections; those of a text see one position.
     if s.get("rope.dimension_sections").is_some() && !family.delta_rule {
         return Err(s.refuse("a rotary embedding of images is not supported".into()));
     }
-    if ["rope_factors_long.weight", "rope_factors_short.weight"].iter().any(|name| s.has(name)) {
-        return Err(s.refuse("rope scaling by LongRoPE is not read from GGUF".into()));
+    match LONG_ROPE.map(|name| s.file.values(name)) {
+        [None, None] => {}
+        [Some(long), Some(short)] if family.long_rope => {
+            config["rope_scaling"] = long_rope(s, config, &long, &short)?
+        }
+        _ => {
+            let arch = s.arch;
+            return Err(
+                s.refuse(format!("rope scaling by LongRoPE (architecture '{arch}') is not supported"))
+            );
+        }
     }
     if let Some(factors) = s.file.values("rope_freqs.weight") {
         let head_dim = config["head_dim"].as_u64().unwrap_or(0) as usize;
@@ -356,23 +393,51 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
     Ok(())
 }
 
-/// The keys of YaRN. llama.cpp has the same factor of cosines and sines as transformers where the file names no other.
+/// The keys of LongRoPE.
+fn long_rope(s: &Source, config: &mut Value, long: &[f32], short: &[f32]) -> Result<Value, FormatError> {
+    config["original_max_position_embeddings"] = json!(s.size("rope.scaling.original_context_length")?);
+    let factors = |all: &[f32]| all.iter().map(|x| clean(f64::from(*x))).collect::<Value>();
+    Ok(json!({
+        "rope_type": "longrope",
+        "long_factor": factors(long),
+        "short_factor": factors(short),
+        "attention_factor": clean(s.number("rope.scaling.attn_factor", 1.0)?),
+    }))
+}
+
+/// The keys of YaRN. llama.cpp computes the factor of cosines and sines as transformers does without `attention_factor`,
+/// whatever the file says of it.
 fn yarn(s: &Source, family: &Family) -> Result<Value, FormatError> {
+    let factor = clean(s.number("rope.scaling.factor", 1.0)?);
+    let amplitude = 1.0 + 0.1 * libm::log(factor.max(1.0));
+    let usual = |key: &str| match (key, s.get(key).map(Meta::as_f64)) {
+        (_, None) => true,
+        ("rope.scaling.yarn_attn_factor", Some(Some(own))) => (own / amplitude - 1.0).abs() < 1e-6,
+        (LOG_MULTIPLIER, Some(_)) => family.query_growth.is_some(),
+        _ => false,
+    };
     let others =
         ["rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"];
-    let others = others.into_iter().chain(["rope.scaling.yarn_log_multiplier"]);
-    if let Some(key) = others.into_iter().find(|key| s.get(key).is_some()) {
+    if let Some(key) = others.into_iter().chain([LOG_MULTIPLIER]).find(|key| !usual(key)) {
         return Err(s.refuse(format!("rope scaling by YaRN with '{key}' is not supported")));
     }
-    Ok(json!({
+    let mut all = json!({
         "rope_type": "yarn",
-        "factor": clean(s.number("rope.scaling.factor", 1.0)?),
+        "factor": factor,
         "original_max_position_embeddings": s.size("rope.scaling.original_context_length")?,
         "beta_fast": clean(s.number("rope.scaling.yarn_beta_fast", 32.0)?),
         "beta_slow": clean(s.number("rope.scaling.yarn_beta_slow", 1.0)?),
         // llama.cpp rounds the ends of the ramp for every model.
         "truncate": family.whole_ramp,
-    }))
+    });
+    if let Some(growth) = family.query_growth {
+        all[growth] = json!(clean(s.number(TEMPERATURE, 0.1)?));
+        if s.get(LOG_MULTIPLIER).is_some() {
+            all["mscale"] = json!(1.0);
+            all["mscale_all_dim"] = json!(clean(s.number(LOG_MULTIPLIER, 1.0)?));
+        }
+    }
+    Ok(all)
 }
 
 /// llama.cpp stores what Llama 3's scaling divides each frequency by. Those models share all parameters but

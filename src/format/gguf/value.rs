@@ -46,6 +46,14 @@ impl Value {
         }
     }
 
+    /// The values if it is an array of booleans.
+    pub fn as_bools(&self) -> Option<Vec<bool>> {
+        match self {
+            Value::Others { kind: 7, packed } => Some(packed.iter().map(|b| *b != 0).collect()),
+            _ => None,
+        }
+    }
+
     /// The value if it is a boolean.
     pub fn as_bool(&self) -> Option<bool> {
         match self {

@@ -17,6 +17,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// The divisors of the frequencies in long rows and in short ones, with LongRoPE.
+pub(super) const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+
 /// The weights of a model in a GGUF.
 #[derive(Debug)]
 pub(super) struct Weights {
@@ -111,9 +114,11 @@ pub fn is_share(stored: &str) -> bool {
     stored.ends_with(&format!(".{}.weight", SHARE.0))
 }
 
-/// Tables that are recomputed, or read elsewhere (`rope_freqs` goes into the configuration), and what predicts several tokens.
+/// Tables that are recomputed, or read elsewhere (`rope_freqs` and `rope_factors` go into the configuration), and what
+/// predicts several tokens.
 pub(super) fn is_not_a_weight(stored: &str) -> bool {
     stored.starts_with("rope_freqs")
+        || LONG_ROPE.contains(&stored)
         || stored.ends_with(".attn_rot_embd.weight")
         || stored.contains(".nextn.")
 }

@@ -21,6 +21,7 @@ pub enum Meta {
     U32(u32),
     F32(f32),
     Bool(bool),
+    Bools(Vec<bool>),
     Text(String),
     Texts(Vec<String>),
     Floats(Vec<f32>),
@@ -140,6 +141,7 @@ impl Meta {
             Meta::F32(_) => kind(6),
             Meta::Bool(_) => kind(7),
             Meta::Text(_) => kind(8),
+            Meta::Bools(_) => array(&mut kind, 7),
             Meta::Texts(_) => array(&mut kind, 8),
             Meta::Floats(_) => array(&mut kind, 6),
             Meta::Ints(_) => array(&mut kind, 5),
@@ -149,6 +151,10 @@ impl Meta {
             Meta::U32(n) => out.extend(n.to_le_bytes()),
             Meta::F32(x) => out.extend(x.to_le_bytes()),
             Meta::Bool(b) => out.push(u8::from(*b)),
+            Meta::Bools(all) => {
+                out.extend((all.len() as u64).to_le_bytes());
+                out.extend(all.iter().map(|b| u8::from(*b)));
+            }
             Meta::Text(s) => text(out, s),
             Meta::Texts(all) => {
                 out.extend((all.len() as u64).to_le_bytes());

@@ -2,15 +2,16 @@
 //! of [`super::config`] and [`super::weights`]. Keys that the converter does not write are not written here either, so
 //! that a runner sees the same file.
 
-use super::config::SHARED_SIZE;
+use super::config::{LOG_MULTIPLIER, SHARED_SIZE, TEMPERATURE};
 use super::order::{Orders, Shared};
-use super::weights::whole;
+use super::weights::{LONG_ROPE, whole};
 use super::write::{Meta, Metadata};
 use crate::families::tensors::TOP;
-use crate::families::{Family, ROTATES, Rotated, WINDOW, Windows};
+use crate::families::{Family, ROTATES, Rotated, SLIDING_LAYERS, WINDOW, Windows};
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
+use std::sync::Arc;
 
 /// A decoder in llama.cpp's terms.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +50,8 @@ pub struct Shape {
     pub scaling: Scaling,
     /// Size of the sliding window in tokens.
     pub window: Option<usize>,
+    /// Whether each layer slides.
+    pub slides: Vec<bool>,
     /// Factors of scores, embedding and residual branches, and the divisor of the logits; written where the family reads
     /// them from its configuration.
     pub scales: [f32; 4],
@@ -68,7 +71,7 @@ pub struct Rules {
 }
 
 /// Scaling of rotary frequencies.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Scaling {
     /// No scaling.
     Plain,
@@ -76,8 +79,28 @@ pub enum Scaling {
     Linear(f64),
     /// Llama 3's scaling: (factor, low and high frequency factor, original length).
     Llama3(f64, f64, f64, f64),
-    /// YaRN: factor, original length, and the turns between which frequencies are in part divided, most first.
-    Yarn(f64, usize, [f64; 2]),
+    /// YaRN.
+    Yarn {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Sequence length before scaling.
+        original: usize,
+        /// The turns between which frequencies are in part divided, most first.
+        turns: [f64; 2],
+        /// Factor of cosines and sines.
+        amplitude: f64,
+        /// How fast queries grow with their position.
+        growth: f64,
+    },
+    /// LongRoPE.
+    Long {
+        /// Sequence length before scaling.
+        original: usize,
+        /// Factor of cosines and sines.
+        amplitude: f64,
+        /// Divisors of the frequencies in long rows and in short ones.
+        factors: [Arc<[f32]>; 2],
+    },
 }
 
 impl Shape {
@@ -146,6 +169,10 @@ impl Shape {
         } else if let Some(window) = self.window {
             set(WINDOW, number(window));
         }
+        if self.family.gguf_lists_windows {
+            set(SLIDING_LAYERS, Meta::Bools(self.slides.clone()));
+            set("rope.freq_base_swa", Meta::F32(self.theta as f32));
+        }
         for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {
             key.into_iter().for_each(|(key, _)| set(key, Meta::F32(scale)));
         }
@@ -154,26 +181,35 @@ impl Shape {
         all
     }
 
-    /// The keys of linear scaling and of YaRN.
+    /// The keys of linear scaling, YaRN and LongRoPE.
     fn scaling(&self) -> Vec<(&'static str, Meta)> {
+        let number = |x: f64| Meta::F32(x as f32);
         let of = |kind: &str, factor: f64| {
-            vec![
-                ("rope.scaling.type", Meta::Text(kind.into())),
-                ("rope.scaling.factor", Meta::F32(factor as f32)),
-            ]
+            vec![("rope.scaling.type", Meta::Text(kind.into())), ("rope.scaling.factor", number(factor))]
+        };
+        let original = |length: usize| {
+            let length = Meta::U32(u32::try_from(length).unwrap_or(u32::MAX));
+            ("rope.scaling.original_context_length", length)
         };
         match self.scaling {
             Scaling::Plain | Scaling::Llama3(..) => Vec::new(),
             Scaling::Linear(factor) => of("linear", factor),
-            Scaling::Yarn(factor, original, turns) => {
+            // The converter writes no type.
+            Scaling::Long { original: length, amplitude, .. } => {
+                vec![original(length), ("rope.scaling.attn_factor", number(amplitude))]
+            }
+            Scaling::Yarn { factor, original: length, turns, amplitude, growth } => {
                 let mut all = of("yarn", factor);
-                let length = Meta::U32(u32::try_from(original).unwrap_or(u32::MAX));
-                all.push(("rope.scaling.original_context_length", length));
+                all.push(original(length));
                 let keys = ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"];
-                // llama.cpp's own.
-                let others = keys.into_iter().zip(turns.into_iter().zip([32.0, 1.0]));
-                let others = others.filter(|(_, (own, usual))| own != usual);
-                all.extend(others.map(|(key, (own, _))| (key, Meta::F32(own as f32))));
+                all.extend(keys.into_iter().zip(turns.map(number)));
+                if self.family.query_growth.is_some() {
+                    // The amplitude is (1 + 0.1 ln factor) / (1 + 0.1 multiplier ln factor).
+                    let log = 0.1 * libm::log(factor);
+                    let multiplier = (((1.0 + log) / amplitude - 1.0) / log) as f32;
+                    all.extend((multiplier > 0.0).then_some((LOG_MULTIPLIER, Meta::F32(multiplier))));
+                    all.push((TEMPERATURE, number(growth)));
+                }
                 all
             }
         }
@@ -184,22 +220,29 @@ impl Shape {
         matches!(self.family.rotated, Rotated::Key(_)).then_some((ROTATES, Meta::Bool(self.rotates)))
     }
 
-    /// The values of `rope_freqs.weight`: the factors by which Llama 3's scaling divides each frequency.
-    pub fn rope_factors(&self) -> Option<Vec<f32>> {
-        let Scaling::Llama3(factor, low, high, original) = self.scaling else { return None };
+    /// Tensors of the file that are not weights: what each rotary frequency is divided by, with Llama 3's scaling and with
+    /// LongRoPE.
+    pub fn rope_factors(&self) -> Vec<(&'static str, Vec<f32>)> {
+        let (factor, low, high, original) = match &self.scaling {
+            Scaling::Llama3(factor, low, high, original) => (factor, low, high, original),
+            Scaling::Long { factors, .. } => {
+                return LONG_ROPE.into_iter().zip(factors.iter().map(|all| all.to_vec())).collect();
+            }
+            _ => return Vec::new(),
+        };
         let size = self.heads.2;
         let factor_of = |i: usize| {
             let wavelength = 2.0 * PI * self.theta.powf((2 * i) as f64 / size as f64);
             if wavelength < original / high {
                 1.0
             } else if wavelength > original / low {
-                factor
+                *factor
             } else {
                 let smooth = (original / wavelength - low) / (high - low);
                 1.0 / ((1.0 - smooth) / factor + smooth)
             }
         };
-        Some((0..size / 2).map(|i| factor_of(i) as f32).collect())
+        vec![("rope_freqs.weight", (0..size / 2).map(|i| factor_of(i) as f32).collect())]
     }
 }
 

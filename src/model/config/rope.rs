@@ -247,6 +247,8 @@ fn long(section: &Fields, kind: &str, top: &Fields) -> Result<RopeScaling, Confi
         None if factor <= 1.0 => 1.0,
         None => (1.0 + libm::log(factor) / libm::log(original as f64)).sqrt(),
     };
+    // A number of 32 bits, as in the table and in GGUF files.
+    let amplitude = f64::from(amplitude as f32);
     Ok(RopeScaling::Long { short, long, original, amplitude })
 }
 
