@@ -121,14 +121,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     config["architectures"] = json!([format!("{}ForCausalLM", family.name)]);
     biases(&s, family, &mut config)?;
     rope(&s, family, &mut config)?;
-    // Phi-3's converter writes 0 where there is no window.
-    let zero = s.get(families::WINDOW).and_then(Meta::as_u64) == Some(0);
-    if family.windows == Windows::Given && zero {
-        config["sliding_window"] = Value::Null;
-    } else if let Some(window) = s.maybe(families::WINDOW)? {
-        config["sliding_window"] = json!(window);
-        config["use_sliding_window"] = json!(true);
-    }
+    windows(&s, family, &mut config)?;
     beyond_llama(&s, family, &mut config)?;
     let paired = family.gguf.adjacent_pairs.then_some((heads, kv_heads));
     let shared = if family.delta_rule { delta_rule(&s, &mut config)? } else { None };
@@ -271,40 +264,12 @@ fn beyond_llama(s: &Source, family: &Family, config: &mut Value) -> Result<(), F
         let rotary = s.maybe("rope.dimension_count")?.map_or(size, |n| n as f64);
         config["partial_rotary_factor"] = json!(rotary / size);
     }
-    match family.local_rope_theta {
-        Some(_) if family.gguf_lists_windows => {
-            // Flat, transformers would give the sliding layers its own base.
-            let theta = config["rope_theta"].as_f64().unwrap_or(0.0);
-            let sliding = s.number("rope.freq_base_swa", theta)?;
-            let mut full = match config["rope_scaling"].take() {
-                Value::Null => json!({"rope_type": "default"}),
-                scaling => scaling,
-            };
-            full["rope_theta"] = json!(theta);
-            let sliding = json!({"rope_type": "default", "rope_theta": sliding});
-            config["rope_parameters"] = json!({"full_attention": full, "sliding_attention": sliding});
-        }
-        Some(key) => config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?),
-        None => {}
-    }
     if let ScoreScale::Key(key) = family.score_scale {
         // Of Gemma 3, the one with 62 layers (27B) divides the scores by the square root of hidden size / heads.
         let part = |a: &str, b: &str| Some(config[a].as_u64()? / config[b].as_u64()?.max(1));
         let wide = part("hidden_size", "num_attention_heads");
         let of_27b = config["num_hidden_layers"] == 62;
         config[key] = if of_27b { json!(wide) } else { config["head_dim"].clone() };
-    }
-    let slides = s.get(families::WINDOW).is_some();
-    if !slides && matches!(family.windows, Windows::Pattern(..)) {
-        return Err(s.bad(families::WINDOW));
-    }
-    match s.get(families::SLIDING_LAYERS).map(Meta::as_bools) {
-        Some(Some(layers)) if family.gguf_lists_windows => {
-            let kind = |slides: &bool| if *slides { "sliding_attention" } else { "full_attention" };
-            config["layer_types"] = layers.iter().map(kind).collect();
-        }
-        None if !slides || family.windows != Windows::Typed => {}
-        _ => return Err(s.refuse("an order of sliding layers of its own is not supported".into())),
     }
     if s.get("final_logit_softcapping").is_some() {
         return Err(s.refuse("a soft cap of the logits is not supported".into()));
@@ -389,6 +354,52 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
             s.refuse("rope_freqs.weight holds other factors than Llama 3's, which is not supported".into())
         })?;
         config["rope_scaling"] = found;
+    }
+    local_rope(s, family, config)
+}
+
+/// Windows, and the layers that slide.
+fn windows(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
+    // Phi-3's converter writes 0 where there is no window.
+    let zero = s.get(families::WINDOW).and_then(Meta::as_u64) == Some(0);
+    if family.windows == Windows::Given && zero {
+        config["sliding_window"] = Value::Null;
+    } else if let Some(window) = s.maybe(families::WINDOW)? {
+        config["sliding_window"] = json!(window);
+        config["use_sliding_window"] = json!(true);
+    }
+    let slides = s.get(families::WINDOW).is_some();
+    if !slides && matches!(family.windows, Windows::Pattern(..)) {
+        return Err(s.bad(families::WINDOW));
+    }
+    match s.get(families::SLIDING_LAYERS).map(Meta::as_bools) {
+        Some(Some(layers)) if family.gguf_lists_windows => {
+            let kind = |slides: &bool| if *slides { "sliding_attention" } else { "full_attention" };
+            config["layer_types"] = layers.iter().map(kind).collect();
+        }
+        None if !slides || family.windows != Windows::Typed => {}
+        _ => return Err(s.refuse("an order of sliding layers of its own is not supported".into())),
+    }
+    Ok(())
+}
+
+/// The rotary base of sliding layers.
+fn local_rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
+    match family.local_rope_theta {
+        Some(_) if family.gguf_lists_windows => {
+            // Flat, transformers would give the sliding layers its own base.
+            let theta = config["rope_theta"].as_f64().unwrap_or(0.0);
+            let sliding = s.number("rope.freq_base_swa", theta)?;
+            let mut full = match config["rope_scaling"].take() {
+                Value::Null => json!({"rope_type": "default"}),
+                scaling => scaling,
+            };
+            full["rope_theta"] = json!(theta);
+            let sliding = json!({"rope_type": "default", "rope_theta": sliding});
+            config["rope_parameters"] = json!({"full_attention": full, "sliding_attention": sliding});
+        }
+        Some(key) => config[key] = json!(s.number("rope.freq_base_swa", 10_000.0)?),
+        None => {}
     }
     Ok(())
 }

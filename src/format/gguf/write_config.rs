@@ -164,20 +164,26 @@ impl Shape {
             set("rope.dimension_count", number(self.rotary));
         }
         self.rotation().into_iter().for_each(|(key, value)| set(key, value));
-        if self.family.windows == Windows::Given {
-            set(WINDOW, number(self.window.unwrap_or(0)));
-        } else if let Some(window) = self.window {
-            set(WINDOW, number(window));
-        }
-        if self.family.gguf_lists_windows {
-            set(SLIDING_LAYERS, Meta::Bools(self.slides.clone()));
-            set("rope.freq_base_swa", Meta::F32(self.theta as f32));
-        }
+        self.windows().into_iter().for_each(|(key, value)| set(key, value));
         for (key, scale) in self.family.scales_in_gguf().into_iter().zip(self.scales) {
             key.into_iter().for_each(|(key, _)| set(key, Meta::F32(scale)));
         }
         all.set("general.file_type", Meta::U32(file_type));
         all.set("general.quantization_version", Meta::U32(2));
+        all
+    }
+
+    /// The window, and the layers that slide.
+    fn windows(&self) -> Vec<(&'static str, Meta)> {
+        let number = |n: usize| Meta::U32(u32::try_from(n).unwrap_or(u32::MAX));
+        // Phi-3's converter writes 0 where there is no window.
+        let none = (self.family.windows == Windows::Given).then_some(0);
+        let mut all: Vec<_> =
+            self.window.or(none).map(|window| (WINDOW, number(window))).into_iter().collect();
+        if self.family.gguf_lists_windows {
+            all.push((SLIDING_LAYERS, Meta::Bools(self.slides.clone())));
+            all.push(("rope.freq_base_swa", Meta::F32(self.theta as f32)));
+        }
         all
     }
 
