@@ -23,6 +23,7 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_CHAOS_BLOWS", "tests"), ("FINETUNE_CHAOS_SECONDS", "tests"), ("FINETUNE_CHAOS_SEED", "tests"),
     ("FINETUNE_FUZZ_CASE", "tests"), ("FINETUNE_FUZZ_CASES", "tests"), ("FINETUNE_FUZZ_FORMAT", "tests"),
     ("FINETUNE_FUZZ_SEED", "tests"), ("FINETUNE_NEED_RSVG", "tests"), ("FINETUNE_NEED_SLURM", "tests"), ("FINETUNE_NEED_MPI", "tests"), ("FINETUNE_NEED_PROMETHEUS", "tests"), ("FINETUNE_NEED_TENSORBOARD", "tests"), ("FINETUNE_NEED_OPENAI", "tests"), ("FINETUNE_NEED_MLX", "tests"), ("FINETUNE_NEED_HUB_CLIENT", "tests"), ("FINETUNE_NEED_VULKAN", "tests"),
+    ("FINETUNE_CONTAINER_BASE", "tests"), ("FINETUNE_NEED_KUBEFLOW", "tests"),
     ("FINETUNE_PICTURES", "tests"), ("FINETUNE_PTX_DEVICE", "tests"), ("FINETUNE_PTX_SWITCHES", "tests"), ("FINETUNE_REAL_BLOCKS", "tests"),
     ("FINETUNE_REQUIRE_PTXAS", "tests"), ("FINETUNE_ROWS", "tests"), ("FINETUNE_SEEDS", "tests"),
     ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_TEST_CUT_SHORT", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEST_ADAPTER", "tests"), ("FINETUNE_NEED_RADV", "tests"), ("FINETUNE_NEED_SPIRV", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),

@@ -1,12 +1,18 @@
 //! Signals become requests to the run (`train::stop`): SIGINT stops after this step, a second SIGINT stops now; SIGTERM
 //! stops now with the last finished step, and so does SIGHUP, because a dropped connection closes its terminal; SIGUSR1
 //! writes a checkpoint and continues. Signals are handled only while there is something to save: before that the
-//! system's default is right, except for SIGUSR1, which must not end the process. A SIGHUP that was ignored at the
-//! start (nohup) stays ignored.
+//! system's default is right, except for SIGUSR1, which must not end the process, and except for the first process of a
+//! container. A SIGHUP that was ignored at the start (nohup) stays ignored.
 
 use crate::report::Look;
 use crate::support::stderr::say;
 use crate::train::stop::{Stop, Urgency};
+#[cfg(unix)]
+use signal_hook::flag::register_conditional_shutdown;
+#[cfg(unix)]
+use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(unix)]
+use std::sync::{Arc, LazyLock};
 
 /// Set by signals; the process has one run.
 pub static STOP: Stop = Stop::new();
@@ -19,6 +25,23 @@ pub fn ignore() {
         // SAFETY: ignoring a signal installs no handler, and no other thread runs yet.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+    // The system discards signals of the first process of a container unless it has a handler. Without one a container
+    // that is stopped early would run to the end of its grace period.
+    if std::process::id() == 1 {
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            let _ = register_conditional_shutdown(signal, 128 + signal, Arc::clone(&NOTHING_TO_SAVE));
+        }
+    }
+}
+
+/// True until other handlers of SIGTERM and SIGINT are registered.
+#[cfg(unix)]
+static NOTHING_TO_SAVE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(true)));
+
+/// From now on SIGTERM and SIGINT reach only the handlers that the caller has registered.
+#[cfg(unix)]
+pub fn taken_over() {
+    NOTHING_TO_SAVE.store(false, Ordering::SeqCst);
 }
 
 /// Other systems do not have these signals.
@@ -33,6 +56,7 @@ pub fn listen(look: Look) -> Result<(), std::io::Error> {
     if !ignored(SIGHUP) {
         signals.add_signal(SIGHUP)?;
     }
+    taken_over();
     std::thread::spawn(move || {
         for signal in signals.forever() {
             match signal {

@@ -122,11 +122,13 @@ impl Ends {
     pub fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         let (hangup, ignored) = (SignalKind::hangup(), signals::ignored(SignalKind::hangup().as_raw_value()));
-        Ok(Ends {
+        let ends = Ends {
             term: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: (!ignored).then(|| signal(hangup)).transpose()?,
-        })
+        };
+        signals::taken_over();
+        Ok(ends)
     }
 
     /// Waits for the next one.

@@ -1,0 +1,269 @@
+//! The pods of recipes/kubernetes/job.yaml without Kubernetes. Each is a host with the name that an Indexed Job gives it, an
+//! address that changes with every start, the image's files, and the program as its first process. The manifest gives
+//! arguments, variables and grace period.
+
+use crate::cli_fixture::Bench;
+use crate::cluster::{RUN, bench};
+use crate::image::{Root, possible};
+use crate::manifests::object;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Within this time a worker hands its work back, and a coordinator saves (docs/guide.md).
+const PROMISE: Duration = Duration::from_secs(20);
+
+fn network(words: &str) {
+    let out = Command::new("bash").args(["-ec", words]).output().unwrap();
+    assert!(out.status.success(), "{words}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+struct Pod {
+    /// `unshare`, whose only child is the first process of the pod.
+    outer: Child,
+    log: String,
+}
+
+impl Pod {
+    fn signal(&self, signal: Signal) {
+        let id = self.outer.id();
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        // None: it has ended.
+        let first = children.trim().parse().ok().and_then(Pid::from_raw);
+        first.into_iter().for_each(|first| {
+            let _ = kill_process(first, signal);
+        });
+    }
+
+    /// As a kubelet does: SIGTERM, and SIGKILL at the end of the grace period.
+    fn stop(&mut self, grace: Duration) -> (ExitStatus, Duration) {
+        let began = Instant::now();
+        self.signal(Signal::TERM);
+        while began.elapsed() < grace {
+            if let Some(status) = self.outer.try_wait().unwrap() {
+                return (status, began.elapsed());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.signal(Signal::KILL);
+        (self.outer.wait().unwrap(), began.elapsed())
+    }
+}
+
+struct Job {
+    bench: Bench,
+    root: Root,
+    name: String,
+    service: String,
+    spec: Value,
+    prefix: String,
+    pods: Vec<Option<Pod>>,
+    addresses: Vec<usize>,
+    started: usize,
+}
+
+impl Job {
+    /// A job without pods; `None` where they cannot be started.
+    fn new() -> Option<Self> {
+        let missing = Command::new("ip").arg("-V").output().is_err();
+        if missing {
+            println!("skipped: needs ip (apt-get install iproute2)");
+        }
+        if missing || !possible() {
+            return None;
+        }
+        static JOBS: AtomicUsize = AtomicUsize::new(0);
+        let bench = bench();
+        let program = bench.command("").get_program().to_owned();
+        let root = Root::new(bench.path("root"), program.as_ref());
+        root.own(&bench.path("data"));
+        std::fs::copy(bench.path("many.jsonl"), bench.path("data/many.jsonl")).unwrap();
+        let job = object("job.yaml", "Job");
+        let service = object("job.yaml", "Service")["metadata"]["name"].as_str().unwrap().to_string();
+        let spec = job["spec"]["template"]["spec"].clone();
+        assert_eq!(spec["subdomain"], *service);
+        assert_eq!(spec["securityContext"]["fsGroup"], root.image.group);
+        let count = job["spec"]["completions"].as_u64().unwrap() as usize;
+        let job = Job {
+            bench,
+            root,
+            name: job["metadata"]["name"].as_str().unwrap().into(),
+            service,
+            spec,
+            prefix: format!("ftk{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed)),
+            pods: (0..count).map(|_| None).collect(),
+            addresses: vec![0; count],
+            started: 0,
+        };
+        let switch = format!("{}-0", job.prefix);
+        network(&format!(
+            "ip netns add {switch}; ip -n {switch} link add br0 type bridge; ip -n {switch} link set br0 up"
+        ));
+        Some(job)
+    }
+
+    /// Addresses of all pods that have one. The file changes in place, as answers of a name server do.
+    fn names(&self) {
+        let line = |(index, address): (usize, &usize)| match address {
+            0 => String::new(),
+            _ => {
+                let host = format!("{}-{index}", self.name);
+                format!("10.78.0.{address} {host}.{} {host}\n", self.service)
+            }
+        };
+        let names: String = self.addresses.iter().enumerate().map(line).collect();
+        self.bench.file("hosts", &format!("127.0.0.1 localhost\n{names}"));
+    }
+
+    /// Starts the pod of an index, or its replacement. Variables without a value are taken away.
+    fn start(&mut self, index: usize, variables: &[(&str, Option<&str>)]) {
+        self.started += 1;
+        let (number, switch) = (self.started, format!("{}-0", self.prefix));
+        self.addresses[index] = number + 1;
+        self.names();
+        let own = format!("{}-{number}", self.prefix);
+        network(&format!(
+            "ip netns add {own}; ip link add v{number} netns {switch} type veth peer name eth0 netns {own}
+            ip -n {switch} link set v{number} master br0 up; ip -n {own} addr add 10.78.0.{}/24 dev eth0
+            ip -n {own} link set eth0 up",
+            number + 1
+        ));
+        let container = &self.spec["containers"][0];
+        let work = container["workingDir"].as_str().unwrap();
+        let mut command = self.root.container(&own, &self.bench.path("data"), work);
+        command
+            .env("HOSTNAME", format!("{}-{index}", self.name))
+            .env("JOB_COMPLETION_INDEX", index.to_string());
+        for variable in container["env"].as_array().unwrap() {
+            let secret = &variable["valueFrom"]["secretKeyRef"]["name"];
+            let value = variable["value"].as_str().unwrap_or_else(|| {
+                assert_eq!(secret, "finetune-token");
+                "a token of forty letters or more, from a Secret"
+            });
+            command.env(variable["name"].as_str().unwrap(), value);
+        }
+        for (name, value) in variables {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let words: Vec<&str> =
+            container["args"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
+        assert_eq!(words[..3], ["owner/model", "--data", "rows.jsonl"]);
+        command.args(RUN.split(' ')).args(&words[3..]);
+        let log = format!("pod-{index}-{number}.log");
+        let file = std::fs::File::create(self.bench.path(&log)).unwrap();
+        command.stdout(file.try_clone().unwrap()).stderr(file).stdin(std::process::Stdio::null());
+        self.pods[index] = Some(Pod { outer: command.spawn().unwrap(), log });
+    }
+
+    fn pod(&mut self, index: usize) -> &mut Pod {
+        self.pods[index].as_mut().unwrap()
+    }
+
+    fn grace(&self) -> Duration {
+        Duration::from_secs(self.spec["terminationGracePeriodSeconds"].as_u64().unwrap())
+    }
+
+    fn said(&self, index: usize) -> String {
+        let log = &self.pods[index].as_ref().unwrap().log;
+        String::from_utf8_lossy(&self.bench.read(log)).into_owned()
+    }
+
+    #[track_caller]
+    fn wait(&self, moment: &str, is_there: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_there() {
+            let all = || (0..self.pods.len()).filter(|i| self.pods[*i].is_some()).map(|i| self.said(i));
+            assert!(began.elapsed() < PATIENCE, "{moment}\n{}", all().collect::<Vec<_>>().join("\n"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the run has finished that many steps.
+    #[track_caller]
+    fn step(&self, steps: usize) {
+        let log = self.bench.path("data/runs/ft/metrics.jsonl");
+        let done = || std::fs::read_to_string(&log).unwrap_or_default().matches("\"event\":\"step\"").count();
+        self.wait(&format!("step {steps}"), || done() >= steps);
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for mut pod in self.pods.drain(..).flatten() {
+            pod.signal(Signal::KILL);
+            let _ = pod.outer.wait();
+        }
+        for number in 0..=self.started {
+            let _ = Command::new("ip").args(["netns", "del", &format!("{}-{number}", self.prefix)]).output();
+        }
+    }
+}
+
+const SLOW: [(&str, Option<&str>); 1] = [("FINETUNE_INJECT", Some("slow=20"))];
+
+/// Every index is lost once, each in another way, and comes back under its name with another address.
+#[test]
+fn replaced_pods_of_an_indexed_job_change_no_byte() {
+    let Some(mut job) = Job::new() else { return };
+    job.bench.ok(&format!("{RUN} --gpus cpu -q -o alone"));
+    [3, 2, 1, 0].into_iter().for_each(|index| job.start(index, &SLOW));
+    job.step(1);
+    assert!(job.said(0).contains("Indexed Job ft, task 0"), "{}", job.said(0));
+    assert!(job.said(3).contains("works for ft-0.ft:9000"), "{}", job.said(3));
+
+    job.pod(1).signal(Signal::KILL);
+    assert_eq!(job.pod(1).outer.wait().unwrap().signal(), Some(9));
+    job.start(1, &SLOW);
+    job.step(2);
+
+    // Code 0 would complete the index, and it would have no pod for the rest of the run.
+    let grace = job.grace();
+    let (status, took) = job.pod(2).stop(grace);
+    assert!(status.code() == Some(75) && took < PROMISE, "{status} after {took:?}\n{}", job.said(2));
+    job.start(2, &SLOW);
+    job.step(3);
+
+    // A pod that hangs is killed at the end of its grace.
+    job.pod(3).signal(Signal::STOP);
+    let (status, _) = job.pod(3).stop(Duration::from_secs(1));
+    assert_eq!(status.signal(), Some(9));
+    job.start(3, &SLOW);
+    job.step(4);
+
+    job.pod(0).signal(Signal::KILL);
+    job.pod(0).outer.wait().unwrap();
+    job.start(0, &SLOW);
+    job.step(6);
+    let (status, took) = job.pod(0).stop(grace);
+    assert!(status.code() == Some(75) && took < PROMISE, "{status} after {took:?}\n{}", job.said(0));
+    job.start(0, &[]);
+    for index in 0..4 {
+        let status = job.pod(index).outer.wait().unwrap();
+        assert!(status.success(), "pod {index}: {status}\n{}", job.said(index));
+    }
+    job.bench.same_adapter("alone", "data/runs/ft");
+}
+
+/// The system discards SIGTERM for the first process of a pod unless the program handles it.
+#[test]
+fn pod_that_is_stopped_before_the_run_ends_at_once() {
+    let Some(mut job) = Job::new() else { return };
+    let grace = job.grace();
+    // The Secret has not come: it waits for a token.
+    job.start(1, &[("FINETUNE_TOKEN", None)]);
+    job.wait("a role", || job.said(1).contains("works for ft-0.ft:9000"));
+    let (status, took) = job.pod(1).stop(grace);
+    assert!(status.code() == Some(143) && took < PROMISE / 4, "{status} after {took:?}\n{}", job.said(1));
+    // The other pods have not come.
+    job.start(0, &[]);
+    job.wait("an open port", || job.said(0).contains("listens on"));
+    let (status, took) = job.pod(0).stop(grace);
+    assert!(status.code() == Some(75) && took < PROMISE / 4, "{status} after {took:?}\n{}", job.said(0));
+}
