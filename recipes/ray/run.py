@@ -64,9 +64,11 @@ def main():
         return options.remote(rank, args.tasks, head, args.port, os.getcwd(), args.words)
 
     running = [start(rank) for rank in range(args.tasks)]
-    code = ray.get(running[0])  # the others end with it
-    codes = ray.get(running[1:]) if code == 0 else []
-    sys.exit(next((code for code in [code, *codes] if code), 0))
+    code = ray.get(running[0])
+    if args.tasks > 1:
+        # The others end with it. One that has just been started again finds no run, and ends with this program.
+        ray.wait(running[1:], num_returns=args.tasks - 1, timeout=30)
+    sys.exit(code)
 
 
 main()
