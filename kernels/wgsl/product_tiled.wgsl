@@ -65,9 +65,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let my_row = lane / ${BN / TN}u;
     let my_col = lane % ${BN / TN}u;
 #if LOOPED
-    var sums: array<f32, ${TM * TN}>;
-    for (var e = 0u; e < ${TM * TN}u; e += 1u) {
-        sums[e] = select(0.0, held(row0 + my_row * 4u + e / 4u, col0 + my_col * 4u + e % 4u), p.add == 2u);
+    var sums: array<vec4<f32>, ${TM}>;
+    for (var i = 0u; i < ${TM}u; i += 1u) {
+#for j in 0..4
+        sums[i][$j] = select(0.0, held(row0 + my_row * 4u + i, col0 + my_col * 4u + ${j}u), p.add == 2u);
+#end
     }
 #else
 #for i in 0..TM
@@ -141,8 +143,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #if LOOPED
             let a_four = a_tile[k * ${BM / 4}u + my_row];
             let b_four = b_tile[k * ${BN / 4}u + my_col];
-            for (var e = 0u; e < ${TM * TN}u; e += 1u) {
-                sums[e] = mad(a_four[e / 4u], b_four[e % 4u], sums[e]);
+            for (var i = 0u; i < ${TM}u; i += 1u) {
+                let factor = a_four[i];
+                var row = sums[i];
+#for j in 0..4
+                row[$j] = mad(factor, b_four[$j], row[$j]);
+#end
+                sums[i] = row;
             }
 #else
 #for j in 0..TN / 4
@@ -164,8 +171,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let by = p.scale / p.lift;
 #end
 #if LOOPED
-    for (var e = 0u; e < ${TM * TN}u; e += 1u) {
-        put(row0 + my_row * 4u + e / 4u, col0 + my_col * 4u + e % 4u, sums[e]);
+    for (var i = 0u; i < ${TM}u; i += 1u) {
+#for j in 0..4
+        put(row0 + my_row * 4u + i, col0 + my_col * 4u + ${j}u, sums[i][$j]);
+#end
     }
 #else
 #for i in 0..TM
