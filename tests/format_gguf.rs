@@ -358,7 +358,10 @@ fn keys_of_scaled_rotations_are_read() {
     check(factor(1.3), true, "YaRN with 'rope.scaling.yarn_attn_factor'");
     check(yarn("mistral3"), true, "architecture 'mistral3' without 'attention.temperature_scale'");
     let ministral = yarn("mistral3").set("mistral3.attention.temperature_scale", Meta::F32(0.1));
-    for (multiplier, of_both) in [(None, 1.0 + 0.1 * 8f64.ln()), (Some(1.0), 1.0)] {
+    let plain = of_architecture("mistral3").set("mistral3.attention.temperature_scale", Meta::F32(0.1));
+    check(plain, true, "architecture 'mistral3' without rope scaling by YaRN");
+    let unscaled = 1.0 + 0.1 * 8f64.ln();
+    for (multiplier, of_both) in [(None, unscaled), (Some(0.0), unscaled), (Some(1.0), 1.0)] {
         let key = "mistral3.rope.scaling.yarn_log_multiplier";
         let file = multiplier.iter().fold(ministral.clone(), |file, x| file.set(key, Meta::F32(*x)));
         match config(&file).rope.scaling {
@@ -372,7 +375,9 @@ fn keys_of_scaled_rotations_are_read() {
     let one = of_architecture("phi3").tensor("rope_factors_long.weight", &[2], 0, 32);
     check(File { data: 64, ..one.clone() }, true, "rope scaling by LongRoPE (architecture 'phi3')");
     let both = File { data: 128, ..one.tensor("rope_factors_short.weight", &[2], 0, 64) };
-    check(both, false, "phi3.rope.scaling.original_context_length is missing");
+    check(both.clone(), false, "phi3.rope.scaling.original_context_length is missing");
+    let twice = both.set("phi3.rope.scaling.type", Meta::Text("linear".into()));
+    check(twice, true, "rope scaling by LongRoPE (architecture 'phi3')");
     let llama = llama(&words(&["a", "b"])).tensor("rope_factors_long.weight", &[2], 0, 32);
     check(File { data: 64, ..llama }, true, "rope scaling by LongRoPE (architecture 'llama')");
 }

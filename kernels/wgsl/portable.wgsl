@@ -15,12 +15,12 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
 fn sum_of(a: f32, b: f32) -> vec2<f32> {
     let s = settled(a + b);
     let of_b = settled(s - a);
-    return vec2<f32>(s, (a - (s - of_b)) + (b - of_b));
+    return vec2<f32>(s, (a - settled(s - of_b)) + (b - of_b));
 }
 
 // a * b + c, rounded once, of exact products and sums: the last sum but one is rounded to odd (Boldo and Melquiond 2008, IEEE
-// Trans. Comput. 57(4)). A result below 2^-126 is 0. Where a number is 0, subnormal or not finite, it rounds twice. Shifts
-// are avoided, because processors without vectors of shifts make them one by one.
+// Trans. Comput. 57(4)). A result below 2^-126 is 0. Where a number is 0, subnormal or not finite, mad rounds twice.
+// Shifts are avoided, because processors without vectors of shifts make them one by one.
 fn mad(a: f32, b: f32, c: f32) -> f32 {
     let u = bitcast<u32>(a);
     let v = bitcast<u32>(b);
@@ -28,7 +28,8 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
     let ea = u & 0x7f800000u;
     let eb = v & 0x7f800000u;
     let ec = w & 0x7f800000u;
-    // Factors between 1 and 2, and the summand times the same power. How far it is from them counts up to 2^60 alone.
+    // Factors between 1 and 2, and the summand times the same power, clamped to 2^-60 .. 2^60: a smaller one rounds the sum as
+    // that does, and a larger one is the result.
     let x = bitcast<f32>((u & 0x807fffffu) | 0x3f800000u);
     let y = bitcast<f32>((v & 0x807fffffu) | 0x3f800000u);
     let apart = ec + 0x7f000000u - min(ec + 0x7f000000u, ea + eb);
@@ -39,7 +40,7 @@ fn mad(a: f32, b: f32, c: f32) -> f32 {
     let x2 = x - x1;
     let y2 = y - y1;
     let xy = settled(x * y);
-    let left = ((x1 * y1 - xy) + x1 * y2 + x2 * y1) + x2 * y2;
+    let left = (settled(x1 * y1 - xy) + x1 * y2 + x2 * y1) + x2 * y2;
     let low = sum_of(z, left);
     let high = sum_of(xy, low.x);
     let last = sum_of(low.y, high.y);

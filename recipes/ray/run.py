@@ -7,6 +7,8 @@ needs     ray and the file `finetune` on all nodes; FINETUNE_TOKEN, which `finet
 expect    exit code 0 and the adapter on the head. A task that is lost with its node starts again on another one. If the
           head is lost, the same command goes on from the newest checkpoint
 tried     Ray 2.60, two nodes that were one machine, CPUs, by hand (docs/systems.md). Not on a real cluster, not with GPUs
+note      FINETUNE_ variables, the token too, are part of the job's environment, which Ray shows in its dashboard. Ray hides cards
+          from tasks without --gpus
 """
 
 import argparse
@@ -25,7 +27,7 @@ class Again(Exception):
     pass
 
 
-@ray.remote(max_retries=-1, retry_exceptions=[Again])
+@ray.remote(max_retries=20, retry_exceptions=[Again])
 def task(rank, tasks, head, port, folder, words):
     variables = {"RANK": rank, "WORLD_SIZE": tasks, "MASTER_ADDR": head, "MASTER_PORT": port - 1}
     env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
@@ -47,7 +49,7 @@ def main():
 
     names = [name for name in os.environ if name.startswith("FINETUNE_")]
     variables = {"FINETUNE_THREADS": str(args.cpus), **{name: os.environ[name] for name in names}}
-    ray.init(runtime_env={"env_vars": variables})
+    ray.init(address="auto", runtime_env={"env_vars": variables})
     resources = {"CPU": args.cpus, **({"GPU": args.gpus} if args.gpus else {})}
     bundles = [dict(resources) for _ in range(args.tasks)]
     bundles[0]["node:__internal_head__"] = 0.001

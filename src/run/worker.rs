@@ -73,9 +73,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     };
     match reconnect.run(&mut worker) {
         // An engine does not start a task with code 0 again.
-        Ending::Stopped if cluster.engine => {
-            Err(Refusal::of(Kind::Saved, "stopped by a signal during the run"))
-        }
+        Ending::Stopped if cluster.engine => Err(Refusal::of(Kind::Saved, "stopped by a signal")),
         Ending::Complete | Ending::Stopped => Ok(()),
         Ending::Halted(line) => Err(Refusal::of(Kind::NonFinite, line)),
         Ending::Refused(line) => Err(Refusal::configuration(line)),

@@ -88,7 +88,9 @@ fn image_is_built_and_started_by_an_engine() {
         return println!("skipped: neither docker nor podman answers");
     };
     let base = own.clone().unwrap_or_else(|| Image::read().base);
-    let able = || ok(&[engine, "pull", "-q", &base]) && ok(&[engine, "run", "--rm", &base, "true"]);
+    let able = || {
+        ok(&["timeout", "300", engine, "pull", "-q", &base]) && ok(&[engine, "run", "--rm", &base, "true"])
+    };
     if own.is_none() && !able() {
         return println!("skipped: {engine} cannot pull and start {base}");
     }

@@ -24,6 +24,8 @@ pub struct Image {
     pub group: u32,
     pub work: String,
     pub variables: Vec<(String, String)>,
+    /// Users and groups that own its folders.
+    owners: Vec<u32>,
     pub entry: Vec<String>,
 }
 
@@ -38,6 +40,12 @@ impl Image {
         for line in joined.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             image.instruction(line);
         }
+        let own = |id: &u32| [image.user, image.group].contains(id);
+        assert!(
+            image.owners.len() == 3 && image.owners.iter().all(own),
+            "{:?} own its folders",
+            image.owners
+        );
         image
     }
 
@@ -73,8 +81,14 @@ impl Image {
             ["apt-get", "install", "-y", "--no-install-recommends", ref packages @ ..] => {
                 assert!(packages.contains(&"ca-certificates"), "{packages:?}");
             }
-            ["useradd", "--uid", _, "--create-home", name] => self.folders.push(format!("/home/{name}")),
-            ["install", "-d", "-o", _, "-g", _, folder] => self.folders.push(folder.into()),
+            ["useradd", "--uid", user, "--create-home", name] => {
+                self.owners.push(user.parse().unwrap());
+                self.folders.push(format!("/home/{name}"));
+            }
+            ["install", "-d", "-o", user, "-g", group, folder] => {
+                self.owners.extend([user, group].map(|id| id.parse::<u32>().unwrap()));
+                self.folders.push(folder.into());
+            }
             _ => panic!("this test does not know {command}"),
         }
     }
@@ -170,9 +184,13 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
 pub fn possible() -> bool {
     let flags = ["--mount", "--uts", "--pid", "--net", "--fork", "true"];
     let made = Command::new("unshare").args(flags).output().is_ok_and(|out| out.status.success());
-    let possible = made && rustix::process::geteuid().is_root() && cfg!(target_arch = "x86_64");
+    let ip = Command::new("ip").arg("-V").output().is_ok_and(|out| out.status.success());
+    let possible = made && ip && rustix::process::geteuid().is_root() && cfg!(target_arch = "x86_64");
     if !possible {
-        println!("skipped: needs root, x86-64, unshare and permission for namespaces");
+        assert!(std::env::var_os("FINETUNE_NEED_KUBEFLOW").is_none(), "pods must be started here");
+        println!(
+            "skipped: needs root, x86-64, unshare, ip (apt-get install iproute2) and permission for namespaces"
+        );
     }
     possible
 }

@@ -30,7 +30,10 @@ struct Pod {
 }
 
 impl Pod {
-    fn signal(&self, signal: Signal) {
+    fn signal(&mut self, signal: Signal) {
+        if !matches!(self.outer.try_wait(), Ok(None)) {
+            return; // another process may have its number now
+        }
         let id = self.outer.id();
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
         // None: it has ended.
@@ -127,11 +130,7 @@ struct Job {
 impl Job {
     /// A job without pods; `None` where they cannot be started.
     fn new(templates: Vec<Template>) -> Option<Self> {
-        let missing = Command::new("ip").arg("-V").output().is_err();
-        if missing {
-            println!("skipped: needs ip (apt-get install iproute2)");
-        }
-        if missing || !possible() {
+        if !possible() {
             return None;
         }
         static JOBS: AtomicUsize = AtomicUsize::new(0);
@@ -264,8 +263,11 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for mut pod in self.pods.drain(..).flatten() {
-            pod.signal(Signal::KILL);
-            let _ = pod.outer.wait();
+            // Its first process may not be there yet.
+            while matches!(pod.outer.try_wait(), Ok(None)) {
+                pod.signal(Signal::KILL);
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
         for number in 0..=self.started {
             let _ = Command::new("ip").args(["netns", "del", &format!("{}-{number}", self.prefix)]).output();

@@ -122,6 +122,10 @@ pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
         // llama.cpp takes both for granted.
         unknown.iter().find(|(has, _)| *has).map_or(Ok(()), |(_, what)| Err(unwritten(base, what)))?;
     }
+    let grows = matches!(c.rope.scaling, RopeScaling::Yarn { growth, .. } if growth > 0.0);
+    if c.family.query_growth.is_some() && !grows {
+        return Err(unwritten(base, "queries that do not grow with their position"));
+    }
     let id = base.files.base_id.as_deref().and_then(|id| id.rsplit('/').next());
     let folder = || base.path.file_stem().map(|s| s.to_string_lossy().into_owned());
     Ok(Shape {
@@ -178,7 +182,7 @@ fn factors(c: &Config) -> [f32; 4] {
     [c.embedding_scale, c.residual_scale, c.logits_scale, c.eps]
 }
 
-/// Whether the layers slide that llama.cpp takes for sliding ones, whatever the file lists.
+/// Whether the sliding layers are those that llama.cpp assumes.
 fn usual_windows(c: &Config) -> bool {
     let slides = |layer: usize| match c.family.windows {
         Windows::Pattern(every, _) => !(layer + 1).is_multiple_of(every),

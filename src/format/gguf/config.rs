@@ -108,7 +108,7 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         return Err(s.refuse(format!("{missing} (architecture '{arch}') is not read from GGUF")));
     }
     if family.query_growth.is_some() && s.get(TEMPERATURE).is_none() {
-        // Mistral Small 3 in newer files. Its class is another one.
+        // Such files are of Mistral Small 3, which has another class.
         return Err(s.refuse(format!("architecture '{arch}' without '{TEMPERATURE}' is not supported")));
     }
     if !family.experts && s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
@@ -332,13 +332,18 @@ fn rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatErr
         Some("longrope") if family.long_rope && s.has(LONG_ROPE[0]) => Value::Null,
         Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
     };
+    if family.query_growth.is_some() && config["rope_scaling"]["rope_type"] != "yarn" {
+        return Err(
+            s.refuse(format!("architecture '{}' without rope scaling by YaRN is not supported", s.arch))
+        );
+    }
     // Qwen3.5 always has sections; those of a text see one position.
     if s.get("rope.dimension_sections").is_some() && !family.delta_rule {
         return Err(s.refuse("a rotary embedding of images is not supported".into()));
     }
     match LONG_ROPE.map(|name| s.file.values(name)) {
         [None, None] => {}
-        [Some(long), Some(short)] if family.long_rope => {
+        [Some(long), Some(short)] if family.long_rope && config["rope_scaling"].is_null() => {
             config["rope_scaling"] = long_rope(s, config, &long, &short)?
         }
         _ => {
@@ -387,7 +392,7 @@ fn windows(s: &Source, family: &Family, config: &mut Value) -> Result<(), Format
 fn local_rope(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     match family.local_rope_theta {
         Some(_) if family.gguf_lists_windows => {
-            // Flat, transformers would give the sliding layers its own base.
+            // With a flat `rope_theta` transformers gives sliding layers the base 500,000.
             let theta = config["rope_theta"].as_f64().unwrap_or(0.0);
             let sliding = s.number("rope.freq_base_swa", theta)?;
             let mut full = match config["rope_scaling"].take() {
@@ -421,11 +426,14 @@ fn long_rope(s: &Source, config: &mut Value, long: &[f32], short: &[f32]) -> Res
 fn yarn(s: &Source, family: &Family) -> Result<Value, FormatError> {
     let factor = clean(s.number("rope.scaling.factor", 1.0)?);
     let amplitude = 1.0 + 0.1 * libm::log(factor.max(1.0));
+    // llama.cpp takes 0 for no multiplier.
+    let multiplied = s.get(LOG_MULTIPLIER).is_some_and(|x| x.as_f64() != Some(0.0));
     let usual = |key: &str| match (key, s.get(key).map(Meta::as_f64)) {
         (_, None) => true,
+        (LOG_MULTIPLIER, Some(_)) => !multiplied || family.query_growth.is_some(),
         ("rope.scaling.yarn_attn_factor", Some(Some(own))) => (own / amplitude - 1.0).abs() < 1e-6,
-        (LOG_MULTIPLIER, Some(_)) => family.query_growth.is_some(),
-        _ => false,
+        // llama.cpp's own values.
+        (_, Some(own)) => own == Some(1.0),
     };
     let others =
         ["rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"];
@@ -443,7 +451,7 @@ fn yarn(s: &Source, family: &Family) -> Result<Value, FormatError> {
     });
     if let Some(growth) = family.query_growth {
         all[growth] = json!(clean(s.number(TEMPERATURE, 0.1)?));
-        if s.get(LOG_MULTIPLIER).is_some() {
+        if multiplied {
             all["mscale"] = json!(1.0);
             all["mscale_all_dim"] = json!(clean(s.number(LOG_MULTIPLIER, 1.0)?));
         }
