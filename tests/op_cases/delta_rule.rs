@@ -157,13 +157,23 @@ fn ruled(x: &[Mat], heads: DeltaHeads, bounds: &[u32], first: Option<&Mat>) -> [
             let decay = (x[5].at(0, h) * softplus(x[4].at(t, h) + x[5].at(1, h))).exp();
             let beta = sigmoid(x[3].at(t, h));
             s.iter_mut().for_each(|s| *s *= decay);
-            for j in 0..v {
-                let m: f64 = (0..k).map(|i| s[i * v + j] * x[1].at(t, g * k + i)).sum();
-                let e = x[2].at(t, h * v + j) - m;
-                (0..k).for_each(|i| s[i * v + j] += x[1].at(t, g * k + i) * beta * e);
-                *errors.at_mut(t, h * v + j) = e;
-                *out.at_mut(t, h * v + j) = (0..k).map(|i| s[i * v + j] * x[0].at(t, g * k + i)).sum();
+            // The values that the state has for a key, or a query.
+            let read = |s: &[f64], by: &Mat| {
+                let mut of = vec![0.0; v];
+                for (i, s) in s.chunks(v).enumerate() {
+                    let by = by.at(t, g * k + i);
+                    of.iter_mut().zip(s).for_each(|(of, s)| *of += s * by);
+                }
+                of
+            };
+            let e: Vec<f64> =
+                read(&s, &x[1]).iter().enumerate().map(|(j, m)| x[2].at(t, h * v + j) - m).collect();
+            for (i, s) in s.chunks_mut(v).enumerate() {
+                let by = x[1].at(t, g * k + i) * beta;
+                s.iter_mut().zip(&e).for_each(|(s, e)| *s += by * e);
             }
+            errors.v[t * values * v + h * v..][..v].copy_from_slice(&e);
+            out.v[t * values * v + h * v..][..v].copy_from_slice(&read(&s, &x[0]));
         }
         states.v[h * k * v..][..k * v].copy_from_slice(&s);
     }

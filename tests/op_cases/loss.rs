@@ -14,11 +14,12 @@ fn losses(logits: &Mat, targets: &[u32], weights: Option<&Mat>) -> (Mat, Mat) {
     let (mut out, mut grad) = (Mat::zeros(logits.rows, 1), logits.clone());
     for (i, row) in grad.v.chunks_mut(logits.cols).enumerate() {
         let most = row.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
-        let lse = most + row.iter().map(|v| (v - most).exp()).sum::<f64>().ln();
         let target = targets[i] as usize;
-        let weight = weights.map_or(1.0, |w| w.v[target]);
-        out.v[i] = weight * (lse - row[target]);
-        row.iter_mut().for_each(|v| *v = weight * (*v - lse).exp());
+        let (weight, logit) = (weights.map_or(1.0, |w| w.v[target]), row[target]);
+        row.iter_mut().for_each(|v| *v = (*v - most).exp());
+        let sum: f64 = row.iter().sum();
+        out.v[i] = weight * (most + sum.ln() - logit);
+        row.iter_mut().for_each(|v| *v *= weight / sum);
         row[target] -= weight;
     }
     (out, grad)
@@ -87,8 +88,8 @@ pub fn lm_head_loss<B: Device>(set: Set) -> Cases<B> {
     all.extend(cross(set.of(&[(5, 256, 70, 3)], &[]), &blocks));
     each(all, |((n, c, vocab, chunk), stored)| {
         let (x, head, targets) = (Mat::random(n, c, 1), Matrix::draw(vocab, c, 2, stored), targets(n, vocab));
-        let (of, known, values) = (targets.clone(), targets.clone(), head.values.clone());
-        let formula = Box::new(move |x: &[Mat]| losses(&x[0].mul(&values.t()), &of, None).0);
+        let (of, known, values) = (targets.clone(), targets.clone(), head.values.t());
+        let formula = Box::new(move |x: &[Mat]| losses(&x[0].mul(&values), &of, None).0);
         let outs = [Out::Poison(n, 1), Out::Poison(n, c), Out::Poison(n, 1)];
         Case::new(format!("{n}x{c}x{vocab} by {chunk} {stored:?}"), [x.clone()], outs)
             .frozen(head)

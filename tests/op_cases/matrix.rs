@@ -59,11 +59,10 @@ impl Mat {
         assert_eq!(self.cols, b.rows);
         let mut out = Mat::zeros(self.rows, b.cols);
         for i in 0..self.rows {
+            let row = &mut out.v[i * b.cols..][..b.cols];
             for k in 0..self.cols {
                 let a = self.at(i, k);
-                for j in 0..b.cols {
-                    out.v[i * b.cols + j] += a * b.at(k, j);
-                }
+                row.iter_mut().zip(&b.v[k * b.cols..]).for_each(|(out, b)| *out += a * b);
             }
         }
         out

@@ -72,7 +72,7 @@ pub fn linear_grad<B: Device>(set: Set) -> Cases<B> {
     all.extend(cross(set.of(&OF_BLOCKS, &[]), &blocks()));
     each(all, |((t, n, k), (stored, write))| {
         let (dy, w) = (Mat::random(t, n, 3), Matrix::draw(n, k, 2, stored));
-        let values = w.values.clone();
+        let transposed = w.values.t();
         let name = format!("{t}x{n}x{k} {stored:?} {write:?}");
         let case = Case::new(name, [dy.clone()], [held(write, t, k)])
             .frozen(w)
@@ -83,7 +83,7 @@ pub fn linear_grad<B: Device>(set: Set) -> Cases<B> {
         if write == Write::Add || t * n * k >= 100_000 {
             return case;
         }
-        let formula = Box::new(move |x: &[Mat]| x[0].mul(&values.t()));
+        let formula = Box::new(move |x: &[Mat]| x[0].mul(&transposed));
         let x = vec![Mat::random(t, k, 1)];
         case.gradient(Gradient { out: 0, from: 0, x, which: 0, dy, formula, bound: 1e-5 })
     })

@@ -42,8 +42,8 @@ fn every_op_has_cases() {
             assert!(cases::<Cpu>(*op, set).next().is_some(), "{op:?} has no case of {set:?}");
         }
         let gradient = format!("{op:?}").ends_with("_grad");
-        let checked = cases::<Cpu>(*op, Set::Odd).any(|case| !case.gradients.is_empty());
-        assert!(checked || !gradient, "{op:?} is compared with no central differences");
+        let checked = || cases::<Cpu>(*op, Set::Odd).any(|case| !case.gradients.is_empty());
+        assert!(!gradient || checked(), "{op:?} is compared with no central differences");
     }
 }
 
