@@ -20,13 +20,19 @@ pub struct Value {
 }
 
 impl Value {
-    /// += a coefficient, rounded to bf16, times x. `terms`: the sum of the magnitudes of the coefficient's terms.
-    fn add(&mut self, (coefficient, terms): (f64, f64), x: f64) {
+    /// += a coefficient times x.
+    fn add(&mut self, by: Value, x: f64) {
+        self.value += by.value * x;
+        self.terms += by.terms * x.abs();
+        self.ties += by.ties * x.abs();
+    }
+
+    /// A coefficient rounded to bf16. `terms`: the sum of the magnitudes of its terms.
+    fn rounded(coefficient: f64, terms: f64) -> Value {
         let round = |x: f64| f64::from(half::bf16::from_f32(x as f32).to_f32());
         let e = NEAR * terms;
-        self.value += round(coefficient) * x;
-        self.terms += terms * x.abs();
-        self.ties += (round(coefficient + e) - round(coefficient - e)) * x.abs();
+        let ties = round(coefficient + e) - round(coefficient - e);
+        Value { value: round(coefficient), terms, ties }
     }
 
     fn times(self, by: f64) -> Value {
@@ -87,8 +93,8 @@ impl Case<'_> {
                 for (j, s) in keys.iter().zip(scores) {
                     let p = (s - m).exp();
                     l += p;
-                    let v = self.row(2, *j, self.kv(h));
-                    acc.iter_mut().zip(v).for_each(|(a, v)| a.add((p, p), f64::from(*v)));
+                    let (p, v) = (Value::rounded(p, p), self.row(2, *j, self.kv(h)));
+                    acc.iter_mut().zip(v).for_each(|(a, v)| a.add(p, f64::from(*v)));
                 }
             }
             outs.extend(acc.iter().map(|a| a.times(1.0 / l)));
@@ -111,11 +117,12 @@ impl Case<'_> {
                 let p = (dot(q, k) * self.scale() - f64::from(lse[i * query + h])).exp();
                 let ds = p * (dot(dout, v) - delta);
                 let terms = p * (dot_terms(dout, v) + delta_terms);
+                let (ds, p) = (Value::rounded(ds, terms), Value::rounded(p, p));
                 let (at_q, at_k) = ((i * query + h) * size, (j * kv + g) * size);
                 for c in 0..size {
-                    grads[0][at_q + c].add((ds, terms), f64::from(k[c]));
-                    grads[1][at_k + c].add((ds, terms), f64::from(q[c]));
-                    grads[2][at_k + c].add((p, p), f64::from(dout[c]));
+                    grads[0][at_q + c].add(ds, f64::from(k[c]));
+                    grads[1][at_k + c].add(ds, f64::from(q[c]));
+                    grads[2][at_k + c].add(p, f64::from(dout[c]));
                 }
             }
         }

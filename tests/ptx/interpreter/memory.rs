@@ -101,6 +101,10 @@ impl Region {
                 ));
             }
             let old = word.reader;
+            // Only the next launch is ordered after reads of several blocks: no later reader changes that.
+            if old.launch == who.launch && old.block == MANY {
+                continue;
+            }
             word.reader = who;
             if !old.before(&who) {
                 // Both are recorded from now on.
