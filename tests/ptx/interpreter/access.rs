@@ -63,14 +63,22 @@ impl Warp {
         let parts = if let Arg::Vector(v) = &args[0] { v.len() } else { 1 };
         let mut out = vec![[0u64; 32]; parts];
         let first = self.who(block, 0);
+        let (mut value, mut last, mut times) = (0, None, 0);
         for lane in (0..32).filter(|l| active >> l & 1 == 1) {
-            let who = Who { thread: first.thread + lane, ..first };
-            let (region, at) = pick(memory, space, address[lane as usize], bytes * parts)?;
-            let mut read = region.read(at, bytes * parts, who);
-            if constant && read.is_ok() {
-                read = region.constant(at, bytes * parts, who).and(read);
+            let from = address[lane as usize];
+            times = if last == Some(from) { times + 1 } else { 1 };
+            last = Some(from);
+            // After two lanes, the same read by others finds what they found and changes no record.
+            if times <= 2 {
+                let who = Who { thread: first.thread + lane, ..first };
+                let (region, at) = pick(memory, space, from, bytes * parts)?;
+                let mut read = region.read(at, bytes * parts, who);
+                if constant && read.is_ok() {
+                    read = region.constant(at, bytes * parts, who).and(read);
+                }
+                value = read.map_err(|e| thread(who, &e))?;
             }
-            let mut read = read.map_err(|e| thread(who, &e))?;
+            let mut read = value;
             for out in &mut out {
                 out[lane as usize] = read as u64 & (u64::MAX >> (64 - 8 * bytes));
                 read >>= 8 * bytes;
