@@ -8,13 +8,14 @@ mod tested_adapters;
 
 use case::Case;
 use finetune::backend::wgpu::Options;
-use finetune::backend::{Backend, Cpu, Fused, Wgpu};
+use finetune::backend::{Backend, Cpu, Wgpu};
 use finetune::format;
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Cost, Decoder, DryRuns, Keep, dry_run};
+use finetune::model::decoder::{Build, Cost, DryRuns, Keep, dry_run};
 use finetune::model::lora::{LoraSpec, MODULES};
-use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Ticket, Want};
+use finetune::model::stage::{IGNORE, Microbatch, Output, Targets, Ticket, Want};
 use finetune::numeric::tensor::Tensors;
+use stages::Loads;
 
 /// Largest difference from the memory in use, as a share of it. A dry run takes an even choice of experts, on which the
 /// copies for the products of a single expert depend.
@@ -39,10 +40,10 @@ impl Job<'_> {
     }
 
     /// Bytes in use at once in the first microbatch of a stage.
-    fn real<B: Fused>(&self, device: B, build: Build) -> u64 {
+    fn real<B: Loads>(&self, device: B, build: Build) -> u64 {
         let (first, last) = (build.layers.start == 0, build.layers.end == self.config.layers);
         let hidden = vec![0.5; self.batch.ids.len() * self.config.hidden];
-        let mut stage = Decoder::load(device, self.config, self.tensors, &self.lora, build).unwrap();
+        let mut stage = device.stage((self.config, self.tensors, &self.lora), build).unwrap();
         let mut gradient = vec![0.0; stage.layout().len()];
         stage.in_use();
         let output =
@@ -53,7 +54,7 @@ impl Job<'_> {
     }
 
     /// Both within the bound. Returns their ratio.
-    fn compare<B: Fused>(&self, open: &dyn Fn() -> B, build: Build) -> f64 {
+    fn compare<B: Loads>(&self, open: &dyn Fn() -> B, build: Build) -> f64 {
         let device = open();
         let dry = self.dry(&device, build.clone()).peak;
         let real = self.real(device, build.clone());
@@ -64,7 +65,7 @@ impl Job<'_> {
     }
 
     /// Every kind of policy, and stages of some layers.
-    fn compare_all<B: Fused>(&self, device: &str, open: &dyn Fn() -> B) {
+    fn compare_all<B: Loads>(&self, device: &str, open: &dyn Fn() -> B) {
         let layers = self.config.layers;
         let parts = [[layers - 1, 1, 0], [1, 1, 0], [0, layers, 0], [0, 1, 1], [0, 0, layers], [0, 0, 1]];
         let whole = Build::whole(self.config);
@@ -96,7 +97,7 @@ fn dry_peak_of_a_group_equals_the_cpu() {
                     DryRuns::of_memory(target, (config, tensors, &case.lora), Build::whole(config)).unwrap();
                 let dry = runs.group(keep, &batches, streamed).unwrap();
                 let build = Build { keep, streamed, group: 3, ..Build::whole(config) };
-                let mut stage = Decoder::load(Cpu::new(2), config, &case.tensors, &case.lora, build).unwrap();
+                let mut stage = Cpu::new(2).stage((config, &case.tensors, &case.lora), build).unwrap();
                 stage.in_use();
                 let mut all = batches.iter().cloned();
                 stage.gradients(&mut || all.next(), &mut |_, _, _| ()).unwrap();
@@ -113,7 +114,7 @@ fn dry_peak_of_a_group_equals_the_cpu() {
 const DROPOUTS: [f32; 2] = [0.0, 0.1];
 
 /// Every golden model with its adapter, each with this many of the dropouts.
-fn check<B: Fused>(device: &str, dropouts: usize, open: &(dyn Fn() -> B + Sync)) {
+fn check<B: Loads>(device: &str, dropouts: usize, open: &(dyn Fn() -> B + Sync)) {
     case::each_golden(|i, dir| {
         let case = Case::open(dir);
         for &dropout in DROPOUTS.iter().cycle().skip(i).take(dropouts) {
@@ -126,7 +127,7 @@ fn check<B: Fused>(device: &str, dropouts: usize, open: &(dyn Fn() -> B + Sync))
 }
 
 /// A real model in blocks, with rows of 128 tokens.
-fn check_smollm2<B: Fused>(device: &str, open: &dyn Fn() -> B, lengths: &[usize], keeps: &[Keep]) {
+fn check_smollm2<B: Loads>(device: &str, open: &dyn Fn() -> B, lengths: &[usize], keeps: &[Keep]) {
     let Some(path) = std::env::var_os("FINETUNE_SMOLLM2_GGUF") else {
         return println!("skipped: FINETUNE_SMOLLM2_GGUF");
     };
@@ -183,7 +184,7 @@ fn dry_run_counts_the_work_of_real_ops() {
             let dry = job.dry(&Cpu::new(1), build.clone());
             let (cpu, notes) = Cpu::new(1).timed();
             assert!(cpu.has_data());
-            let mut stage = Decoder::load(cpu, config, tensors, &job.lora, build).unwrap();
+            let mut stage = cpu.stage((config, tensors, &job.lora), build).unwrap();
             notes.take();
             stage.gradient(&batch, &mut vec![0.0; stage.layout().len()]).unwrap();
             let taken = notes.take();

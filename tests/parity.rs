@@ -11,21 +11,22 @@ mod tested_adapters;
 mod train;
 
 use case::Case;
+use finetune::backend::Cpu;
 use finetune::backend::wgpu::Options as Opening;
-use finetune::backend::{Cpu, Fused};
-use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::decoder::{Build, Keep};
+use stages::Loads;
 use std::path::Path;
 use train::{Bounds, CPU, WGPU};
 
-fn check<B: Fused>(dir: &Path, keep: Keep, backend: B, bounds: &Bounds) -> (f64, f64, f32) {
+fn check<B: Loads>(dir: &Path, keep: Keep, backend: B, bounds: &Bounds) -> (f64, f64, f32) {
     trained(dir, keep, backend, bounds).0
 }
 
-fn trained<B: Fused>(dir: &Path, keep: Keep, backend: B, bounds: &Bounds) -> ((f64, f64, f32), Vec<f32>) {
+fn trained<B: Loads>(dir: &Path, keep: Keep, backend: B, bounds: &Bounds) -> ((f64, f64, f32), Vec<f32>) {
     let case = Case::open(dir);
     let build = Build { keep, ..Build::whole(&case.config) };
-    let mut stage = Decoder::load(backend, &case.config, &case.tensors, &case.lora, build).unwrap();
-    train::trained(&case, &mut stage, bounds)
+    let mut stage = backend.stage((&case.config, &case.tensors, &case.lora), build).unwrap();
+    train::trained(&case, &mut *stage, bounds)
 }
 
 #[test]

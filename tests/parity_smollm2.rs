@@ -7,12 +7,13 @@ use finetune::backend::Cpu;
 use finetune::data::tokenizer::Tokenizer;
 use finetune::format::{self, rounded::Bf16};
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Decoder};
+use finetune::model::decoder::Build;
 use finetune::model::generate::generate;
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{Microbatch, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::tensor::Tensors;
 use serde_json::Value;
+use stages::Loads;
 use std::path::Path;
 
 const NLL_ABSOLUTE: f64 = 1e-4;
@@ -27,7 +28,7 @@ fn tokenizer(files: &format::TokenizerFiles) -> Tokenizer {
     Tokenizer::new(&files.tokenizer_json, config, map, files.chat_template.as_deref()).unwrap()
 }
 
-fn logits(model: &mut Decoder<Cpu>, rows: &[Vec<u32>]) -> Vec<f32> {
+fn logits(model: &mut dyn Stage, rows: &[Vec<u32>]) -> Vec<f32> {
     let Output::Logits(logits) = model.forward(&microbatch(rows), None, Want::Logits).unwrap() else {
         panic!("logits were asked for");
     };
@@ -54,7 +55,7 @@ fn check(path: &Path, files: &format::ModelFiles, tensors: &dyn Tensors, golden:
     let tokenizer = tokenizer(&files.tokenizer);
     config.check_vocabulary(tokenizer.vocab_size()).unwrap();
     let build = Build::whole(&config);
-    let mut model = Decoder::load(Cpu::new(2), &config, tensors, &LoraSpec::none(), build).unwrap();
+    let mut model = Cpu::new(2).stage((&config, tensors, &LoraSpec::none()), build).unwrap();
     let (mut worst_nll, mut worst_logit) = (0f64, 0f64);
     for case in &cases {
         let want = ids(&case["ids"]);
@@ -70,20 +71,20 @@ fn check(path: &Path, files: &format::ModelFiles, tensors: &dyn Tensors, golden:
         };
         let nll = (sums.loss / sums.weight - case["mean_nll"].as_f64().unwrap()).abs();
         assert!(nll <= NLL_ABSOLUTE, "{text:?}: mean NLL off by {nll:e}");
-        let last = logits(&mut model, &rows);
+        let last = logits(&mut *model, &rows);
         for pair in case["last_logits_top5"].as_array().unwrap() {
             let off = (f64::from(last[pair[0].as_u64().unwrap() as usize]) - pair[1].as_f64().unwrap()).abs();
             assert!(off <= LOGIT_ABSOLUTE, "{text:?}: a logit is off by {off:e}");
             worst_logit = worst_logit.max(off);
         }
         worst_nll = worst_nll.max(nll);
-        greedy(&mut model, &rows[0], &ids(&case["greedy16"]));
+        greedy(&mut *model, &rows[0], &ids(&case["greedy16"]));
     }
     println!("{}: mean NLL within {worst_nll:.1e}, logits within {worst_logit:.1e}", path.display());
 }
 
 /// Decoding with the cache equals whole passes over the growing text, and both equal the reference.
-fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
+fn greedy(model: &mut dyn Stage, prompt: &[u32], want: &[u32]) {
     let stop = Vec::new();
     let sampling = Sampling { max_new_tokens: want.len(), temperature: 0.0, top_p: 1.0, seed: 0, stop };
     let mut seen = Vec::new();

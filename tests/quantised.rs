@@ -16,12 +16,13 @@ use finetune::backend::Cpu;
 use finetune::backend::wgpu::Options as Opening;
 use finetune::families;
 use finetune::format::{self, safetensors};
-use finetune::model::decoder::{Build, Decoder};
+use finetune::model::decoder::Build;
 use finetune::model::generate::generate;
 use finetune::model::quantised::{QuantiseError, Quantised, Recipe};
-use finetune::model::stage::{Microbatch, Output, Sampling, Stage, Ticket, Want};
+use finetune::model::stage::{Microbatch, Model, Output, Sampling, Ticket, Want};
 use finetune::numeric::block::{Block, Blocks, Encoding};
 use finetune::numeric::tensor::{About, Tensor, Tensors};
+use stages::Loads;
 use std::path::{Path, PathBuf};
 
 fn golden(name: &str) -> PathBuf {
@@ -47,8 +48,8 @@ impl Tensors for Widened<'_> {
     }
 }
 
-fn stage(cpu: Cpu, case: &Case, tensors: &dyn Tensors) -> Decoder<Cpu> {
-    Decoder::load(cpu, &case.config, tensors, &case.lora, Build::whole(&case.config)).unwrap()
+fn stage(cpu: Cpu, case: &Case, tensors: &dyn Tensors) -> Box<dyn Model> {
+    cpu.stage((&case.config, tensors, &case.lora), Build::whole(&case.config)).unwrap()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -56,11 +57,11 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Loss and gradient of the first rows, and the tokens generated after the first three ids.
-fn answers(stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
+fn answers(stage: Box<dyn Model>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
     outputs(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
 }
 
-fn outputs(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
+fn outputs(mut stage: Box<dyn Model>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
     stage.set_parameters(parameters).unwrap();
     let Output::Loss(sums) = stage.forward(batch, None, Want::Gradient(Ticket(0))).unwrap() else {
         panic!("a whole model gives a loss");
@@ -68,7 +69,7 @@ fn outputs(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (
     let mut gradient = vec![f32::NAN; parameters.len()];
     stage.backward(Ticket(0), None, &mut gradient).unwrap();
     let sampling = Sampling { max_new_tokens: 8, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
-    let said = generate(&mut stage, &batch.ids[..3], &sampling, &mut |_| true).unwrap();
+    let said = generate(&mut *stage, &batch.ids[..3], &sampling, &mut |_| true).unwrap();
     (sums.loss, bits(&gradient), said)
 }
 
@@ -80,7 +81,7 @@ fn quantised_cases_train_as_in_peft() {
         let case = open(folder, model);
         println!(
             "{folder}: {:?}",
-            train::train(&case, &mut stage(Cpu::new(2), &case, &case.tensors), &train::CPU)
+            train::train(&case, &mut *stage(Cpu::new(2), &case, &case.tensors), &train::CPU)
         );
     }
 }
@@ -93,9 +94,9 @@ fn quantised_cases_train_as_in_peft_on_wgpu() {
             let case = open(folder, model);
             let wgpu = tested.open(Opening { poison: true, ..Opening::default() }).unwrap();
             let build = Build::whole(&case.config);
-            let mut stage = Decoder::load(wgpu, &case.config, &case.tensors, &case.lora, build).unwrap();
+            let mut stage = wgpu.stage((&case.config, &case.tensors, &case.lora), build).unwrap();
             let name = tested.adapter.name();
-            println!("{name} {folder}: {:?}", train::train(&case, &mut stage, &train::WGPU));
+            println!("{name} {folder}: {:?}", train::train(&case, &mut *stage, &train::WGPU));
         }
     }
 }
@@ -153,7 +154,7 @@ fn every_family_trains_from_blocks_of_every_type() {
         let lora = model.lora();
         let parameters = model.parameters(&lora);
         let load = |cpu: Cpu, tensors: &dyn Tensors| {
-            Decoder::load(cpu, &model.config, tensors, &lora, Build::whole(&model.config)).unwrap()
+            cpu.stage((&model.config, tensors, &lora), Build::whole(&model.config)).unwrap()
         };
         for open in [Cpu::new, Cpu::bf16] {
             let got = outputs(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());

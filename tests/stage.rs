@@ -22,12 +22,13 @@ mod streamed;
 use case::Case;
 use finetune::backend::{Backend, Cpu, view_mut};
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::decoder::{Build, Keep};
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{
-    Cancel, Fault, IGNORE, LossSums, Microbatch, Output, Stage, Targets, Ticket, Want,
+    Cancel, Fault, IGNORE, LossSums, Microbatch, Model, Output, Stage, Targets, Ticket, Want,
 };
+use stages::Loads;
 
 /// Loss and gradient of one microbatch, and how they are computed.
 struct Try<'a> {
@@ -51,17 +52,17 @@ impl<'a> Try<'a> {
         self
     }
 
-    fn stage(&self) -> Decoder<Cpu> {
+    fn stage(&self) -> Box<dyn Model> {
         let (cpu, build) = ((self.make)(self.threads).poisoning(), self.build.clone());
-        Decoder::load(cpu, &self.config, &*self.case.tensors, &self.lora, build).unwrap()
+        cpu.stage((&self.config, &*self.case.tensors, &self.lora), build).unwrap()
     }
 
     fn run(&self, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
-        gradient(&mut self.stage(), parameters, batch)
+        gradient(&mut *self.stage(), parameters, batch)
     }
 }
 
-fn gradient(stage: &mut Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
+fn gradient(stage: &mut dyn Stage, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
     stage.set_parameters(parameters).unwrap();
     let mut gradient = vec![f32::NAN; parameters.len()];
     let sums = loss(stage.forward(batch, None, Want::Gradient(Ticket(0))).unwrap());
@@ -169,7 +170,7 @@ fn a_cancelled_pass_leaves_nothing_behind() {
         for keep in [Keep::Everything, Keep::Inputs] {
             let build = Build { keep, ..Build::whole(&case.config) };
             let mut stage = Try { build, ..Try::new(case).dropout(0.3) }.stage();
-            let before = gradient(&mut stage, &parameters, &batch);
+            let before = gradient(&mut *stage, &parameters, &batch);
             let cancel = Cancel::default();
             stage.heed(cancel.clone());
             cancel.raise();
@@ -187,7 +188,7 @@ fn a_cancelled_pass_leaves_nothing_behind() {
                 stage.backward(Ticket(0), None, &mut vec![0.0; parameters.len()]).is_err(),
                 "its pass is gone"
             );
-            let after = gradient(&mut stage, &parameters, &batch);
+            let after = gradient(&mut *stage, &parameters, &batch);
             assert_eq!((before.0, bits(&before.1)), (after.0, bits(&after.1)));
         }
     });
@@ -207,7 +208,7 @@ fn divides(case: &Case, k: usize) -> bool {
 
 fn refuses_two_stages(case: &Case) {
     let (cpu, build) = (Cpu::new(1), Build { layers: 1..case.config.layers, ..Build::whole(&case.config) });
-    let refused = Decoder::load(cpu, &case.config, &*case.tensors, &case.lora, build).err().unwrap();
+    let refused = cpu.stage((&case.config, &*case.tensors, &case.lora), build).err().unwrap();
     assert!(refused.to_string().contains("need both on one device"), "{refused}");
 }
 
@@ -253,11 +254,11 @@ fn packed_rows_do_not_attend_to_each_other() {
     each_case(|case| {
         let parameters = case.adapter("adapter_init");
         let mut stage = Try::new(case).dropout(0.25).stage();
-        let (packed, together) = gradient(&mut stage, &parameters, &case.microbatch(2, 7));
+        let (packed, together) = gradient(&mut *stage, &parameters, &case.microbatch(2, 7));
         let (mut loss, mut weight, mut predictions) = (0.0, 0.0, Vec::new());
         let mut sum = vec![0f64; parameters.len()];
         for row in 2..9 {
-            let (sums, part) = gradient(&mut stage, &parameters, &case.microbatch(row, 1));
+            let (sums, part) = gradient(&mut *stage, &parameters, &case.microbatch(row, 1));
             (loss, weight) = (loss + sums.loss, weight + sums.weight);
             predictions.extend(sums.predictions);
             sum.iter_mut().zip(part).for_each(|(s, g)| *s += f64::from(g));
@@ -281,7 +282,7 @@ fn gradients_match_central_differences_of_the_loss() {
             let class_weights = case.config.labels.as_ref().map(|_| vec![0.5, 2.0, 1.25]);
             let build = Build { class_weights, ..Build::whole(&case.config) };
             let mut stage = Try { build, ..Try::new(case).dropout(p) }.stage();
-            let (sums, exact) = gradient(&mut stage, &parameters, &batch);
+            let (sums, exact) = gradient(&mut *stage, &parameters, &batch);
             let exact = &exact[..];
             if let Targets::Labels(labels) = &batch.targets {
                 let weight: f64 = labels.iter().map(|&l| [0.5, 2.0, 1.25][l as usize]).sum();
@@ -364,12 +365,12 @@ fn dropout_is_keyed_by_step_and_row_and_off_in_evaluation() {
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 4));
         let mut stage = Try::new(case).dropout(0.5).stage();
-        let (sums, first) = gradient(&mut stage, &parameters, &batch);
-        assert_eq!(gradient(&mut stage, &parameters, &batch), (sums.clone(), first.clone()));
+        let (sums, first) = gradient(&mut *stage, &parameters, &batch);
+        assert_eq!(gradient(&mut *stage, &parameters, &batch), (sums.clone(), first.clone()));
         let other_step = Microbatch { step: 2, ..batch.clone() };
-        assert_ne!(gradient(&mut stage, &parameters, &other_step).0.loss, sums.loss);
+        assert_ne!(gradient(&mut *stage, &parameters, &other_step).0.loss, sums.loss);
         let other_rows = Microbatch { rows: vec![9, 8, 7, 6], ..batch.clone() };
-        assert_ne!(gradient(&mut stage, &parameters, &other_rows).0.loss, sums.loss);
+        assert_ne!(gradient(&mut *stage, &parameters, &other_rows).0.loss, sums.loss);
         let evaluated = loss(stage.forward(&batch, None, Want::Loss).unwrap());
         assert_eq!(evaluated, Try::new(case).run(&parameters, &batch).0);
         assert!(
@@ -429,7 +430,7 @@ fn bad_microbatches_are_faults() {
         assert!(matches!(fault, Err(Fault::Device { .. })), "{bad:?}");
     }
     let nothing = Microbatch { targets: Targets::Tokens(vec![u32::MAX; t]), ..good };
-    let (sums, gradient) = gradient(&mut stage, &case.adapter("adapter_init"), &nothing);
+    let (sums, gradient) = gradient(&mut *stage, &case.adapter("adapter_init"), &nothing);
     assert_eq!((sums.loss, sums.targets), (0.0, 0));
     assert!(gradient.iter().all(|&g| g == 0.0), "nothing asked, nothing learnt");
 }

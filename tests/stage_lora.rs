@@ -9,18 +9,19 @@ mod choices;
 use case::Case;
 use finetune::backend::{Backend, Cpu};
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
+use finetune::model::decoder::{Build, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};
 use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
 use finetune::model::memory::{self, Basis, Fit, Home, Load, Offload};
 use finetune::model::merge::Merged;
-use finetune::model::stage::{Output, Stage, Want};
+use finetune::model::stage::{Output, Want};
 use finetune::model::targets::Choice;
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::block::{Block, Encoding};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::line::Line;
 use finetune::numeric::tensor::{About, Tensor, Tensors};
+use stages::Loads;
 use std::borrow::Cow;
 
 fn cases() -> Vec<Case> {
@@ -162,7 +163,7 @@ fn adapter_has_exactly_the_tensors_of_the_layout() {
 
 fn logits(case: &Case, tensors: &dyn Tensors, lora: &LoraSpec, flat: &[f32]) -> Vec<f32> {
     let build = Build::whole(&case.config);
-    let mut stage = Decoder::load(Cpu::new(2), &case.config, tensors, lora, build).unwrap();
+    let mut stage = Cpu::new(2).stage((&case.config, tensors, lora), build).unwrap();
     stage.set_parameters(flat).unwrap();
     match stage.forward(&case.microbatch(0, 6), None, Want::Logits).unwrap() {
         Output::Logits(logits) => logits,
@@ -260,8 +261,7 @@ fn damaged_bases_are_refused_by_the_name_of_the_tensor() {
         for (change, kind) in [(missing, "no tensor"), (shape, "implies"), (nan, "at element 3")] {
             let damaged = Damaged { base: &case.tensors, name, change };
             let error =
-                Decoder::load(Cpu::new(1), &case.config, &damaged, &case.lora, Build::whole(&case.config))
-                    .err();
+                Cpu::new(1).stage((&case.config, &damaged, &case.lora), Build::whole(&case.config)).err();
             let error = error.unwrap_or_else(|| panic!("{name}: {kind} was not seen"));
             assert!(!error.is_configuration());
             assert!(error.to_string().contains(name) && error.to_string().contains(kind), "{error}");

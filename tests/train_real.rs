@@ -7,7 +7,7 @@ mod case;
 use case::Case;
 use finetune::backend::Cpu;
 use finetune::format::{FormatError, peft};
-use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::decoder::{Build, Keep};
 use finetune::model::stage::{Microbatch, Sampling};
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
@@ -15,6 +15,7 @@ use finetune::train::optim::Options;
 use finetune::train::schedule::Schedule;
 use finetune::train::stop::{Stop, Urgency};
 use finetune::train::{Asked, Finished, Local, Run, Sampler, Work, run};
+use stages::Loads;
 use std::path::Path;
 
 /// The case's rows: `cuts` gives the number of rows of each microbatch of a step, in the order of computation.
@@ -88,8 +89,7 @@ fn write_adapter(case: &Case, dir: &Path, flat: &[f32]) -> Result<(), FormatErro
 
 fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Finished, Vec<Event>) {
     let build = Build { keep: how.keep, ..Build::whole(&case.config) };
-    let mut model =
-        Decoder::load(Cpu::new(how.threads), &case.config, &*case.tensors, &case.lora, build).unwrap();
+    let mut model = Cpu::new(how.threads).stage((&case.config, &*case.tensors, &case.lora), build).unwrap();
     let batch = case.number("batch") as usize;
     let cuts = [batch / 2, batch - batch / 2];
     let interrupt = stop.1.map(|step| (step, stop.0));
@@ -121,7 +121,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
     let mut events = Vec::new();
     let finished = run(
         Run {
-            compute: &mut Local::new(&mut model, stop.0),
+            compute: &mut Local::new(&mut *model, stop.0),
             work: &work,
             state,
             reference: None,

@@ -10,7 +10,7 @@ use finetune::cluster::message::{
 use finetune::cluster::worker::{
     Begin, Blueprint, Candidate, Equipment, ModelSource, Opener, Outcome, Shape, Worker, hash,
 };
-use finetune::model::decoder::{Build, Decoder};
+use finetune::model::decoder::Build;
 use finetune::model::lora::{self, LoraSpec};
 use finetune::model::memory::{self, Load};
 use finetune::model::stage::{Microbatch, Model, Output, Targets, Ticket, Want};
@@ -21,6 +21,7 @@ use finetune::numeric::pack;
 use finetune::numeric::rng::Stream;
 use finetune::train::stop::Stop;
 use finetune::train::sum::{Scalars, Sums};
+use stages::Loads;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ impl Opener for OnCpu {
         let cpu = Cpu::new(self.threads);
         memory::choose(load(&cpu, blueprint)?, self.limit)?;
         let Blueprint { config, tensors, shape } = blueprint;
-        Ok(Box::new(Decoder::load(cpu, config, &**tensors, &shape.lora, Build::whole(config))?))
+        cpu.stage((config, &**tensors, &shape.lora), Build::whole(config))
     }
 }
 

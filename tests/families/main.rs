@@ -12,16 +12,17 @@ use finetune::families::{
     Rotated, ScoreScale,
 };
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::decoder::{Build, Keep};
 use finetune::model::generate::generate;
 use finetune::model::layout::{self, Layout};
 use finetune::model::lora::LoraSpec;
-use finetune::model::stage::{IGNORE, Microbatch, Output, Sampling, Stage, Targets, Ticket, Want};
+use finetune::model::stage::{IGNORE, Microbatch, Model, Output, Sampling, Targets, Ticket, Want};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 use finetune::numeric::tensor::{Tensor, Tensors};
 use formula::Formula;
 use serde_json::{Value, json};
+use stages::Loads;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -235,9 +236,9 @@ impl Case {
         }
     }
 
-    fn decoder(&self, layers: std::ops::Range<usize>, keep: Keep) -> Decoder<Cpu> {
+    fn decoder(&self, layers: std::ops::Range<usize>, keep: Keep) -> Box<dyn Model> {
         let build = Build { layers: layers.clone(), keep, ..Build::whole(&self.config) };
-        let mut stage = Decoder::load(Cpu::new(2), &self.config, &self.weights, &self.lora, build).unwrap();
+        let mut stage = Cpu::new(2).stage((&self.config, &self.weights, &self.lora), build).unwrap();
         let own = layout::of(&self.config, &self.lora, layers);
         let at = own.entries().first().and_then(|e| self.layout.find(&e.name)).map_or(0, |e| e.offset);
         stage.set_parameters(&self.parameters[at..at + own.len()]).unwrap();
@@ -295,7 +296,7 @@ fn made_up_families_compute_their_formulas() {
         assert!(off < 2e-5, "{name}: logits differ by {off:e} of the largest");
         let sampling =
             Sampling { max_new_tokens: 6, temperature: 0.0, top_p: 1.0, seed: 0, stop: Vec::new() };
-        let new = generate(&mut stage, ROWS[2], &sampling, &mut |_| true).unwrap();
+        let new = generate(&mut *stage, ROWS[2], &sampling, &mut |_| true).unwrap();
         assert_eq!(new, formula.greedy(&flat, ROWS[2], 6), "{name}");
     }
 }

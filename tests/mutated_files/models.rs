@@ -10,10 +10,11 @@ use finetune::data::template::{ChatTemplate, Ending, SpecialTokens};
 use finetune::data::tokenizer::{Skip, Special};
 use finetune::format;
 use finetune::model::config::Config;
-use finetune::model::decoder::{Build, Decoder};
+use finetune::model::decoder::Build;
 use finetune::model::lora::LoraSpec;
 use finetune::model::targets::Choice;
 use serde_json::{Value, json};
+use stages::Loads;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -98,7 +99,7 @@ fn read_model(folder: &Path) -> Result<(), Refusal> {
     let choice = Choice { targets: vec!["all-linear".into()], ..Choice::default() };
     let spec = choice.resolve(&config, LoraSpec { rank: 2, alpha: 4.0, seed: 1, ..LoraSpec::none() })?;
     let build = Build::whole(&config);
-    drop(std::hint::black_box(Decoder::load(Cpu::new(1), &config, &*files.tensors, &spec, build)?));
+    drop(std::hint::black_box(Cpu::new(1).stage((&config, &*files.tensors, &spec), build)?));
     Ok(())
 }
 

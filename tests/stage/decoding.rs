@@ -4,7 +4,7 @@ use super::{Case, Try, bits, case, each_case};
 use finetune::backend::Cpu;
 use finetune::model::generate::generate;
 use finetune::model::pending::argmax;
-use finetune::model::stage::{Microbatch, Output, Sampling, Session, Stage, Targets, Want};
+use finetune::model::stage::{Microbatch, Output, Sampling, Session, Targets, Want};
 use finetune::numeric::rng::Stream;
 
 #[test]
@@ -20,7 +20,7 @@ fn cached_decoding_equals_full_passes() {
             let prompt: Vec<u32> = (0..length).map(|_| draws.below(case.config.vocab as u32)).collect();
             let sampling =
                 Sampling { max_new_tokens: 12, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
-            let new = generate(&mut stage, &prompt, &sampling, &mut |_| true).unwrap();
+            let new = generate(&mut *stage, &prompt, &sampling, &mut |_| true).unwrap();
             assert_eq!(new.len(), 12);
             let mut ids = prompt.clone();
             for &token in &new {
@@ -35,10 +35,11 @@ fn cached_decoding_equals_full_passes() {
             }
             let stop = vec![new[3]];
             let stopped =
-                generate(&mut stage, &prompt, &Sampling { stop, ..sampling.clone() }, &mut |_| true).unwrap();
+                generate(&mut *stage, &prompt, &Sampling { stop, ..sampling.clone() }, &mut |_| true)
+                    .unwrap();
             assert_eq!(stopped[..], new[..=new.iter().position(|t| *t == new[3]).unwrap()]);
             let mut left = 5;
-            let cut = generate(&mut stage, &prompt, &sampling, &mut |_| {
+            let cut = generate(&mut *stage, &prompt, &sampling, &mut |_| {
                 left -= 1;
                 left > 0
             });
@@ -105,7 +106,7 @@ fn text_of_a_short_prompt_ends_at_the_length_before_scaling() {
     let sampling = Sampling { max_new_tokens: 40, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
     for (prompt, new) in [(3, 11), (14, 0), (15, 40)] {
         let prompt: Vec<u32> = (0..prompt).map(|i| i * 7 + 2).collect();
-        assert_eq!(generate(&mut stage, &prompt, &sampling, &mut |_| true).unwrap().len(), new);
+        assert_eq!(generate(&mut *stage, &prompt, &sampling, &mut |_| true).unwrap().len(), new);
     }
     stage.extend(Session(0), &[5; 14], None).unwrap();
     let said = stage.extend(Session(0), &[5], None).unwrap_err().to_string();
@@ -125,7 +126,7 @@ fn cache_grows_with_the_generated_tokens() {
         left -= 1;
         left > 0
     };
-    let mut ids = [vec![3, 1], generate(&mut stage, &[3, 1], &sampling, &mut say).unwrap()].concat();
+    let mut ids = [vec![3, 1], generate(&mut *stage, &[3, 1], &sampling, &mut say).unwrap()].concat();
     assert_eq!(ids.len(), 602);
     let token = ids.pop();
     let (bounds, targets) = (vec![0, 601], Targets::Tokens(vec![u32::MAX; 601]));

@@ -2,6 +2,7 @@
 
 use super::*;
 use finetune::numeric::tensor::{About, Tensor, Tensors};
+use stages::Loads;
 
 /// The experts of every layer under other numbers.
 struct Renumbered<'a> {
@@ -57,8 +58,8 @@ fn numbers_of_experts_change_no_bit_of_the_loss() {
         let (sums, want) = Try::new(case).run(&parameters, &batch);
         let others = Renumbered { case, count };
         let build = Build::whole(&case.config);
-        let mut stage = Decoder::load(Cpu::new(2), &case.config, &others, &case.lora, build).unwrap();
-        let (again, got) = gradient(&mut stage, &parameters, &batch);
+        let mut stage = Cpu::new(2).stage((&case.config, &others, &case.lora), build).unwrap();
+        let (again, got) = gradient(&mut *stage, &parameters, &batch);
         assert_eq!(again, sums);
         // The gradient through the router is a sum over experts in the order of their numbers.
         let most = want.iter().fold(0f32, |most, x| most.max(x.abs()));

@@ -2,17 +2,18 @@
 
 use super::case::{self, Case};
 use super::{Try, bits, divides, each_case, gradient, loss};
-use finetune::backend::Cpu;
-use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::decoder::{Build, Keep};
 use finetune::model::generate::{choose, generate};
-use finetune::model::stage::{Fault, LossSums, Microbatch, Output, Sampling, Session, Stage, Ticket, Want};
+use finetune::model::stage::{
+    Fault, LossSums, Microbatch, Model, Output, Sampling, Session, Stage, Ticket, Want,
+};
 use finetune::numeric::rng::Stream;
 use std::collections::BTreeMap;
 
 /// A model as a chain of two stages, or as one.
 struct Chain {
-    low: Option<Decoder<Cpu>>,
-    high: Decoder<Cpu>,
+    low: Option<Box<dyn Model>>,
+    high: Box<dyn Model>,
     /// Number of parameters of the model.
     values: usize,
 }
@@ -64,7 +65,7 @@ fn passes_in_flight_have_the_bits_of_one_after_the_other() {
         let parameters = case.adapter("adapter_init");
         let batches: Vec<Microbatch> = (0..6).map(|i| case.microbatch(i, 1 + i % 3)).collect();
         let mut whole = Try::new(case).dropout(0.2).stage();
-        let alone: Vec<_> = batches.iter().map(|batch| gradient(&mut whole, &parameters, batch)).collect();
+        let alone: Vec<_> = batches.iter().map(|batch| gradient(&mut *whole, &parameters, batch)).collect();
         let cuts = [0, case.config.layers - 1].into_iter().filter(|k| divides(case, *k)).map(Some);
         let splits = [None].into_iter().chain(cuts);
         let mut draws = Stream::new(&[0x5eed, case.config.layers as u64]);
@@ -94,28 +95,28 @@ fn a_forgotten_pass_leaves_nothing_in_use() {
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 3));
         let mut stage = Try::new(case).dropout(0.2).stage();
-        let rest = |stage: &mut Decoder<Cpu>| {
+        let rest = |stage: &mut dyn Stage| {
             stage.in_use();
             stage.in_use().unwrap().bytes
         };
-        let before = gradient(&mut stage, &parameters, &batch);
-        let empty = rest(&mut stage);
+        let before = gradient(&mut *stage, &parameters, &batch);
+        let empty = rest(&mut *stage);
         for ticket in 1..4 {
             stage.forward(&batch, None, Want::Gradient(Ticket(ticket))).unwrap();
         }
         // The same ticket again frees the values of its earlier pass.
         drop(stage.forward(&batch, None, Want::Gradient(Ticket(2))).unwrap());
-        let open = rest(&mut stage);
+        let open = rest(&mut *stage);
         (0..9).for_each(|_| drop(stage.forward(&batch, None, Want::Gradient(Ticket(2))).unwrap()));
-        let again = rest(&mut stage);
+        let again = rest(&mut *stage);
         // A buffer that is used again may have more room than it is asked for.
         assert!(again.abs_diff(open) <= open / 100, "{again} bytes in use, {open} before");
         assert!(open > empty);
         (1..4).for_each(|ticket| stage.forget(Ticket(ticket)));
-        assert_eq!(rest(&mut stage), empty);
+        assert_eq!(rest(&mut *stage), empty);
         let lost = stage.backward(Ticket(2), None, &mut vec![0.0; parameters.len()]);
         assert!(matches!(lost, Err(Fault::Device { .. })), "{lost:?}");
-        assert_eq!(gradient(&mut stage, &parameters, &batch), before);
+        assert_eq!(gradient(&mut *stage, &parameters, &batch), before);
     });
 }
 
@@ -130,7 +131,7 @@ fn texts_grow_through_two_stages_as_through_one() {
         let sampling = Sampling { max_new_tokens: 9, temperature: 0.7, top_p: 0.9, seed: 5, stop: vec![] };
         let prompts = [vec![3, 1, 4], vec![1, 5, 9, 2, 6]];
         let mut whole = Chain::new(&case, None, Keep::Inputs, &parameters).high;
-        let alone = prompts.each_ref().map(|p| generate(&mut whole, p, &sampling, &mut |_| true).unwrap());
+        let alone = prompts.each_ref().map(|p| generate(&mut *whole, p, &sampling, &mut |_| true).unwrap());
         for split in (0..case.config.layers).filter(|k| divides(&case, *k)) {
             let mut chain = Chain::new(&case, Some(split), Keep::Inputs, &parameters);
             let low = chain.low.as_mut().unwrap();

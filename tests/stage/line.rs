@@ -17,7 +17,7 @@ fn line(case: &Case, starts: &[usize], (keep, make): (Keep, fn(usize) -> Cpu)) -
     let ends = starts[1..].iter().copied().chain([case.config.layers]);
     let part = |(start, end): (usize, usize)| -> Box<dyn Model> {
         let build = Build { layers: start..end, keep, ..Build::whole(&case.config) };
-        Box::new(Try { build, make, threads: 1, ..Try::new(case).dropout(0.2) }.stage())
+        Try { build, make, threads: 1, ..Try::new(case).dropout(0.2) }.stage()
     };
     let stages = starts.iter().copied().zip(ends).map(part).collect();
     let lora = Try::new(case).dropout(0.2).lora;
@@ -64,7 +64,7 @@ fn a_line_has_the_bits_of_one_stage() {
             let build = Build { keep, ..Build::whole(&case.config) };
             let mut whole = Try { build, make, ..Try::new(case).dropout(0.2) }.stage();
             whole.set_parameters(&parameters).unwrap();
-            let alone = all(&mut whole, &batches).unwrap();
+            let alone = all(&mut *whole, &batches).unwrap();
             for starts in splits(case) {
                 let mut line = line(case, &starts, (keep, make));
                 line.set_parameters(&parameters).unwrap();
@@ -72,7 +72,11 @@ fn a_line_has_the_bits_of_one_stage() {
                 assert!(all(&mut line, &batches).unwrap() == alone, "{starts:?}, {keep:?}");
                 if case.config.labels.is_none() {
                     let score = |stage: &mut dyn Stage| stage.forward(&batches[2], None, Want::Scores(2));
-                    assert_eq!(score(&mut line).unwrap(), score(&mut whole).unwrap(), "{starts:?}, {keep:?}");
+                    assert_eq!(
+                        score(&mut line).unwrap(),
+                        score(&mut *whole).unwrap(),
+                        "{starts:?}, {keep:?}"
+                    );
                 }
                 // One pass at a time.
                 let mut gradient = vec![f32::NAN; parameters.len()];
@@ -151,10 +155,10 @@ fn a_line_generates_and_scores_as_one_stage() {
             line.set_parameters(&parameters).unwrap();
             let losses =
                 |stage: &mut dyn Stage| stage.forward(&batch, None, Want::Loss).and_then(Output::loss);
-            assert_eq!(losses(&mut line), losses(&mut whole));
+            assert_eq!(losses(&mut line), losses(&mut *whole));
             if case.config.labels.is_none() {
                 let text = |stage: &mut dyn Stage| generate(stage, &[3, 1, 4], &sampling, &mut |_| true);
-                assert_eq!(text(&mut line), text(&mut whole));
+                assert_eq!(text(&mut line), text(&mut *whole));
             }
         }
     }
@@ -179,7 +183,7 @@ fn stages_that_make_no_model_are_refused() {
     let case = Case::open(&case::golden()[0]);
     let part = |layers: std::ops::Range<usize>| -> Box<dyn Model> {
         let build = Build { layers, ..Build::whole(&case.config) };
-        Box::new(Try { build, ..Try::new(&case) }.stage())
+        Try { build, ..Try::new(&case) }.stage()
     };
     let (end, layout) = (case.config.layers, || layout::of(&case.config, &case.lora, 0..case.config.layers));
     for stages in [vec![], vec![part(0..end - 1)], vec![part(1..end)], vec![part(0..end), part(0..end)]] {

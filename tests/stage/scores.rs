@@ -23,14 +23,14 @@ fn scores_of_tokens_are_the_losses() {
         stage.set_parameters(&case.adapter("adapter_final")).unwrap();
         let sums = loss(stage.forward(&batch, None, Want::Loss).unwrap());
         for top in [0, 1, 5] {
-            let scores = scores(&mut stage, &batch, top);
+            let scores = scores(&mut *stage, &batch, top);
             assert_eq!(scores.len() as u64, sums.targets);
             assert!(scores.iter().all(|score| score.top.len() == top.min(case.config.vocab)));
             let sum: f64 = scores.iter().map(|score| -score.token).sum();
             assert_eq!(sum.to_bits(), sums.loss.to_bits());
         }
         let none = Targets::Tokens(vec![u32::MAX; batch.ids.len()]);
-        assert_eq!(self::scores(&mut stage, &Microbatch { targets: none, ..batch }, 3), []);
+        assert_eq!(self::scores(&mut *stage, &Microbatch { targets: none, ..batch }, 3), []);
     });
 }
 
@@ -55,7 +55,7 @@ fn most_probable_tokens_are_those_of_the_logits() {
         for target in [score(&logits, 0, 1).top[0].0, 2] {
             let mut targets = vec![u32::MAX; 9];
             targets[8] = target;
-            let found = scores(&mut stage, &batch(&ids, targets), 4).remove(0);
+            let found = scores(&mut *stage, &batch(&ids, targets), 4).remove(0);
             let expected = score(&logits, target, 4);
             let of = |score: &TokenScore| score.top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
             assert_eq!(of(&found), of(&expected));

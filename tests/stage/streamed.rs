@@ -3,11 +3,14 @@
 use super::case::{self, Case};
 use super::{Try, bits, each_case, gradient, loss};
 use finetune::backend::Cpu;
-use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::decoder::{Build, Keep};
 use finetune::model::generate::generate;
-use finetune::model::stage::{Fault, LossSums, Microbatch, Output, Sampling, Session, Stage, Ticket, Want};
+use finetune::model::stage::{
+    Fault, LossSums, Microbatch, Model, Output, Sampling, Session, Stage, Ticket, Want,
+};
 use finetune::numeric::block::Blocks;
 use finetune::numeric::tensor::{About, Tensor, Tensors};
+use stages::Loads;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -111,10 +114,10 @@ fn streamed(
     source: Arc<dyn Tensors>,
     away: usize,
     (keep, make): (Keep, fn(usize) -> Cpu),
-) -> Decoder<Cpu> {
+) -> Box<dyn Model> {
     let build = Build { keep, streamed: away, ..Build::whole(&case.config) };
     let Try { config, lora, .. } = Try::new(case).dropout(0.2);
-    Decoder::load(make(2).poisoning(), &config, &source, &lora, build).unwrap()
+    make(2).poisoning().stage((&config, &source, &lora), build).unwrap()
 }
 
 #[test]
@@ -123,14 +126,14 @@ fn a_streamed_stage_has_the_bits_of_a_resident_one() {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 4));
         for make in [Cpu::new as fn(usize) -> Cpu, Cpu::bf16] {
             let mut resident = Try { make, ..Try::new(case).dropout(0.2) }.stage();
-            let expected = gradient(&mut resident, &parameters, &batch);
+            let expected = gradient(&mut *resident, &parameters, &batch);
             let evaluated = resident.forward(&batch, None, Want::Loss).unwrap();
             for (away, keep) in
                 (1..=case.config.layers + 1).flat_map(|n| [(n, Keep::Everything), (n, Keep::Inputs)])
             {
                 let mut stage = streamed(case, case.tensors.clone(), away, (keep, make));
                 for _ in 0..2 {
-                    let (sums, flat) = gradient(&mut stage, &parameters, &batch);
+                    let (sums, flat) = gradient(&mut *stage, &parameters, &batch);
                     assert_eq!(sums, expected.0);
                     assert!(bits(&flat) == bits(&expected.1), "{away} streamed, {keep:?}");
                 }
@@ -147,12 +150,12 @@ fn streamed_texts_equal_resident_ones() {
         let sampling = Sampling { max_new_tokens: 9, temperature: 0.7, top_p: 0.9, seed: 5, stop: vec![] };
         let mut resident = Try::new(&case).stage();
         resident.set_parameters(&parameters).unwrap();
-        let expected = generate(&mut resident, &[3, 1, 4], &sampling, &mut |_| true).unwrap();
+        let expected = generate(&mut *resident, &[3, 1, 4], &sampling, &mut |_| true).unwrap();
         for away in 1..=case.config.layers {
             let mut stage = streamed(&case, case.tensors.clone(), away, (Keep::Inputs, Cpu::new));
             stage.set_parameters(&parameters).unwrap();
             assert_eq!(
-                generate(&mut stage, &[3, 1, 4], &sampling, &mut |_| true).unwrap(),
+                generate(&mut *stage, &[3, 1, 4], &sampling, &mut |_| true).unwrap(),
                 expected,
                 "{away} streamed"
             );
@@ -188,7 +191,7 @@ fn each_pass_reads_each_streamed_block_once() {
             assert_eq!(source.reads(layers), vec![1; layers], "opening checks every block");
             let mut slot = None;
             for turn in 0..2 {
-                gradient(&mut stage, &parameters, &batch);
+                gradient(&mut *stage, &parameters, &batch);
                 let mut expected = vec![0; layers];
                 add_reads(&mut expected, (away, bare(case)), &mut slot);
                 assert_eq!(source.reads(layers), expected, "{away} streamed, {turn}");
@@ -198,7 +201,7 @@ fn each_pass_reads_each_streamed_block_once() {
 }
 
 /// Sums and bits of all microbatches.
-fn all(stage: &mut Decoder<Cpu>, batches: &[Microbatch]) -> Result<Vec<(LossSums, Vec<u32>)>, Fault> {
+fn all(stage: &mut dyn Stage, batches: &[Microbatch]) -> Result<Vec<(LossSums, Vec<u32>)>, Fault> {
     let (mut got, mut batches) = (Vec::new(), batches.iter().cloned());
     let each = &mut |index, sums: &LossSums, gradient: &[f32]| {
         assert_eq!(index, got.len(), "in order");
@@ -218,20 +221,20 @@ fn a_group_has_the_same_bits_and_reads_each_streamed_block_once_in_each_directio
         for (keep, make) in [(Keep::Everything, Cpu::new as fn(usize) -> Cpu), (Keep::Inputs, Cpu::bf16)] {
             let mut resident = Try { make, ..Try::new(case).dropout(0.2) }.stage();
             resident.set_parameters(&parameters).unwrap();
-            let expected = all(&mut resident, &batches).unwrap();
+            let expected = all(&mut *resident, &batches).unwrap();
             for away in 1..=layers {
                 let source = Counted::new(case);
                 let build = Build { keep, streamed: away, group: 4, ..Build::whole(&case.config) };
                 let Try { config, lora, .. } = Try::new(case).dropout(0.2);
                 let tensors: Arc<dyn Tensors> = source.clone();
                 let cpu = make(2).poisoning();
-                let mut stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap();
+                let mut stage = cpu.stage((&config, &tensors, &lora), build).unwrap();
                 stage.set_parameters(&parameters).unwrap();
                 assert_eq!((stage.together(), resident.together()), (4, 1));
                 source.reads(layers);
                 let mut slot = None;
                 for turn in 0..2 {
-                    assert!(all(&mut stage, &batches).unwrap() == expected, "{away} streamed, {keep:?}");
+                    assert!(all(&mut *stage, &batches).unwrap() == expected, "{away} streamed, {keep:?}");
                     let mut reads = vec![0; layers];
                     (0..2).for_each(|_| add_reads(&mut reads, (away, bare(case)), &mut slot));
                     assert_eq!(source.reads(layers), reads, "{away} streamed, {turn}");
@@ -241,7 +244,7 @@ fn a_group_has_the_same_bits_and_reads_each_streamed_block_once_in_each_directio
                 let mut faults = 0;
                 for left in 0.. {
                     source.left.store(left, Ordering::Relaxed);
-                    if all(&mut stage, &batches).is_ok() {
+                    if all(&mut *stage, &batches).is_ok() {
                         break;
                     }
                     faults += 1;
@@ -254,8 +257,8 @@ fn a_group_has_the_same_bits_and_reads_each_streamed_block_once_in_each_directio
                 source.left.store(usize::MAX, Ordering::Relaxed);
                 let mut bad = batches.clone();
                 bad[5].ids[0] = u32::MAX;
-                assert!(all(&mut stage, &bad).is_err(), "an invalid microbatch in the second group");
-                assert!(all(&mut stage, &batches).unwrap() == expected, "after faults");
+                assert!(all(&mut *stage, &bad).is_err(), "an invalid microbatch in the second group");
+                assert!(all(&mut *stage, &batches).unwrap() == expected, "after faults");
                 stage.in_use();
                 let after = stage.in_use().unwrap().bytes;
                 assert!(
@@ -279,13 +282,13 @@ fn a_block_that_cannot_be_read_is_a_fault_and_leaves_nothing() {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 2));
         let source = Counted::new(case);
         let mut stage = streamed(case, source.clone(), case.config.layers, (Keep::Inputs, Cpu::new));
-        let expected = gradient(&mut stage, &parameters, &batch);
-        let rest = |stage: &mut Decoder<Cpu>| {
+        let expected = gradient(&mut *stage, &parameters, &batch);
+        let rest = |stage: &mut dyn Stage| {
             stage.in_use();
             stage.in_use().unwrap().bytes
         };
         let break_it = |broken| source.left.store(if broken { 0 } else { usize::MAX }, Ordering::Relaxed);
-        let empty = rest(&mut stage);
+        let empty = rest(&mut *stage);
         let lost = |fault: Fault| assert!(fault.to_string().contains("the disk is gone"), "{fault}");
         // So often that the smallest buffer, left each time, would be more than what may be spare.
         for _ in 0..9 {
@@ -304,8 +307,8 @@ fn a_block_that_cannot_be_read_is_a_fault_and_leaves_nothing() {
             }
         }
         break_it(false);
-        assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
-        let again = rest(&mut stage);
+        assert_eq!(gradient(&mut *stage, &parameters, &batch), expected);
+        let again = rest(&mut *stage);
         assert!(again.abs_diff(empty) <= spare(case).max(64), "{again} bytes in use, {empty} before");
     });
 }
@@ -339,7 +342,7 @@ fn streamed_layers_read_chosen_experts_alone() {
         }
         stage.end(Session(0));
         let batch = case.microbatch(0, 2);
-        let expected = gradient(&mut stage, &parameters, &batch);
+        let expected = gradient(&mut *stage, &parameters, &batch);
         let mut rest = Vec::new();
         // The experts of a layer are read in another order after a fault, so buffers of other sizes may be taken again.
         for _ in 0..9 {
@@ -349,7 +352,7 @@ fn streamed_layers_read_chosen_experts_alone() {
             lost(stage.extend(Session(0), &[1, 2], None).unwrap_err());
             source.lacks_experts.store(false, Ordering::Relaxed);
             stage.end(Session(0));
-            assert_eq!(gradient(&mut stage, &parameters, &batch), expected);
+            assert_eq!(gradient(&mut *stage, &parameters, &batch), expected);
             stage.in_use();
             rest.push(stage.in_use().unwrap().bytes);
         }

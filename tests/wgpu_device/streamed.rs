@@ -5,19 +5,20 @@ use crate::case::{self, Case};
 use crate::devices;
 use finetune::backend::wgpu::Options;
 use finetune::backend::{Backend, Wgpu};
-use finetune::model::decoder::{Build, Decoder};
+use finetune::model::decoder::Build;
 use finetune::model::lora::LoraSpec;
-use finetune::model::stage::{LossSums, Microbatch, Stage};
+use finetune::model::stage::{LossSums, Microbatch, Model, Stage};
+use stages::Loads;
 
-fn opened(case: &Case, gpu: Wgpu, build: Build) -> Decoder<Wgpu> {
+fn opened(case: &Case, gpu: Wgpu, build: Build) -> Box<dyn Model> {
     let lora = LoraSpec { dropout: 0.2, ..case.lora.clone() };
-    let mut stage = Decoder::load(gpu, &case.config, &case.tensors, &lora, build).unwrap();
+    let mut stage = gpu.stage((&case.config, &case.tensors, &lora), build).unwrap();
     stage.set_parameters(&case.adapter("adapter_init")).unwrap();
     stage
 }
 
 /// Sums and bits of five microbatches.
-fn all(stage: &mut Decoder<Wgpu>, batches: &[Microbatch]) -> Vec<(LossSums, Vec<u32>)> {
+fn all(stage: &mut dyn Stage, batches: &[Microbatch]) -> Vec<(LossSums, Vec<u32>)> {
     let (mut got, mut batches) = (Vec::new(), batches.iter().cloned());
     let bits = |gradient: &[f32]| gradient.iter().map(|x| x.to_bits()).collect();
     stage
@@ -33,19 +34,19 @@ fn streamed_layers_have_the_bits_of_resident_ones() {
         let batches: Vec<Microbatch> = (0..5).map(|i| case.microbatch(i, 1 + i % 3)).collect();
         let expected: Vec<_> = devices(Options::default())
             .into_iter()
-            .map(|gpu| all(&mut opened(&case, gpu, Build::whole(&case.config)), &batches))
+            .map(|gpu| all(&mut *opened(&case, gpu, Build::whole(&case.config)), &batches))
             .collect();
         for (streamed, group) in [(case.config.layers, 1), (1, 3)] {
             for (gpu, expected) in devices(Options::default()).into_iter().zip(&expected) {
                 let what = format!("{} {dir:?}: {streamed} streamed by {group}", gpu.class());
                 let build = Build { streamed, group, ..Build::whole(&case.config) };
                 let mut stage = opened(&case, gpu, build);
-                assert!(all(&mut stage, &batches) == *expected, "{what}");
-                assert!(all(&mut stage, &batches) == *expected, "{what}, again");
+                assert!(all(&mut *stage, &batches) == *expected, "{what}");
+                assert!(all(&mut *stage, &batches) == *expected, "{what}, again");
                 let mut made = 0;
                 for _ in 0..4 {
                     let before = stage.traffic();
-                    assert!(all(&mut stage, &batches[..1]) == expected[..1], "{what}, alone");
+                    assert!(all(&mut *stage, &batches[..1]) == expected[..1], "{what}, alone");
                     made = stage.traffic().since(&before).made;
                 }
                 assert_eq!(made, 0, "{what}: something is made in the steady state");

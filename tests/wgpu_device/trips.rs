@@ -4,9 +4,10 @@ use crate::case::Case;
 use crate::devices;
 use finetune::backend::wgpu::Options;
 use finetune::backend::{Backend, Frozen, Traffic, Wgpu, Write, view, view_mut};
-use finetune::model::decoder::{Build, Decoder, Keep};
-use finetune::model::stage::{Output, Stage, Ticket, Want};
+use finetune::model::decoder::{Build, Keep};
+use finetune::model::stage::{Output, Ticket, Want};
 use finetune::numeric::dtype::Dtype;
+use stages::Loads;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,7 +26,7 @@ fn microbatch_takes_at_most_two_submissions_and_one_read() {
         for gpu in devices(Options::default()) {
             let class = gpu.class();
             let build = Build::whole(&case.config);
-            let mut stage = Decoder::load(gpu, &case.config, &case.tensors, &case.lora, build).unwrap();
+            let mut stage = gpu.stage((&case.config, &case.tensors, &case.lora), build).unwrap();
             let parameters = case.adapter("adapter_init");
             let batch = case.microbatch(0, 3);
             let mut gradient = vec![f32::NAN; parameters.len()];
@@ -65,7 +66,7 @@ fn microbatch_takes_at_most_two_submissions_and_one_read() {
 fn at_pace(gpu: Wgpu, case: &Case) -> (Vec<f32>, Traffic, u64) {
     let inside = gpu.cut_inside();
     let build = Build { keep: Keep::Inputs, ..Build::whole(&case.config) };
-    let mut stage = Decoder::load(gpu, &case.config, &case.tensors, &case.lora, build).unwrap();
+    let mut stage = gpu.stage((&case.config, &case.tensors, &case.lora), build).unwrap();
     let parameters = case.adapter("adapter_init");
     stage.set_parameters(&parameters).unwrap();
     let (batch, mut gradient) = (case.microbatch(0, 3), vec![f32::NAN; parameters.len()]);
