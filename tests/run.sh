@@ -250,14 +250,35 @@ done
 
 failed=0
 test=(cargo test --release --locked --workspace --no-fail-fast)
+
+# What processors with fewer instructions would run. If this one has no others, all other tests run them already.
+lesser_processors() {
+  local own cpu failed=0
+  own=$(target/release/finetune devices || true)
+  for cpu in avx2 generic; do
+    case $own in *"class cpu-$cpu-"*) continue ;; esac
+    echo "FINETUNE_CPU=$cpu"
+    FINETUNE_CPU=$cpu "${test[@]}" --test op_verbs --test stage --test parity -- --skip on_wgpu --skip portable \
+      --skip every_op_has_cases || failed=$?
+    FINETUNE_CPU=$cpu "${test[@]}" --lib backend::cpu || failed=$?
+  done
+  return "$failed"
+}
+
 if [ $arguments = 0 ]; then
   "${test[@]}" --no-run
   # The processes of cluster_runs wait for each other, for lost ones and for slow networks, and leave half of the time of
-  # the processors. So it runs beside all other tests, and its output is printed after theirs. With `set -m` it has a
-  # process group of its own, which ends with this script, also after Ctrl-C.
+  # the processors; at the end of other tests a single thread computes. So cluster_runs and then the tests of lesser
+  # processors run beside all others, and their output is printed after theirs. With `set -m` they have a process group of
+  # their own, which ends with this script, also after Ctrl-C.
   beside=$(mktemp)
   set -m
-  "${test[@]}" --test cluster_runs </dev/null >"$beside" 2>&1 &
+  {
+    beside_failed=0
+    "${test[@]}" --test cluster_runs || beside_failed=$?
+    lesser_processors || beside_failed=$?
+    exit "$beside_failed"
+  } </dev/null >"$beside" 2>&1 &
   set +m
   group=$!
   trap 'kill -KILL -- "-$group" 2>/dev/null || true; rm -f "$beside"' EXIT
@@ -273,16 +294,5 @@ if [ $arguments = 0 ]; then
   cat "$beside"
 else
   "${test[@]}" "$@" || failed=$?
-fi
-# What processors with fewer instructions would run. If this one has no others, all tests above have run them already.
-if [ $arguments = 0 ]; then
-  own=$(target/release/finetune devices || true)
-  for cpu in avx2 generic; do
-    case $own in *"class cpu-$cpu-"*) continue ;; esac
-    echo "FINETUNE_CPU=$cpu"
-    FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --test op_verbs --test stage --test parity -- \
-      --skip on_wgpu --skip portable || failed=$?
-    FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --lib backend::cpu || failed=$?
-  done
 fi
 exit "$failed"
