@@ -243,7 +243,7 @@ impl Run {
                     self.start(index);
                 }
             }
-            ToWorker::Flush { step } => self.send_sum(index, step),
+            ToWorker::Flush { step, .. } => self.send_sum(index, step),
             ToWorker::Deny { .. } | ToWorker::SumTaken { .. } => {}
             other => panic!("{other:?} does not come to workers that work well"),
         }
@@ -298,6 +298,7 @@ impl Run {
             rewards: RewardSums::default(),
             parameters: self.hash,
             traffic: Traffic::default(),
+            relays: None,
         };
         self.inbox.push_back((index, end));
     }

@@ -3,7 +3,9 @@
 
 mod train_fake;
 
-use finetune::cluster::coordinator::{Company, Coordinator, Gate, Hint, ModelFiles, Setup as Parts};
+use finetune::cluster::coordinator::{
+    Company, Coordinator, Gate, Hint, ModelFiles, Setup as Parts, UseOfRelays,
+};
 use finetune::cluster::link::{MemberLink, WorkerLink, pair};
 use finetune::cluster::machine::Config;
 use finetune::cluster::message::{
@@ -155,7 +157,7 @@ impl Toy {
                 }
                 ToWorker::Grant { lease } => self.add(lease),
                 ToWorker::Deny { lease } => drop(self.waiting.remove(&lease)),
-                ToWorker::Flush { step } if !self.in_sum.is_empty() => {
+                ToWorker::Flush { step, .. } if !self.in_sum.is_empty() => {
                     self.sums += 1;
                     for piece in sum_chunk::of_sum(self.sums, &self.sum) {
                         self.say(piece);
@@ -236,6 +238,7 @@ impl Toy {
             rewards: scalars.rewards,
             parameters: self.hash,
             traffic: Traffic { submissions: 1, ..Traffic::default() },
+            relays: None,
         });
         self.sum.reset(self.fake.layout().len());
     }
@@ -252,6 +255,7 @@ fn coordinator<'a>(config: Config, runtime: &Runtime, stop: &'a Stop) -> Coordin
         hint: Hint { batch_size: 8, micro_batch_tokens: 256, islands: false },
         company: Company::Open,
         lines: None,
+        relays: UseOfRelays::Auto,
         stop,
     };
     Coordinator::new(setup).unwrap()

@@ -1,21 +1,21 @@
-//! The messages between two neighbours of a line. Hidden states go up, their gradients go down, in pieces of at most
-//! [`PIECE`] bytes.
+//! The messages between two workers. In a line hidden states go up, their gradients go down, in pieces of at most
+//! [`PIECE`] bytes. Relays send parts of sums and of parameters to each other.
 
 use super::codec::{Bulky, in_place};
 use super::link::{Link, Liveness, Spoken};
-use super::message::{LeaseId, PIECE};
+use super::message::{LeaseId, PIECE, Packed};
 use crate::model::wire::Wire;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// A message between neighbours, in either direction.
+/// A message between two workers, in either direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Carry {
     /// The first message of both sides.
     Hello {
-        /// The key of the line.
+        /// The key of the line, or of the set of relays.
         key: [u8; 16],
-        /// The sender's place.
+        /// The sender's place in it.
         place: u16,
     },
     /// A part of hidden states (upwards; of a microbatch or of new tokens), or of the gradient of a microbatch's hidden
@@ -51,9 +51,28 @@ pub enum Carry {
         /// The token.
         id: u32,
     },
+    /// A part of the sender's sum, of the receiver's range of values. Parts arrive in order.
+    SumPiece {
+        /// The number of the sum.
+        sum: u64,
+        /// Index of the first value in the flat layout.
+        offset: u64,
+        /// The values of a cell.
+        packed: Packed,
+    },
+    /// A part of the parameters, of the sender's range of values. Parts arrive in order.
+    Spread {
+        /// Number of optimizer steps that these parameters result from.
+        step: u64,
+        /// Index of the first value in the flat layout.
+        offset: u64,
+        /// Little-endian f32 values.
+        #[serde(with = "in_place")]
+        bytes: Bytes,
+    },
 }
 
-/// The end of a connection between neighbours.
+/// The end of a connection between two workers.
 pub type CarryLink = Link<Carry, Carry>;
 
 impl Carry {
@@ -70,7 +89,9 @@ impl Carry {
 impl Bulky for Carry {
     fn bulk(&self) -> Option<&Bytes> {
         match self {
-            Carry::Values { bytes, .. } => Some(bytes),
+            Carry::Values { bytes, .. }
+            | Carry::Spread { bytes, .. }
+            | Carry::SumPiece { packed: Packed::Fixed(bytes) | Packed::Single(bytes), .. } => Some(bytes),
             _ => None,
         }
     }

@@ -163,7 +163,7 @@ mod tests {
             check(ToWorker::Piece { file: 1, offset: 2, bytes }, len);
         }
         check(ToCoordinator::Leave { reason: "done".into() }, 0);
-        check(ToWorker::Flush { step: 1 }, 0);
+        check(ToWorker::Flush { step: 1, relays: None }, 0);
     }
 
     #[test]

@@ -5,12 +5,17 @@
 //! A connection is a member. Work that was granted and not delivered belongs to the connection: when the connection
 //! is lost, the coordinator leases that work again, and a worker that reconnects starts with no work.
 
+mod places;
+mod work;
+
+pub use places::{Capacity, Needs, RelayPlan, SeatPlan};
+pub use work::{Device, Lease, Packed, Trouble, Work};
+
 use super::codec::in_place;
 use crate::model::lora::LoraSpec;
-use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
-use crate::model::wire::Wire;
+use crate::model::stage::{LossSums, Traffic};
 use crate::train::event::Link;
-use crate::train::island::{Island, VECTORS};
+use crate::train::island::VECTORS;
 use crate::train::sum::RewardSums;
 pub use crate::train::trial::Trials;
 use bytes::Bytes;
@@ -109,6 +114,8 @@ pub enum ToCoordinator {
         parameters: Hash,
         /// Data that was copied to and from devices for these microbatches.
         traffic: Traffic,
+        /// The set of relays that gets its parts; `None` if they were sent with [`ToCoordinator::SumPiece`].
+        relays: Option<u64>,
     },
     /// An evaluation microbatch is computed.
     Score {
@@ -170,12 +177,12 @@ pub enum ToCoordinator {
         /// Measured bandwidth and round trip of the network link, if there is one.
         link: Option<Link>,
     },
-    /// A seat of a line has sent `Ready` and listens for the seat above it.
+    /// A seat of a line has sent `Ready` and listens for the seat above it; or a worker answers [`ToWorker::Listen`].
     Seated {
-        /// Its port for the seat above; 0 for the last seat, which has none.
+        /// Its port for other workers; 0 for the last seat of a line, which has none.
         port: u16,
     },
-    /// A seat of a line is connected with its neighbours.
+    /// A seat of a line is connected with its neighbours, or a relay with the others.
     Linked,
     /// What the worker's device can hold, where the manifest asks for it.
     Capacity(Capacity),
@@ -203,6 +210,24 @@ pub enum ToCoordinator {
         between: u64,
         /// Time of the backward pass.
         backward: u64,
+    },
+    /// A part of a total, from a relay. Its parts arrive in order.
+    TotalPiece {
+        /// Number of the total: [`ToWorker::Combine`].
+        total: u64,
+        /// Index of the first value in the relay's range.
+        offset: u64,
+        /// Number of values.
+        len: u32,
+        /// The values.
+        packed: Packed,
+    },
+    /// A worker cannot be a relay of this set, or no longer.
+    Unlinked {
+        /// Number of the set: [`RelayPlan::set`]; 0 if the worker cannot listen.
+        set: u64,
+        /// The reason, in one line.
+        reason: String,
     },
 }
 
@@ -259,6 +284,8 @@ pub enum ToWorker {
     Flush {
         /// The step.
         step: u64,
+        /// The set of relays to which its parts go; `None`: all of it goes to the coordinator.
+        relays: Option<u64>,
     },
     /// The sum has arrived complete; it counts, with `--verify` at the end of the round.
     SumTaken {
@@ -300,6 +327,30 @@ pub enum ToWorker {
         /// The changes in fixed point, `numeric::pack`.
         #[serde(with = "in_place")]
         packed: Bytes,
+    },
+    /// Open a port for other workers. The answer is [`ToCoordinator::Seated`] or [`ToCoordinator::Unlinked`].
+    Listen,
+    /// The worker's place among relays, which connect with each other; `None`: it is a relay no longer. The answer to a place
+    /// is [`ToCoordinator::Linked`] or [`ToCoordinator::Unlinked`].
+    Relay(Option<Box<RelayPlan>>),
+    /// To each relay: add these sums, and send the total of your range as [`ToCoordinator::TotalPiece`]s.
+    Combine {
+        /// Number of the total, counted from 1 in each set of relays.
+        total: u64,
+        /// Number of microbatches in the round.
+        of: u32,
+        /// The sums: place of the worker, and number of its sum.
+        sums: Vec<(u16, u64)>,
+    },
+    /// A part of a relay's range of the parameters, which it passes on to all other relays. Parts arrive in order.
+    Spread {
+        /// Number of optimizer steps that these parameters result from.
+        step: u64,
+        /// Index of the first value in the flat layout.
+        offset: u64,
+        /// Little-endian f32 values.
+        #[serde(with = "in_place")]
+        bytes: Bytes,
     },
 }
 
@@ -385,56 +436,6 @@ impl Manifest {
     }
 }
 
-/// What the device of a worker can hold of the model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Capacity {
-    /// Seconds that the longest microbatch takes in a layer, and in the head.
-    pub seconds: (f64, f64),
-    /// Bytes that the device may use.
-    pub limit: u64,
-    /// Bytes of the weights of each layer.
-    pub layers: Vec<u64>,
-    /// By the number of seats above it: what it needs besides as the first seat of a line (without a seat above it: for
-    /// the whole model), and as another one.
-    pub needs: Vec<(Needs, Needs)>,
-    /// Fewest and most layers that it streams as a seat, if it has as many.
-    pub streams: (u32, u32),
-    /// Seconds in which it reads a streamed layer for both passes of a microbatch.
-    pub reading: f64,
-    /// The network between the worker and the coordinator.
-    pub link: Option<Link>,
-}
-
-/// Bytes that a seat needs besides the weights of its layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Needs {
-    /// With one layer.
-    pub one: u64,
-    /// With each further layer.
-    pub more: u64,
-}
-
-/// A worker's place in a line: workers that hold the layers of one model together.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SeatPlan {
-    /// Random, one for each line: its seats prove to each other that they belong to the same one.
-    pub key: [u8; 16],
-    /// Position in the line, from 0 for the seat that embeds.
-    pub place: u16,
-    /// Number of seats.
-    pub of: u16,
-    /// Its first layer, and the one after its last.
-    pub layers: (u32, u32),
-    /// Number of its layers that it streams.
-    pub streamed: u32,
-    /// Its first value of the flat layout, and the one after its last.
-    pub values: (u64, u64),
-    /// Most microbatches that wait for their backward pass at the same time.
-    pub depth: u16,
-    /// The type of numbers between seats.
-    pub wire: Wire,
-}
-
 /// A file of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelFile {
@@ -444,129 +445,6 @@ pub struct ModelFile {
     pub size: u64,
     /// blake3 of its contents.
     pub hash: Hash,
-}
-
-/// A device of a worker.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Device {
-    /// Display name, such as `cpu 0`.
-    pub name: String,
-    /// Its numeric class.
-    pub class: String,
-}
-
-/// A unit of work for one device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Lease {
-    /// Number of the lease.
-    pub lease: LeaseId,
-    /// Index of the worker's device.
-    pub device: u16,
-    /// Steps behind the parameters to compute with. The worker has checked the hash of those parameters.
-    pub after: u64,
-    /// Number of microbatches in the round. No gradient value may exceed `fixed::cap` of it.
-    pub of: u32,
-    /// The work.
-    pub work: Work,
-}
-
-/// The work of a lease.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Work {
-    /// Forward and backward. The result is announced, then granted or denied.
-    Train(Microbatch),
-    /// Computes a microbatch again in which a device reported a bad value, to learn whether the value is bad here
-    /// too. Forward only if the microbatch's step equals the step of the parameters (an evaluation), else forward
-    /// and backward. The answer is [`ToCoordinator::Announce`] (no bad value) or [`ToCoordinator::Fault`].
-    Recheck(Microbatch),
-    /// Forward only. The answer is [`ToCoordinator::Score`].
-    Eval(Microbatch),
-    /// Continue a prompt. The answer is [`ToCoordinator::Answer`].
-    Prompt {
-        /// Tokens of the prompt.
-        ids: Vec<u32>,
-        /// How the next token is chosen.
-        sampling: Sampling,
-    },
-    /// Computes a training microbatch of another worker again. The answer is [`ToCoordinator::Verified`], or
-    /// [`ToCoordinator::Fault`] if a value is bad.
-    Verify(Microbatch),
-    /// As [`Work::Eval`], with the most probable token in the place of each supervised target.
-    Predict(Microbatch),
-    /// Several optimizer steps. The result is announced, then granted or denied, as a gradient is.
-    Island(Island),
-    /// Takes the steps of an island again, to learn whether a bad value is bad here too: as [`Work::Recheck`].
-    RecheckIsland(Island),
-    /// Takes the steps of an island of another worker again: as [`Work::Verify`].
-    VerifyIsland(Island),
-}
-
-impl Work {
-    /// The microbatch; a prompt is none.
-    pub fn batch(&self) -> Option<&Microbatch> {
-        match self {
-            Work::Train(batch)
-            | Work::Recheck(batch)
-            | Work::Eval(batch)
-            | Work::Verify(batch)
-            | Work::Predict(batch) => Some(batch),
-            Work::Prompt { .. } => None,
-            Work::Island(_) | Work::RecheckIsland(_) | Work::VerifyIsland(_) => None,
-        }
-    }
-
-    /// The island, where it is one.
-    pub fn island(&self) -> Option<&Island> {
-        match self {
-            Work::Island(island) | Work::RecheckIsland(island) | Work::VerifyIsland(island) => Some(island),
-            _ => None,
-        }
-    }
-
-    /// The tokens of the microbatch, of the island or of the prompt.
-    pub fn tokens(&self) -> u64 {
-        match (self, self.island()) {
-            (Work::Prompt { ids, .. }, _) => ids.len() as u64,
-            (_, Some(island)) => island.tokens(),
-            (_, None) => self.batch().map_or(0, |batch| batch.ids.len() as u64),
-        }
-    }
-
-    /// The rows of the microbatch or of the island.
-    pub fn rows(&self) -> Vec<u64> {
-        match (self.batch(), self.island()) {
-            (Some(batch), _) => batch.rows.clone(),
-            (None, Some(island)) => island.rows(),
-            (None, None) => Vec::new(),
-        }
-    }
-}
-
-/// Values of a running sum.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Packed {
-    /// Fixed point, `numeric::pack`.
-    Fixed(#[serde(with = "in_place")] Bytes),
-    /// Little-endian f32 of a single microbatch. The coordinator converts them to fixed point.
-    Single(#[serde(with = "in_place")] Bytes),
-}
-
-/// Why a lease failed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Trouble {
-    /// The device failed. The lease is open again, and the device falls back or leaves.
-    Device {
-        /// The error, in one line.
-        reason: String,
-    },
-    /// A value is not finite, or too large for exact sums: the run halts.
-    Value {
-        /// Name of the tensor in the flat layout, or another value by a name that begins with `the`: `the loss`, `the
-        /// hidden states after layer 19`.
-        tensor: String,
-        /// The value.
-        value: f64,
-    },
 }
 
 /// Why a conversation ends.

@@ -99,6 +99,17 @@ impl std::str::FromStr for Stages {
     }
 }
 
+/// `--relays`: whether workers add parts of the sums for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Relays {
+    /// Where measured networks and waits say that steps are shorter with them.
+    Auto,
+    /// From two workers on.
+    Always,
+    /// Every sum goes to the coordinator.
+    Never,
+}
+
 /// `cluster`
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterOptions {
@@ -123,6 +134,8 @@ pub struct ClusterOptions {
     pub wire: Wire,
     /// Share of the microbatches that another worker computes again, 0 to 1.
     pub verify: f64,
+    /// Whether workers add parts of the sums for each other.
+    pub relays: Relays,
     /// Path of the token.
     pub token_file: Option<PathBuf>,
     /// Plain TCP on this machine, without a token.
@@ -133,6 +146,16 @@ pub struct ClusterOptions {
     pub stay: bool,
     /// Whether an engine started this process (`--role auto`): its command line is that of all tasks.
     pub engine: bool,
+}
+
+impl ClusterOptions {
+    /// Whether workers may be relays in a run with this delay. Checked work, lines and delayed steps have none.
+    pub fn relays_with(&self, delay: u64) -> Relays {
+        match self.verify > 0.0 || self.stages.is_some() || delay > 0 {
+            true => Relays::Never,
+            false => self.relays,
+        }
+    }
 }
 
 /// Options of a single role.
@@ -146,6 +169,7 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("stages", Role::Coordinator),
     ("wire", Role::Coordinator),
     ("verify", Role::Coordinator),
+    ("relays", Role::Coordinator),
 ];
 
 /// Options that show a run; a worker knows only its own work.
@@ -186,6 +210,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
         stages: stages(s)?,
         wire: wire(s)?,
         verify: share(s, "verify")?,
+        relays: relays(s)?,
         token_file: s.text("token-file")?.map(PathBuf::from),
         insecure: s.switch("insecure")?,
         model_cache: s.text("model-cache")?.map(PathBuf::from),
@@ -221,6 +246,15 @@ fn wire(s: &Settings) -> Result<Wire, Refusal> {
     Ok(match choice(s, "wire", &["f32", "bf16"], "expected f32 or bf16")? {
         "bf16" => Wire::Bf16,
         _ => Wire::F32,
+    })
+}
+
+fn relays(s: &Settings) -> Result<Relays, Refusal> {
+    let words = ["auto", "always", "never"];
+    Ok(match choice(s, "relays", &words, "expected auto, always or never")? {
+        "always" => Relays::Always,
+        "never" => Relays::Never,
+        _ => Relays::Auto,
     })
 }
 
@@ -272,6 +306,24 @@ fn wire_fits(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
     Err(s.refuse("wire", why))
 }
 
+/// Where relays are not used, they cannot be demanded.
+fn relays_fit(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
+    let why = match o.relays {
+        Relays::Auto | Relays::Never => return Ok(()),
+        Relays::Always if o.role == Role::Single => {
+            "one process computes everything here: only --role coordinator has workers"
+        }
+        Relays::Always if o.verify > 0.0 => {
+            "a relay could change a total after its parts were checked (--verify): leave one of both out"
+        }
+        Relays::Always if o.stages.is_some() => {
+            "workers that hold the model together (--stages) send their own parts: leave one of both out"
+        }
+        Relays::Always => return Ok(()),
+    };
+    Err(s.refuse("relays", why))
+}
+
 fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
     if o.role == Role::Worker && o.coordinator.is_none() && o.bind.is_none() {
         let way = "a worker needs --coordinator HOST:PORT (or auto), or --bind :9001 to be dialled";
@@ -293,6 +345,7 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
             "workers that hold the model together (--stages) are not checked; leave one out",
         ));
     }
+    relays_fit(s, o)?;
     if o.wire == Wire::Bf16 && o.role == Role::Coordinator {
         wire_fits(s, o)?;
     }

@@ -1,6 +1,6 @@
 //! What `--delay` goes with.
 
-use super::cluster::ClusterOptions;
+use super::cluster::{ClusterOptions, Relays};
 use super::refusal::Refusal;
 use super::settings::Settings;
 use crate::train::island::Islands;
@@ -22,6 +22,9 @@ pub fn delay_fits(
         }
         1 if cluster.verify > 0.0 => {
             "microbatches are checked (--verify) within their step: leave one of both out"
+        }
+        1 if cluster.relays == Relays::Always => {
+            "sums and parameters travel while the next step is computed, without relays (--relays): leave one out"
         }
         1 => return Ok(()),
         _ => "expected 0 or 1",

@@ -2,7 +2,7 @@
 //! Invalid values (rank 0, a non-finite alpha) are refused here, with their source.
 
 use super::cluster::cluster;
-pub use super::cluster::{ClusterOptions, Coordinator, Expect, Role, Stages};
+pub use super::cluster::{ClusterOptions, Coordinator, Expect, Relays, Role, Stages};
 use super::delay::delay_fits;
 use super::demo;
 pub use super::devices::{BACKENDS, CPU, ComputeDtype, DeviceOptions, Gpus, Part, Wanted, devices};

@@ -179,6 +179,7 @@ pub const TABLE: &[Opt] = &[
     opt(Cluster, "stages", One("auto|N|20+12"), "", "divide the model's layers among workers; auto: as few workers as have the memory; N: N workers; 20+12: 20 layers and 12; without numbers of layers, speed, memory and network of each worker decide"),
     opt(Cluster, "wire", One("f32|bf16"), "f32", "type of the numbers between workers with --stages; bf16 halves their bytes, and the result then depends on where the layers are divided"),
     opt(Cluster, "verify", One("P"), "0", "share of the microbatches that another worker computes again before they count (2% or 0.02); finds wrong and lying workers"),
+    opt(Cluster, "relays", One("auto|always|never"), "auto", "workers add parts of the sums for each other and pass on parts of the parameters, so that the coordinator's network carries less; auto: from three workers on, where steps get shorter. No bit depends on it"),
     opt(Cluster, "token-file", One("FILE"), "", "file of the token (default: FINETUNE_TOKEN, then the file of `finetune token`)"),
     opt(Cluster, "insecure", Switch, "false", "plain TCP without a token, on this machine only"),
     opt(Cluster, "model-cache", One("DIR"), "", "folder in which a worker keeps base models, by content hash"),

@@ -1,7 +1,7 @@
 //! Counts of a run's work, from the plan that the run follows.
 
 use super::time::{Sent, Workload};
-use crate::config::groups::{Every, Options};
+use crate::config::groups::{Every, Options, Relays};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
 use crate::devices::Sizes;
@@ -80,6 +80,12 @@ fn times((done, total): (u64, u64), every: u64, together: u64) -> u64 {
     }
 }
 
+/// What travels between coordinator and workers in a run with these options.
+fn sent(options: &Options) -> Sent {
+    let (o, relays) = (&options.optim, options.cluster.relays_with(options.optim.delay) != Relays::Never);
+    Sent { sum: o.sum_bits, update: o.update_bits, islands: o.islands, relays, delay: o.delay }
+}
+
 /// Counts the steps after `done` and their contents.
 pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     let Ahead { plan, train, eval, done, most } = ahead;
@@ -92,9 +98,7 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
         exact: true,
         ..Counts::default()
     };
-    let o = &options.optim;
-    let sent = Sent { sum: o.sum_bits, update: o.update_bits, islands: o.islands, delay: o.delay };
-    let mut load = Workload { sent, ..Workload::default() };
+    let mut load = Workload { sent: sent(options), ..Workload::default() };
     for step in done + 1..=total {
         let planned = plan.step(step).microbatches;
         let tokens = |rows: &Vec<usize>| rows.iter().map(|&i| train.samples.tokens(i) as u32).sum::<u32>();
@@ -118,7 +122,7 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Workload) {
     let steps = |every: Every| every.steps(total, plan.steps_per_epoch());
     let (evals, saves) = (steps(options.output.eval_steps), steps(options.output.save_steps));
     // At intervals and at the end, which may also be one of the intervals.
-    let times = |every: Option<u64>| times((done, total), every.unwrap_or(0), sent.steps());
+    let times = |every: Option<u64>| times((done, total), every.unwrap_or(0), load.sent.steps());
     let looks = u64::from(done == 0) + times(evals);
     c.eval_tokens = eval.map_or(0, |e| e.counts.tokens);
     c.evals = if eval.is_some() { looks } else { 0 };

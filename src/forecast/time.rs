@@ -5,6 +5,7 @@
 
 use super::profile::{Link, Pace};
 use crate::train::island::{Islands, VECTORS};
+use crate::train::shares::Shares;
 
 /// A device in the run.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,17 +48,38 @@ pub struct Sent {
     pub update: u32,
     /// `--islands` and `--inner-steps`: moments travel too, once for all of these steps.
     pub islands: Option<Islands>,
+    /// Whether workers may be relays: `--relays`.
+    pub relays: bool,
     /// `--delay`: with 1 the next step is computed during a transfer.
     pub delay: u64,
 }
 
 impl Sent {
-    /// Bytes per value each time: of a sum, and of the parameters.
+    /// Bytes per value each time, of a sum and of the parameters.
     fn bytes(self) -> f64 {
+        self.ways().0 + self.ways().1
+    }
+
+    fn ways(self) -> (f64, f64) {
         let up = if self.sum == 0 { UP } else { f64::from(self.sum) / 8.0 + SPREAD };
         let down = if self.update == 0 { DOWN } else { f64::from(self.update) / 8.0 + WIDTHS };
         // The result of an island is f32.
-        if self.islands.is_some() { VECTORS as f64 * 2.0 * DOWN } else { up + down }
+        match self.islands {
+            Some(_) => (VECTORS as f64 * DOWN, VECTORS as f64 * DOWN),
+            None => (up, down),
+        }
+    }
+
+    /// Seconds in which parameters and sums of workers behind these links travel: one after the other through the
+    /// coordinator's own link, or among the workers too, where that is clearly faster.
+    fn travels(self, links: &[Link], trained: u64) -> f64 {
+        let apart: f64 = links.iter().map(|link| self.bytes() * trained as f64 / link.bandwidth).sum();
+        if !self.relays || links.len() < 3 {
+            return apart;
+        }
+        let bandwidths: Vec<f64> = links.iter().map(|link| link.bandwidth).collect();
+        let [all, together] = Shares::of(&bandwidths).seconds(&bandwidths, trained as usize, self.ways());
+        if all > FASTER * together { apart.min(together) } else { apart }
     }
 
     /// Steps between two transfers.
@@ -116,6 +138,8 @@ const UP: f64 = 4.5;
 /// Bytes per value that a sum of rounded gradients needs beyond their bits, and a rounded change beyond its own.
 const SPREAD: f64 = 0.5;
 const WIDTHS: f64 = 0.1;
+/// How many times faster transfers have to get for relays.
+const FASTER: f64 = 1.3;
 /// Round trips per step: parameters, a lease, its grant, the sum.
 const WAITS: f64 = 3.0;
 
@@ -138,13 +162,9 @@ pub fn forecast(team: &[Participant], load: &Workload) -> TimeForecast {
     if team.is_empty() {
         return all;
     }
-    // Parameters and sums of all workers share the coordinator's own link, one after the other.
-    let (mut sync, mut waits, mut hidden): (f64, f64, f64) = (0.0, 0.0, 0.0);
-    for link in team.iter().filter_map(|w| w.link) {
-        sync += load.sent.bytes() * load.trained as f64 / link.bandwidth;
-        waits = waits.max(WAITS * link.round_trip);
-    }
-    sync += waits;
+    let links: Vec<Link> = team.iter().filter_map(|w| w.link).collect();
+    let waits = links.iter().map(|link| WAITS * link.round_trip).fold(0.0, f64::max);
+    let (sync, mut hidden): (f64, f64) = (load.sent.travels(&links, load.trained) + waits, 0.0);
     let besides = team.iter().map(|w| w.pace.step).fold(f64::INFINITY, f64::min);
     let between = usize::try_from(load.sent.steps()).unwrap_or(usize::MAX);
     for steps in load.steps.chunks(between) {
@@ -285,6 +305,20 @@ mod tests {
         let f = forecast(&team, &Workload { sent, ..load(&[&[10, 10, 10, 10]]) });
         assert!((f.sync - (1.5 + 1.1 + 1.5)).abs() < 1e-9, "{f:?}");
         assert_eq!(team[1].sync(1000, sent), f.sync);
+    }
+
+    #[test]
+    fn relays_share_what_travels_from_three_workers_on() {
+        let sync = |workers: usize, relays: bool| {
+            let team = vec![worker(0.0, 0.1, Some((1000.0, 0.0))); workers];
+            let sent = Sent { relays, ..Sent::default() };
+            forecast(&team, &Workload { sent, ..load(&[&[10, 10, 10, 10]]) }).sync
+        };
+        // 1000 values of 8.5 bytes at 1000 per second.
+        for (workers, relays, seconds) in [(2, true, 17.0), (3, true, 8.5), (4, true, 8.5), (4, false, 34.0)]
+        {
+            assert!((sync(workers, relays) - seconds).abs() < 1e-9, "{workers} {relays}");
+        }
     }
 
     #[test]

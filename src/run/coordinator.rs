@@ -9,14 +9,15 @@ use super::prepare;
 use super::signals;
 use super::stages;
 use crate::cluster::coordinator::{
-    Company, Coordinator, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
+    Company, Coordinator, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, UseOfRelays,
+    call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{FAREWELL, ROOM, pair};
 use crate::cluster::machine::{Config, Counted, Verify};
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
-use crate::config::groups::{ComputeDtype, Expect, Gpus, Options, Role};
+use crate::config::groups::{ComputeDtype, Expect, Gpus, Options, Relays, Role};
 use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::TABLE;
 use crate::config::{Origin, Settings};
@@ -148,6 +149,7 @@ impl Hall {
             hint: job.hint(options),
             company,
             lines,
+            relays: relays(options),
             stop: &signals::STOP,
         });
         let mut coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
@@ -258,6 +260,14 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
         call(runtime, node.clone(), secured.security.clone(), coordinator.reception(), warn);
     }
     Ok(port)
+}
+
+fn relays(options: &Options) -> UseOfRelays {
+    match options.cluster.relays_with(options.optim.delay) {
+        Relays::Never => UseOfRelays::Never,
+        Relays::Auto => UseOfRelays::Auto,
+        Relays::Always => UseOfRelays::Always,
+    }
 }
 
 /// Configuration of the state machine, with `here` devices in this process.

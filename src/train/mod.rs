@@ -16,6 +16,7 @@ mod own_thread;
 mod rounding;
 mod run;
 pub mod schedule;
+pub mod shares;
 pub mod stop;
 pub mod sum;
 pub mod trial;

@@ -125,6 +125,7 @@ impl Enemy {
             rewards: RewardSums::default(),
             parameters,
             traffic: Traffic::default(),
+            relays: None,
         };
         self.say(&message);
     }

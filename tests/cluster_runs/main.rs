@@ -25,6 +25,7 @@ mod network;
 mod parts;
 #[path = "../export/random_base.rs"]
 mod random_base;
+mod relays;
 mod scores;
 mod stages;
 mod streamed_seats;

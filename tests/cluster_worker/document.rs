@@ -24,7 +24,10 @@ fn documented(text: &str, heading: &str) -> Vec<String> {
 
 #[test]
 fn documented_numbers_match_the_wire() {
-    let source = include_str!("../../src/cluster/message.rs");
+    let source = concat!(
+        include_str!("../../src/cluster/message.rs"),
+        include_str!("../../src/cluster/message/work.rs")
+    );
     let text = include_str!("../../docs/explain/protocol.md");
     assert_eq!(documented(text, "Worker to coordinator:"), variants(source, "ToCoordinator"));
     assert_eq!(documented(text, "Coordinator to worker:"), variants(source, "ToWorker"));
@@ -88,7 +91,11 @@ fn enumeration(source: &str, name: &str) -> Vec<String> {
 
 /// The types on the wire, line by line, as in the section `Every field`.
 fn declared() -> Vec<String> {
-    let message = include_str!("../../src/cluster/message.rs");
+    let message = concat!(
+        include_str!("../../src/cluster/message.rs"),
+        include_str!("../../src/cluster/message/places.rs"),
+        include_str!("../../src/cluster/message/work.rs")
+    );
     let stage = include_str!("../../src/model/stage.rs");
     let enums = ["ToCoordinator", "ToWorker", "Work", "Packed", "Trouble", "Bye"];
     let mut all: Vec<String> = enums.iter().flat_map(|name| enumeration(message, name)).collect();
@@ -105,6 +112,7 @@ fn declared() -> Vec<String> {
         (message, "Capacity"),
         (message, "Needs"),
         (message, "SeatPlan"),
+        (message, "RelayPlan"),
         (message, "ModelFile"),
         (message, "Device"),
         (message, "Lease"),

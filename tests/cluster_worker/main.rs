@@ -36,21 +36,21 @@ fn granted_leases_add_up_on_any_number_of_devices() {
             let (mine, last) = (&announced[2..], announced[7]);
             announced[..2].iter().for_each(|&lease| script.say(ToWorker::Deny { lease }));
             mine[..5].iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
-            script.say(ToWorker::Flush { step: 1 });
+            script.say(ToWorker::Flush { step: 1, relays: None });
             script.say(ToWorker::Grant { lease: last });
             let (sum, leases, sums) = script.sum();
             assert_eq!((sum, leases.as_slice()), (1, mine));
             let which: Vec<u32> = mine.iter().map(|&l| l as u32).collect();
             assert!(sums == expected(&which), "{devices} devices: the exact sum of what was granted");
             // Requested again before it was taken: the same sum again.
-            script.say(ToWorker::Flush { step: 1 });
+            script.say(ToWorker::Flush { step: 1, relays: None });
             assert!(script.sum() == (1, mine.to_vec(), sums));
             script.say(ToWorker::SumTaken { sum: 1 });
             // A sum of one microbatch, in f32.
             script.train(&[0]);
             let lease = script.announced(1, hash)[0];
             script.say(ToWorker::Grant { lease });
-            script.say(ToWorker::Flush { step: 1 });
+            script.say(ToWorker::Flush { step: 1, relays: None });
             assert!(script.sum() == (2, vec![0], expected(&[0])));
             done(script);
         });
@@ -72,7 +72,7 @@ fn a_wanted_gradient_comes_alone_and_a_check_has_its_digest() {
             assert!(script.sum() == (number, vec![lease], expected(&[lease as u32])));
         }
         script.say(ToWorker::SumTaken { sum: 1 });
-        script.say(ToWorker::Flush { step: 1 });
+        script.say(ToWorker::Flush { step: 1, relays: None });
         let (sum, leases, sums) = script.sum();
         assert_eq!((sum, leases.as_slice()), (2, &announced[..1]), "the sum that was not taken, again");
         script.lease(9, 0, Work::Verify(microbatch(announced[0] as u32)));
@@ -187,7 +187,7 @@ fn device_error_falls_back_and_repeats_the_work() {
         script.train(&[0, 1]);
         let leases = script.announced(2, hash);
         leases.iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
-        script.say(ToWorker::Flush { step: 1 });
+        script.say(ToWorker::Flush { step: 1, relays: None });
         assert!(script.sum().2 == expected(&[0, 1]));
         done(script);
     });
@@ -323,14 +323,14 @@ fn empty_flush_is_not_remembered() {
     with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
-        script.say(ToWorker::Flush { step: 1 });
+        script.say(ToWorker::Flush { step: 1, relays: None });
         script.train(&[0]);
         let lease = script.announced(1, hash)[0];
         script.say(ToWorker::Grant { lease });
         script.train(&[1]);
         assert_eq!(script.announced(1, hash), [1], "and no sum before it is asked for again");
         script.say(ToWorker::Deny { lease: 1 });
-        script.say(ToWorker::Flush { step: 1 });
+        script.say(ToWorker::Flush { step: 1, relays: None });
         assert!(script.sum() == (1, vec![0], expected(&[0])));
         done(script);
     });

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use finetune::cluster::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{
-    Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, SeatPlan,
+    Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, RelayPlan, SeatPlan,
     ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
 use finetune::model::lora::{Ends, Exception, LoraSpec, Numbers, TrainedRows};
@@ -46,7 +46,9 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
         | Linked
         | Capacity(_)
         | Verified { .. }
-        | Passes { .. } => 20,
+        | Passes { .. }
+        | TotalPiece { .. }
+        | Unlinked { .. } => 22,
     }
 }
 
@@ -69,7 +71,11 @@ fn kinds_from_coordinator(message: &ToWorker) -> usize {
         | Below { .. }
         | Sit(_)
         | Deliver { .. }
-        | ParametersChange { .. } => 16,
+        | ParametersChange { .. }
+        | Listen
+        | Relay(_)
+        | Combine { .. }
+        | Spread { .. } => 20,
     }
 }
 
@@ -90,13 +96,38 @@ fn device(name: &str) -> Device {
     Device { name: name.into(), class: "enemy".into() }
 }
 
+/// Messages of a relay.
+fn from_relay() -> Vec<ToCoordinator> {
+    vec![
+        ToCoordinator::Sum {
+            sum: u64::MAX,
+            step: 1,
+            leases: vec![LEASE],
+            loss: 3,
+            weight: 3,
+            targets: 2,
+            rewards: RewardSums::default(),
+            parameters: [1; 32],
+            traffic: Traffic::default(),
+            relays: Some(1),
+        },
+        ToCoordinator::TotalPiece {
+            total: 1,
+            offset: 0,
+            len: 9,
+            packed: Packed::Fixed(vec![255; 70].into()),
+        },
+        ToCoordinator::Unlinked { set: 0, reason: "\u{1b}[2J\nerror: x".into() },
+    ]
+}
+
 /// At least one message of every kind that a worker sends.
 pub fn from_worker() -> Vec<ToCoordinator> {
     let sums =
         LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2], ..LossSums::default() };
     let fixed = Packed::Fixed(vec![255; 70].into());
     let link = Link { bandwidth: f64::NAN, round_trip: -1.0 };
-    let all = vec![
+    let mut all = vec![
         ToCoordinator::Hello(hello()),
         ToCoordinator::Fetch { file: 1, offset: 3, len: 5 },
         ToCoordinator::Ready { devices: vec![device("cpu 0")], refused: vec!["no".into()] },
@@ -114,6 +145,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
             rewards: RewardSums { sums: [-1, 1], counts: [1, 2], pairs: 1, right: 1, range: Some([-1, 1]) },
             parameters: [1; 32],
             traffic: Traffic::default(),
+            relays: None,
         },
         ToCoordinator::Score { lease: LEASE, sums, parameters: [1; 32], micros: 1 },
         ToCoordinator::Answer { lease: LEASE, ids: vec![1, 2], parameters: [1; 32] },
@@ -144,6 +176,7 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Verified { lease: LEASE, digest: [2; 32], parameters: [1; 32], micros: 1, memory: 1 },
         ToCoordinator::Passes { lease: LEASE, forward: u64::MAX, between: u64::MAX, backward: 1 },
     ];
+    all.extend(from_relay());
     assert!(all.len() >= kinds_from_worker(&all[0]));
     all
 }
@@ -222,6 +255,37 @@ fn change() -> ToWorker {
     ToWorker::ParametersChange { step: 1, offset: 1, len: 2, values, packed }
 }
 
+fn seated() -> ToWorker {
+    ToWorker::Sit(Some(SeatPlan {
+        key: [7; 16],
+        place: 9,
+        of: 2,
+        layers: (7, 3),
+        streamed: u32::MAX,
+        values: (u64::MAX, 1),
+        depth: u16::MAX,
+        wire: Wire::Bf16,
+    }))
+}
+
+/// Messages to relays.
+fn to_relay() -> Vec<ToWorker> {
+    vec![
+        ToWorker::Flush { step: 1, relays: Some(u64::MAX) },
+        ToWorker::Listen,
+        ToWorker::Relay(None),
+        ToWorker::Relay(Some(Box::new(RelayPlan {
+            set: 1,
+            key: [7; 16],
+            place: 9,
+            addresses: vec![("\u{1b}[2J".into(), 1)],
+            ranges: vec![(u64::MAX, 1), (3, 2)],
+        }))),
+        ToWorker::Combine { total: 1, of: 0, sums: vec![(9, u64::MAX)] },
+        ToWorker::Spread { step: 0, offset: u64::MAX, bytes: vec![0xff; 13].into() },
+    ]
+}
+
 /// At least one message of every kind that a coordinator sends.
 pub fn from_coordinator() -> Vec<ToWorker> {
     let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
@@ -234,7 +298,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
     };
     let objective = Objective { loss: Loss::Sigmoid, beta: 0.1, smoothing: 0.0, gamma: f64::NAN, nll: -1.0 };
     let pairs = Aim::Learn(Lesson { objective, reference: vec![-1.0, f64::MAX], nll: 0.5, wanted: vec![] });
-    let all = vec![
+    let mut all = vec![
         ToWorker::Welcome(Box::new(manifest())),
         ToWorker::Piece { file: 0, offset: 0, bytes: vec![1; 9].into() },
         ToWorker::ParametersPiece { step: 0, offset: 0, bytes: vec![0xff; 12].into() },
@@ -258,7 +322,7 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Grant { lease: LEASE },
         ToWorker::Deny { lease: LEASE },
         ToWorker::Cancel { lease: LEASE },
-        ToWorker::Flush { step: 1 },
+        ToWorker::Flush { step: 1, relays: None },
         ToWorker::SumTaken { sum: 1 },
         ToWorker::Ping { number: 1 },
         ToWorker::Bye(Bye::Done),
@@ -268,18 +332,10 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Bye(Bye::Out { reason: reason(), again: true }),
         ToWorker::Below { host: "\u{1b}[2J".into(), port: 1 },
         ToWorker::Sit(None),
-        ToWorker::Sit(Some(SeatPlan {
-            key: [7; 16],
-            place: 9,
-            of: 2,
-            layers: (7, 3),
-            streamed: u32::MAX,
-            values: (u64::MAX, 1),
-            depth: u16::MAX,
-            wire: Wire::Bf16,
-        })),
+        seated(),
         ToWorker::Deliver { lease: LEASE },
     ];
+    all.extend(to_relay());
     assert!(all.len() >= kinds_from_coordinator(&all[0]));
     all
 }

@@ -55,7 +55,10 @@ impl Coordinator<'_> {
         let mut task = Task { ahead: round.ahead.len(), ..task };
         let Some(tally) = self.round(round, &mut task)? else { return Ok(None) };
         self.reducer.total(sums);
-        let shared = Some(self.accounts.finish(tally, self.machine.devices()));
+        let computing = (tally.computing + tally.exposed).as_secs_f64();
+        let shared = self.accounts.finish(tally, self.machine.devices());
+        self.consider_relays(&shared, computing + shared.parameter_seconds, &mut task);
+        let shared = Some(shared);
         let traffic = Some(self.traffic).filter(|t| t.submissions > 0);
         Ok(Some(Effort { shared, spans: Vec::new(), traffic }))
     }
@@ -79,7 +82,12 @@ impl Compute for Coordinator<'_> {
     fn parameters_ahead(&mut self, step: u64, stretch: Stretch) {
         if stretch.from == 0 {
             // Members that hold the parameters of the previous step wait for these.
-            self.coming = Some(Coming::new(step, self.served.clone()));
+            let relays = match stretch.changes.is_empty() {
+                true => self.relays.spread(self.began.elapsed()),
+                // Changes of few bits travel as they are.
+                false => Vec::new(),
+            };
+            self.coming = Some(Coming::new(step, self.served.clone(), relays));
             self.accounts.parameters();
         }
         if let Some(coming) = self.coming.as_mut().filter(|coming| coming.follows(step, stretch.from)) {
@@ -92,7 +100,7 @@ impl Compute for Coordinator<'_> {
         let ahead = self.coming.take().filter(|coming| coming.follows(step, flat.len()));
         let broadcast = ahead.unwrap_or_else(|| {
             self.accounts.parameters();
-            let mut coming = Coming::new(step, BTreeSet::new());
+            let mut coming = Coming::new(step, BTreeSet::new(), Vec::new());
             coming.add(Stretch { from: 0, values: flat, changes: &[] }, |_| None);
             coming
         });

@@ -11,6 +11,7 @@ mod translation;
 #[cfg(test)]
 pub(in crate::cluster) use translation::{Fall, Heard, Translation};
 
+pub(super) use cells::{Cells, Wrong};
 pub use division::{Between, Division, Formed, Place, Waits};
 pub use lines::LinePlan;
 
@@ -472,8 +473,8 @@ impl Desk<'_> {
     }
 }
 
-/// The host of a peer's address, as its neighbours in a line reach it; empty for a worker on this machine.
-fn host(peer: &str) -> String {
+/// The host of a peer's address, as other workers reach it; empty for a worker on this machine.
+pub(super) fn host(peer: &str) -> String {
     let endpoint = peer.parse::<Endpoint>().ok().filter(|endpoint| !endpoint.is_loopback());
     endpoint.map_or_else(String::new, |endpoint| endpoint.host)
 }

@@ -15,6 +15,7 @@ mod gate;
 mod outbox;
 mod parameters;
 mod port;
+pub(super) mod relays;
 mod round;
 pub mod run_lock;
 mod scores;
@@ -29,6 +30,7 @@ pub use files::{FilesError, ModelFiles};
 pub use frame_limits::{Longest, Misfit, prompt_fits};
 pub use gate::Gate;
 pub use port::{Counter, Port, call};
+pub use relays::Use as UseOfRelays;
 pub use run_lock::{Lock, RunLockError, RunRecord};
 
 use super::machine::{Machine, MemberId};
@@ -41,6 +43,7 @@ use crate::train::stop::Stop;
 use events::Accounts;
 use outbox::Outbox;
 use parameters::{Broadcast, Coming};
+use relays::Relays;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -138,6 +141,8 @@ pub struct Setup<'a> {
     pub company: Company,
     /// How the layers are divided where workers hold the model together; `None` where each holds all of it.
     pub lines: Option<LinePlan>,
+    /// Whether workers add parts of the sums for each other. Not with a delay, lines or checked work.
+    pub relays: UseOfRelays,
     /// The stop flag, raised by signals.
     pub stop: &'a Stop,
 }
@@ -170,6 +175,7 @@ pub struct Coordinator<'a> {
     served: BTreeSet<MemberId>,
     /// Sums whose pieces are being added.
     pending: BTreeMap<(MemberId, u64), ToCoordinator>,
+    relays: Relays,
     /// To `incoming`.
     reports: Sender<Incoming>,
     /// Numeric classes of microbatches that count.
@@ -197,7 +203,9 @@ impl<'a> Coordinator<'a> {
         let (reports, hashes) = (events.clone(), events.clone());
         // The driver lives as long as the reducer; reports after it are dropped.
         let report = move |report| drop(reports.send(Incoming::Added(report)));
-        let holds = if setup.machine.verify.is_some() { Holds::Round } else { Holds::Two };
+        // Sums of relays may come all at once, when a set ends.
+        let many = setup.machine.verify.is_some() || setup.relays != UseOfRelays::Never;
+        let holds = if many { Holds::Round } else { Holds::Two };
         let values = usize::try_from(setup.gate.manifest.values()).unwrap_or(usize::MAX);
         let reducer = Reducer::new(values, (setup.threads, holds), report)?;
         let reception = Reception::new(setup.gate, setup.files, events, (setup.runtime, setup.lines));
@@ -221,6 +229,7 @@ impl<'a> Coordinator<'a> {
             coming: None,
             served: BTreeSet::new(),
             pending: BTreeMap::new(),
+            relays: Relays::new(values, setup.relays),
             reports: hashes,
             classes: BTreeSet::new(),
             present: BTreeSet::new(),

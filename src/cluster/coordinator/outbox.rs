@@ -107,7 +107,9 @@ async fn pass(
 
 fn size(message: &ToWorker) -> u64 {
     match message {
-        ToWorker::ParametersPiece { bytes, .. } | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
+        ToWorker::ParametersPiece { bytes, .. }
+        | ToWorker::Spread { bytes, .. }
+        | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
         ToWorker::ParametersChange { values, packed, .. } => (values.len() + packed.len()) as u64,
         ToWorker::Lease(lease) => {
             let bytes = if matches!(lease.work, Work::Prompt { .. }) { 4 } else { 8 };

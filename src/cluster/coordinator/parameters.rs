@@ -6,10 +6,12 @@ use super::super::machine::MemberId;
 use super::super::message::{Hash, PIECE, ToWorker};
 use super::super::sum_chunk::little_endian;
 use super::outbox::Outbox;
+use crate::numeric::fixed::CELL;
 use crate::numeric::{fixed, pack};
 use crate::train::optimizer_step::Stretch;
 use bytes::Bytes;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Parameters that are partly computed.
 pub(super) struct Coming {
@@ -19,11 +21,14 @@ pub(super) struct Coming {
     hasher: blake3::Hasher,
     /// Members that get the pieces as they are made.
     to: BTreeSet<MemberId>,
+    /// Members that get the values of these ranges, and pass them on to each other.
+    relays: Vec<(MemberId, Range<usize>)>,
 }
 
 impl Coming {
-    pub fn new(step: u64, to: BTreeSet<MemberId>) -> Self {
-        Coming { step, pieces: Vec::new(), values: 0, hasher: blake3::Hasher::new(), to }
+    pub fn new(step: u64, mut to: BTreeSet<MemberId>, relays: Vec<(MemberId, Range<usize>)>) -> Self {
+        to.retain(|member| relays.iter().all(|(relay, _)| relay != member));
+        Coming { step, pieces: Vec::new(), values: 0, hasher: blake3::Hasher::new(), to, relays }
     }
 
     /// Whether values from index `from` on come next.
@@ -57,6 +62,15 @@ impl Coming {
                 outbox.say(message.clone());
                 said += size as u64;
             }
+            for (member, range) in &self.relays {
+                let (from, to) = (range.start.max(offset as usize), range.end.min(self.values));
+                let Some(outbox) = outbox(*member).filter(|_| from < to) else { continue };
+                for from in (from..to).step_by(CELL) {
+                    let at = 4 * (from - offset as usize)..4 * (to.min(from + CELL) - offset as usize);
+                    said += at.len() as u64;
+                    outbox.say(ToWorker::Spread { step, offset: from as u64, bytes: bytes.slice(at) });
+                }
+            }
             self.pieces.push((offset, bytes));
         }
         said
@@ -65,7 +79,13 @@ impl Coming {
     /// Completes the parameters.
     pub fn whole(self) -> Broadcast {
         let hash = *self.hasher.finalize().as_bytes();
-        Broadcast { step: self.step, hash, pieces: self.pieces, begun: self.to }
+        let relays = self.relays.into_iter().map(|(member, _)| member);
+        Broadcast {
+            step: self.step,
+            hash,
+            pieces: self.pieces,
+            begun: self.to.into_iter().chain(relays).collect(),
+        }
     }
 }
 

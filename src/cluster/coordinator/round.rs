@@ -5,6 +5,7 @@ use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round,
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
 use super::parameters::Broadcast;
+use super::relays::TOTALS;
 use super::{Company, Coordinator, Incoming, Rejected, events, scores};
 use crate::model::stage::Fault;
 use crate::train::event::{Change, LineFormed, What};
@@ -45,7 +46,7 @@ impl Task<'_> {
         self.done.is_some() || self.failed.is_some()
     }
 
-    fn change(&mut self, change: Change) {
+    pub fn change(&mut self, change: Change) {
         (self.say)(crate::train::event::Event::Device(change));
     }
 }
@@ -90,6 +91,7 @@ impl Coordinator<'_> {
             let mut taken = 0;
             while let Some(incoming) = next.take() {
                 self.take(incoming, task);
+                self.relays_go_on(task);
                 taken += 1;
                 // A message that was taken out of the queue is handled; the rest stays queued.
                 let enough = task.over() || taken >= TURN || self.stopped();
@@ -97,6 +99,9 @@ impl Coordinator<'_> {
             }
             if !task.over() && self.machine.wake().is_some_and(|at| self.began.elapsed() >= at) {
                 self.tick(Event::Time, task);
+            }
+            if !task.over() && taken < TURN {
+                self.relays_in_time(task);
             }
         }
     }
@@ -113,7 +118,7 @@ impl Coordinator<'_> {
         self.act(actions, (None, gone), task);
     }
 
-    fn said(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
+    pub(super) fn said(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
         let event = Event::Said { member, message: &message };
         let gone = departure(&event);
         let actions = self.machine.tick(event, self.began.elapsed());
@@ -121,6 +126,7 @@ impl Coordinator<'_> {
     }
 
     fn take(&mut self, incoming: Incoming, task: &mut Task) {
+        self.lost_relay(&incoming, task);
         match incoming {
             Incoming::Joined { member, name, peer, remark, outbox } => {
                 self.members.insert(member, outbox);
@@ -158,6 +164,7 @@ impl Coordinator<'_> {
             }
             // Taken back in the meantime.
             Incoming::Hashed { digest: None, .. } => {}
+            Incoming::Added(Report { member: TOTALS, sum, result }) => self.total_added(sum, result, task),
             Incoming::Added(Report { member, sum, result }) => {
                 let member = MemberId(member);
                 match (self.pending.get(&(member, sum)).cloned(), result) {
@@ -170,13 +177,14 @@ impl Coordinator<'_> {
         }
     }
 
-    fn misbehaved(&mut self, member: MemberId, reason: String, task: &mut Task) {
+    pub(super) fn misbehaved(&mut self, member: MemberId, reason: String, task: &mut Task) {
         self.tick(Event::Misbehaved { member, reason }, task);
     }
 
     /// Bulk data goes to the reducer before or after the machine sees its message. All other messages go to the
     /// machine.
     fn hear(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
+        let Some(message) = self.hear_of_relays(member, message, task) else { return };
         match message {
             ToCoordinator::SumPiece { sum, .. } => {
                 if self.machine.wants_sum(member, sum) {
@@ -184,7 +192,7 @@ impl Coordinator<'_> {
                     self.add(member, message, task);
                 }
             }
-            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, rewards, .. }
+            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, rewards, relays: None, .. }
                 if self.machine.wants_sum(member, sum) =>
             {
                 let claim =
@@ -260,6 +268,7 @@ impl Coordinator<'_> {
                     self.members.remove(&member);
                     self.served.remove(&member);
                     self.peers.remove(&member);
+                    self.relays.breaks(member);
                     let waits = self.waiting.gone(member);
                     self.tell(waits, What::Note, task);
                 }
@@ -279,7 +288,7 @@ impl Coordinator<'_> {
     }
 
     /// The newest parameters, to a new member those before them first.
-    fn send_parameters(&mut self, member: MemberId) {
+    pub(super) fn send_parameters(&mut self, member: MemberId) {
         let Some(outbox) = self.members.get(&member) else { return };
         let lacks = |_: &&mut Broadcast| !self.served.contains(&member);
         for parameters in self.before.as_mut().filter(lacks).into_iter().chain(&mut self.parameters) {
@@ -289,10 +298,14 @@ impl Coordinator<'_> {
     }
 
     fn take_sum(&mut self, member: MemberId, sum: u64, task: &mut Task) {
-        if let Some(ToCoordinator::Sum { traffic, .. }) = self.pending.remove(&(member, sum)) {
+        let message = self.pending.remove(&(member, sum));
+        let mut in_total = false;
+        if let Some(ToCoordinator::Sum { traffic, relays, .. }) = message {
             self.traffic.add(&traffic);
+            // The values are in a total, which was taken before.
+            in_total = relays.is_some();
         }
-        if !self.reducer.take(member.0, sum) {
+        if !in_total && !self.reducer.take(member.0, sum) {
             let reason =
                 format!("sum {sum} of member {} counts and is not in the total; report this", member.0);
             let fault = Fault::Device { device: "coordinator".into(), reason };
@@ -337,9 +350,13 @@ impl Coordinator<'_> {
         }
     }
 
-    fn say(&self, member: MemberId, message: ToWorker) {
+    pub(super) fn say(&self, member: MemberId, message: ToWorker) {
         let Some(outbox) = self.members.get(&member) else { return };
         let newest = self.parameters.as_ref().map_or(0, |newest| newest.step);
+        let message = match message {
+            ToWorker::Flush { step, .. } => ToWorker::Flush { step, relays: self.relays.set_of(member) },
+            message => message,
+        };
         match self.delay > 0 && overtakes(&message, newest) {
             true => outbox.say_first(message),
             false => outbox.say(message),
@@ -398,7 +415,7 @@ mod tests {
             (ToWorker::Deny { lease: 1 }, true),
             // It may not overtake its lease.
             (ToWorker::Cancel { lease: 1 }, false),
-            (ToWorker::Flush { step: 5 }, true),
+            (ToWorker::Flush { step: 5, relays: None }, true),
             (ToWorker::SumTaken { sum: 1 }, true),
             (ToWorker::Parameters { step: 5, hash: [0; 32] }, false),
             (ToWorker::Bye(Bye::Done), false),

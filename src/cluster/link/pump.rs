@@ -41,7 +41,8 @@ pub enum Liveness<Answer> {
 impl Bulky for ToCoordinator {
     fn bulk(&self) -> Option<&Bytes> {
         match self {
-            ToCoordinator::SumPiece { packed: Packed::Fixed(bytes) | Packed::Single(bytes), .. } => {
+            ToCoordinator::SumPiece { packed: Packed::Fixed(bytes) | Packed::Single(bytes), .. }
+            | ToCoordinator::TotalPiece { packed: Packed::Fixed(bytes) | Packed::Single(bytes), .. } => {
                 Some(bytes)
             }
             _ => None,
@@ -52,7 +53,9 @@ impl Bulky for ToCoordinator {
 impl Bulky for ToWorker {
     fn bulk(&self) -> Option<&Bytes> {
         match self {
-            ToWorker::Piece { bytes, .. } | ToWorker::ParametersPiece { bytes, .. } => Some(bytes),
+            ToWorker::Piece { bytes, .. }
+            | ToWorker::ParametersPiece { bytes, .. }
+            | ToWorker::Spread { bytes, .. } => Some(bytes),
             ToWorker::ParametersChange { packed, .. } => Some(packed),
             _ => None,
         }
@@ -319,7 +322,7 @@ mod tests {
     /// Fills the queue of a member's link.
     fn full(member: MemberLink) -> MemberLink {
         for step in 0..ROOM as u64 {
-            member.to.blocking_send(ToWorker::Flush { step }).unwrap();
+            member.to.blocking_send(ToWorker::Flush { step, relays: None }).unwrap();
         }
         member
     }
@@ -353,7 +356,7 @@ mod tests {
         assert!(at <= 3 && heard[at..at + 3] == urgent, "{heard:?}");
         let others = heard.into_iter().filter(|message| !urgent.contains(message));
         assert!(
-            others.eq((0..ROOM as u64).map(|step| ToWorker::Flush { step })),
+            others.eq((0..ROOM as u64).map(|step| ToWorker::Flush { step, relays: None })),
             "the others keep their order"
         );
     }
@@ -362,7 +365,7 @@ mod tests {
     fn ping_is_answered_while_messages_are_unread() {
         let runtime = runtime();
         let (_worker, (to, mut from)) = worker(&runtime, Duration::ZERO);
-        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
+        to.blocking_send(encode(&ToWorker::Flush { step: 1, relays: None }).unwrap().whole()).unwrap();
         to.blocking_send(encode(&ToWorker::Ping { number: 7 }).unwrap().whole()).unwrap();
         let heard: ToCoordinator = decode(&from.blocking_recv().unwrap()).unwrap();
         assert_eq!(heard, ToCoordinator::Pong { number: 7 });
@@ -405,10 +408,15 @@ mod tests {
     fn frame_may_take_longer_than_the_silence_limit() {
         let runtime = runtime();
         let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
-        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
+        to.blocking_send(encode(&ToWorker::Flush { step: 1, relays: None }).unwrap().whole()).unwrap();
         let slow = Slow(incoming, Arc::default());
         let mut worker: WorkerLink = over(runtime.handle(), slow, out, Duration::from_secs(1));
-        assert_eq!(worker.from.blocking_recv(), Some(ToWorker::Flush { step: 1 }), "{:?}", worker.end);
+        assert_eq!(
+            worker.from.blocking_recv(),
+            Some(ToWorker::Flush { step: 1, relays: None }),
+            "{:?}",
+            worker.end
+        );
         // No complete message came that it could have answered.
         let beat: ToCoordinator = decode(&said.blocking_recv().unwrap()).unwrap();
         assert_eq!(beat, ToCoordinator::Pong { number: 1 });
@@ -416,7 +424,8 @@ mod tests {
 
     #[test]
     fn invalid_message_ends_the_link() {
-        let long = [encode(&ToWorker::Flush { step: 1 }).unwrap().whole().to_vec(), vec![0]].concat();
+        let long =
+            [encode(&ToWorker::Flush { step: 1, relays: None }).unwrap().whole().to_vec(), vec![0]].concat();
         for frame in [vec![0xff; 9], long, Vec::new()] {
             let runtime = runtime();
             let (mut worker, (to, _from)) = worker(&runtime, Duration::ZERO);

@@ -23,6 +23,18 @@ enum Own {
     Wrong,
 }
 
+/// What a sum is to the machine.
+pub(super) enum Verdict {
+    /// It counts, or is to be checked.
+    Counts,
+    /// It was taken before.
+    Taken,
+    /// Its step is over.
+    Late,
+    /// No correct worker sends it; the reason in one line.
+    Wrong(&'static str),
+}
+
 /// The claims of a finished lease.
 struct Result {
     lease: LeaseId,
@@ -44,6 +56,9 @@ impl Machine {
             | ToCoordinator::Linked
             | ToCoordinator::Passes { .. }
             | ToCoordinator::Capacity(_)
+            // The driver's part about relays takes these.
+            | ToCoordinator::TotalPiece { .. }
+            | ToCoordinator::Unlinked { .. }
             | ToCoordinator::SumPiece { .. } => {}
             ToCoordinator::Ready { devices, refused } => self.ready(member, devices, refused),
             ToCoordinator::Leave { reason } => {
@@ -310,24 +325,22 @@ impl Machine {
         }
     }
 
-    fn summed(&mut self, member: MemberId, message: &ToCoordinator) {
-        let ToCoordinator::Sum { sum, step, leases, parameters, .. } = message else { return };
-        let (Some(round), Some(m)) = (&self.round, self.fleet.member(member)) else { return };
+    /// What the machine does with a sum; `None` if there is no such member or round.
+    pub(super) fn verdict(&self, member: MemberId, message: &ToCoordinator) -> Option<Verdict> {
+        let ToCoordinator::Sum { sum, step, leases, parameters, .. } = message else { return None };
+        let (round, m) = (self.round.as_ref()?, self.fleet.member(member)?);
         if *sum <= m.last_sum {
-            self.ignored();
-            return self.say(member, ToWorker::SumTaken { sum: *sum });
+            return Some(Verdict::Taken);
         }
         if *step != round.step && self.verifies() && !round.done {
             // Sums that count at the end of the round would be taken back with this one.
-            return self.expel(member, "its sum is of another step");
+            return Some(Verdict::Wrong("its sum is of another step"));
         }
         if *step != round.step || round.done {
-            // The step is over; the worker drops this sum when the next parameters arrive.
-            self.ignored();
-            return self.out.push(Action::TakeBack { member });
+            return Some(Verdict::Late);
         }
         if *parameters != round.hash {
-            return self.expel(member, "its sum was computed with other parameters");
+            return Some(Verdict::Wrong("its sum was computed with other parameters"));
         }
         let granted = |lease: &LeaseId| match round.ledger.find(*lease) {
             Found::Here(held) => {
@@ -336,8 +349,27 @@ impl Machine {
             Found::Old | Found::Never => false,
         };
         let distinct: BTreeSet<&LeaseId> = leases.iter().collect();
-        if leases.is_empty() || distinct.len() < leases.len() || !leases.iter().all(granted) {
-            return self.expel(member, "its sum holds what it was not granted");
+        match !leases.is_empty() && distinct.len() == leases.len() && leases.iter().all(granted) {
+            true => Some(Verdict::Counts),
+            false => Some(Verdict::Wrong("its sum holds what it was not granted")),
+        }
+    }
+
+    pub(super) fn summed(&mut self, member: MemberId, message: &ToCoordinator) {
+        let ToCoordinator::Sum { sum, leases, relays, .. } = message else { return };
+        match self.verdict(member, message) {
+            None => return,
+            Some(Verdict::Taken) => {
+                self.ignored();
+                return self.say(member, ToWorker::SumTaken { sum: *sum });
+            }
+            Some(Verdict::Late) => {
+                // The step is over; the worker drops this sum when the next parameters arrive.
+                self.ignored();
+                return self.out.push(Action::TakeBack { member });
+            }
+            Some(Verdict::Wrong(reason)) => return self.expel(member, reason),
+            Some(Verdict::Counts) => {}
         }
         if self.verifies() {
             return match leases[..] {
@@ -351,6 +383,9 @@ impl Machine {
         });
         if let Some(m) = self.fleet.member_mut(member) {
             (m.last_sum, m.reasked) = (*sum, 0);
+            if relays.is_some() {
+                m.relayed = m.relayed.saturating_sub(leases.len());
+            }
         }
         self.fleet.flush(member, None);
         self.out.push(Action::TakeSum { member, sum: *sum });

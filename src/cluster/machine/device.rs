@@ -147,7 +147,7 @@ mod tests {
         let Config { reask, reasks, .. } = Config::default();
         let mut bed = Bed::train(1, 1);
         bed.now += Duration::from_millis(1);
-        assert!(said(&bed.announce(0, 1), 0).contains(&To::Flush { step: 5 }));
+        assert!(said(&bed.announce(0, 1), 0).contains(&To::Flush { step: 5, relays: None }));
         let piece =
             |offset| From::SumPiece { sum: 1, offset, len: 9, packed: Packed::Fixed(Default::default()) };
         let wait = |bed: &mut Bed, offsets: &dyn Fn(u32) -> u64| {

@@ -160,6 +160,24 @@ pub enum Event<'a> {
         /// [`super::Action::TakeResult`].
         message: &'a ToCoordinator,
     },
+    /// Relays hold the parts of a sum of this member, which [`super::Machine::takes`]. The driver passes the sum in
+    /// [`Event::Totalled`] once it is in the total, or [`Event::Released`] if it will not be.
+    Relayed {
+        /// The member.
+        member: MemberId,
+        /// Number of leases in the sum.
+        leases: usize,
+    },
+    /// These sums, each of which [`super::Machine::takes`], are in the total together.
+    Totalled {
+        /// The sender and last message of each.
+        sums: &'a [(MemberId, ToCoordinator)],
+    },
+    /// Relays hold no sums of these members any more: they are requested again.
+    Released {
+        /// The members.
+        members: Vec<MemberId>,
+    },
     /// Answers [`super::Action::Hash`].
     Hashed {
         /// The sender of the sum.

@@ -124,6 +124,8 @@ pub(super) struct Member {
     pub link: Option<Link>,
     /// Number of leases that were granted and are in no counted sum.
     pub granted: usize,
+    /// Number of those of them whose sums relays hold.
+    pub relayed: usize,
     /// Number of granted leases of the next step.
     pub granted_ahead: usize,
     flushed: Option<Duration>,
@@ -147,6 +149,7 @@ impl Member {
             last_sum: 0,
             link: None,
             granted: 0,
+            relayed: 0,
             granted_ahead: 0,
             flushed: None,
             reasked: 0,
@@ -159,6 +162,11 @@ impl Member {
     /// Whether its arrival was never reported: it is not ready, or has no device that can take part.
     pub fn is_unknown(&self) -> bool {
         self.devices.as_ref().is_none_or(Vec::is_empty)
+    }
+
+    /// Number of granted leases for which a sum is due.
+    pub fn owes(&self) -> usize {
+        self.granted.saturating_sub(self.relayed)
     }
 
     /// When its sum was last requested, or a new piece of that sum arrived.
@@ -296,7 +304,9 @@ impl Fleet {
     pub fn forget_sums(&mut self) {
         self.flushed.clear();
         self.resting.clear();
-        self.members.values_mut().for_each(|m| (m.granted, m.granted_ahead, m.flushed) = (0, 0, None));
+        for m in self.members.values_mut() {
+            (m.granted, m.relayed, m.granted_ahead, m.flushed) = (0, 0, 0, None);
+        }
     }
 
     /// What is owed for the next step is owed now.

@@ -26,6 +26,7 @@ mod fleet;
 mod gather;
 mod ledger;
 mod record;
+mod relayed;
 mod repeat;
 mod round;
 mod slot;
@@ -121,6 +122,9 @@ impl Machine {
                 self.said(member, message);
                 self.fleet.resting.insert(member);
             }
+            Event::Relayed { member, leases } => self.relayed(member, leases),
+            Event::Totalled { sums } => self.totalled(sums),
+            Event::Released { members } => self.released(&members),
             Event::Hashed { member, sum, digest } => self.hashed(member, sum, digest),
             Event::Lost { member, reason } => self.lost(member, &reason),
             Event::Misbehaved { member, reason } => self.expel(member, &reason),

@@ -184,9 +184,8 @@ impl Machine {
         for id in due {
             let Some(member) = self.fleet.member(id) else { continue };
             let again = member.flushed().map(|at| self.now.saturating_sub(at) >= self.config.reask);
-            let rests = member.granted > 0 && (unasked || round.rests(member));
-            if member.granted > 0
-                && again.unwrap_or(unasked || rests && expecting.binary_search(&id).is_err())
+            let rests = member.owes() > 0 && (unasked || round.rests(member));
+            if member.owes() > 0 && again.unwrap_or(unasked || rests && expecting.binary_search(&id).is_err())
             {
                 self.fleet.flush(id, Some(self.now));
                 let Some(member) = self.fleet.member_mut(id) else { continue };
@@ -196,7 +195,8 @@ impl Machine {
                 }
                 round.asked.get_or_insert(self.now);
                 if !unasked || again.is_some() {
-                    self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
+                    self.out
+                        .push(Action::Say { member: id, message: ToWorker::Flush { step, relays: None } });
                 }
             } else if rests && again.is_none() {
                 self.fleet.resting.insert(id);

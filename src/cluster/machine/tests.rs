@@ -76,6 +76,7 @@ pub(super) fn sum_of(sum: u64, step: u64, leases: &[LeaseId]) -> From {
         rewards: RewardSums::default(),
         parameters: HASH,
         traffic: Traffic::default(),
+        relays: None,
     }
 }
 
@@ -114,7 +115,7 @@ fn round_of_one_member_is_granted_summed_and_closed() {
     assert_eq!(said(&out, 0), [To::Grant { lease: 1 }]);
     assert_eq!(leased(&out, 0), [2]);
     let out = bed.announce(0, 2);
-    assert_eq!(said(&out, 0), [To::Grant { lease: 2 }, To::Flush { step: 5 }]);
+    assert_eq!(said(&out, 0), [To::Grant { lease: 2 }, To::Flush { step: 5, relays: None }]);
     assert!(bed.machine.wants_sum(MemberId(0), 1) && !bed.machine.wants_sum(MemberId(1), 1));
     let out = bed.sum(0, 1, &[1, 2]);
     assert_eq!(out[0], Action::TakeSum { member: MemberId(0), sum: 1 });
@@ -172,6 +173,7 @@ fn dishonest_message_expels_only_its_sender() {
         rewards: RewardSums::default(),
         parameters,
         traffic: Traffic::default(),
+        relays: None,
     };
     let device = Device { name: "x".into(), class: "a".into() };
     let cases = [
@@ -405,7 +407,7 @@ fn missing_sum_is_requested_again() {
     bed.announce(0, 1);
     assert_eq!(bed.machine.wake(), Some(bed.now + Duration::from_secs(30)));
     assert_eq!(bed.after(29_999), []);
-    assert_eq!(said(&bed.after(1), 0), [To::Flush { step: 5 }]);
+    assert_eq!(said(&bed.after(1), 0), [To::Flush { step: 5, relays: None }]);
 }
 
 #[test]
@@ -461,9 +463,18 @@ fn older(message: From) -> From {
         From::Announce { lease, micros, memory, .. } => {
             From::Announce { lease, parameters: OLDER, micros, memory }
         }
-        From::Sum { sum, step, leases, loss, weight, targets, rewards, traffic, .. } => {
-            From::Sum { sum, step, leases, loss, weight, targets, rewards, parameters: OLDER, traffic }
-        }
+        From::Sum { sum, step, leases, loss, weight, targets, rewards, traffic, .. } => From::Sum {
+            sum,
+            step,
+            leases,
+            loss,
+            weight,
+            targets,
+            rewards,
+            parameters: OLDER,
+            traffic,
+            relays: None,
+        },
         other => other,
     }
 }
@@ -476,7 +487,7 @@ fn announced(lease: LeaseId) -> From {
 fn next_step_is_computed_while_a_sum_is_on_its_way() {
     let mut bed = delayed();
     let out = bed.said(0, older(announced(1)));
-    assert_eq!(said(&out, 0), [To::Grant { lease: 1 }, To::Flush { step: 5 }]);
+    assert_eq!(said(&out, 0), [To::Grant { lease: 1 }, To::Flush { step: 5, relays: None }]);
     assert_eq!(leased(&out, 0), [2, 3], "the device computes the next step meanwhile");
     assert_eq!(said(&bed.said(0, announced(2)), 0), [To::Grant { lease: 2 }]);
     let out = bed.said(0, older(sum_of(1, 5, &[1])));
@@ -485,7 +496,7 @@ fn next_step_is_computed_while_a_sum_is_on_its_way() {
     let out = bed.event(Event::Begin(Round::of(Kind::Train, vec![100, 100])));
     assert_eq!((leased(&out, 0), said(&out, 0)), (vec![], vec![]), "lease 3 is still in work");
     let out = bed.said(0, announced(3));
-    assert_eq!(said(&out, 0), [To::Grant { lease: 3 }, To::Flush { step: 6 }]);
+    assert_eq!(said(&out, 0), [To::Grant { lease: 3 }, To::Flush { step: 6, relays: None }]);
     assert_eq!(said(&bed.said(0, older(announced(1))), 0), [To::Deny { lease: 1 }], "its step is over");
     assert!(done(&bed.said(0, sum_of(2, 6, &[2, 3]))));
 }
@@ -541,7 +552,7 @@ fn work_of_both_steps_is_leased_again_if_its_member_is_lost() {
     assert!(own(&bed, first), "the older step comes first");
     bed.now += Duration::from_millis(1);
     let out = bed.said(1, older(announced(first)));
-    assert_eq!(said(&out, 1), [To::Grant { lease: first }, To::Flush { step: 5 }]);
+    assert_eq!(said(&out, 1), [To::Grant { lease: first }, To::Flush { step: 5, relays: None }]);
     let next = leased(&out, 1);
     assert!(next.len() == 2 && next.iter().all(|&lease| !own(&bed, lease)), "{out:?}");
 }

@@ -10,6 +10,7 @@ mod fate;
 mod lines;
 mod network;
 mod quality;
+mod relays;
 mod seeds;
 mod truth;
 mod worker;

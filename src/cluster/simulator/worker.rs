@@ -211,7 +211,7 @@ impl Worker {
                 self.flush_if_due();
             }
             ToWorker::Cancel { lease } => self.cancel(lease, now),
-            ToWorker::Flush { step } => self.flush(step),
+            ToWorker::Flush { step, .. } => self.flush(step),
             ToWorker::SumTaken { sum } => {
                 self.untaken.take_if(|u| u.number == sum);
                 self.singles.retain(|u| u.number != sum);
@@ -223,8 +223,12 @@ impl Worker {
             | ToWorker::Ping { .. }
             | ToWorker::Below { .. }
             | ToWorker::Sit(_)
-            // The driver here rounds nothing.
-            | ToWorker::ParametersChange { .. } => {}
+            // The driver here rounds nothing, and has no relays.
+            | ToWorker::ParametersChange { .. }
+            | ToWorker::Listen
+            | ToWorker::Relay(_)
+            | ToWorker::Combine { .. }
+            | ToWorker::Spread { .. } => {}
         }
         std::mem::take(&mut self.out)
     }
@@ -443,6 +447,7 @@ impl Worker {
             rewards: RewardSums::default(),
             parameters,
             traffic: Traffic::default(),
+            relays: None,
         });
     }
 

@@ -2,10 +2,11 @@
 //! that pass the self-test. Each side refuses here what does not match.
 
 use super::devices::DeviceThreads;
+use super::mesh::Mesh;
 use super::outbox::Outbox;
 use super::parts::{Needed, guarded};
 use super::peers::{Attached, PeerNet};
-use super::session::{Holding, Session};
+use super::session::{Company, Holding, Session};
 use super::{Blueprint, ModelSource, Outcome, Portion, Shape, Unfit, Worker};
 use crate::cluster::message::{Capacity, Hello, Manifest, SeatPlan, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
@@ -19,10 +20,10 @@ impl Worker<'_> {
     pub(super) async fn converse(&mut self, outbox: &mut Outbox<'_>, hello: Hello) -> Outcome {
         match self.join(outbox, hello).await {
             Err(outcome) => outcome,
-            Ok(Joined { threads, len, line }) => {
+            Ok(Joined { threads, len, company }) => {
                 let (inject, say, see) = (&self.equipment.inject, self.aside(), self.see);
                 let with = Holding { threads: &threads, inject, say, see, share: &self.share };
-                let outcome = Session::hold(outbox, with, len, line).await;
+                let outcome = Session::hold(outbox, with, len, company).await;
                 match threads.too_large() {
                     true => self.gives_up_layers(),
                     false => self.threads = Some(threads),
@@ -76,21 +77,22 @@ impl Worker<'_> {
         outbox.say(ToCoordinator::Measured { devices: threads.measured(), link });
         let classes: Vec<String> =
             threads.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
-        let line = match &plan {
-            Some(plan) => match self.take_seat(outbox, (plan, &manifest), &threads).await {
-                Ok(line) => Some(line),
+        let silence = Duration::from_millis(manifest.silence_millis);
+        let company = match &plan {
+            Some(plan) => match self.take_seat(outbox, (plan, silence), &threads).await {
+                Ok(line) => Company::Line(line),
                 Err(outcome) => {
                     self.threads = Some(threads);
                     return Err(outcome);
                 }
             },
-            None => None,
+            None => Company::Relays(self.peers.clone().map(|net| Mesh::new(net, silence))),
         };
         let (run, name) = (plain(&manifest.run), plain(&manifest.name));
         self.aside()(&format!("in run {run} as {name}: {}", classes.join(", ")));
         let all = usize::try_from(manifest.values()).unwrap_or(usize::MAX);
         let len = threads.of.1.portion.as_ref().map_or(all, |portion| portion.values.len());
-        Ok(Joined { threads, len, line })
+        Ok(Joined { threads, len, company })
     }
 
     /// The network to the coordinator. A seat has reported it; who waited for one has measured it.
@@ -191,7 +193,7 @@ impl Worker<'_> {
     async fn take_seat(
         &self,
         outbox: &mut Outbox<'_>,
-        (plan, manifest): (&SeatPlan, &Manifest),
+        (plan, silence): (&SeatPlan, Duration),
         threads: &DeviceThreads,
     ) -> Result<Attached, Outcome> {
         let failed = |reason: String| Outcome::Failed { reason };
@@ -202,7 +204,6 @@ impl Worker<'_> {
         let port = listener.as_ref().map_or(0, |listener| listener.address().port());
         outbox.say(ToCoordinator::Seated { port });
         let (tell, below) = tokio::sync::oneshot::channel();
-        let silence = Duration::from_millis(manifest.silence_millis);
         let mut met = net.meet(plan.clone(), silence, listener, below);
         let mut tell = Some(tell);
         let met = loop {
@@ -348,8 +349,7 @@ struct Joined {
     threads: DeviceThreads,
     /// Number of values of the parameters that it gets.
     len: usize,
-    /// Its neighbours, if it is a seat of a line.
-    line: Option<Attached>,
+    company: Company,
 }
 
 /// Bytes of the bandwidth measurements: a larger one follows if the smaller one was too short.

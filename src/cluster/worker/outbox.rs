@@ -58,7 +58,17 @@ impl<'a> Outbox<'a> {
 
     /// Whether the last message of this sum is still queued.
     pub fn is_sending(&self, number: u64) -> bool {
-        self.waiting.iter().any(|m| matches!(m, ToCoordinator::Sum { sum, .. } if *sum == number))
+        let ends =
+            |m: &ToCoordinator| matches!(m, ToCoordinator::Sum { sum, relays: None, .. } if *sum == number);
+        self.waiting.iter().any(ends)
+    }
+
+    /// Drops what is queued for a set of relays that has ended.
+    pub fn drop_for_relays(&mut self) {
+        let is_for = |m: &ToCoordinator| {
+            matches!(m, ToCoordinator::TotalPiece { .. } | ToCoordinator::Sum { relays: Some(_), .. })
+        };
+        self.waiting.retain(|message| !is_for(message));
     }
 
     /// Sends the last message of this side.

@@ -4,6 +4,8 @@
 use crate::cluster::message::Hash;
 use crate::cluster::sum_chunk::little_endian;
 use crate::numeric::{fixed, pack};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The parameters after a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,15 +99,81 @@ impl Arriving {
         Ok(())
     }
 
+    /// Whether all of the parameters after this step have come.
+    pub fn is_complete(&self, step: u64, len: usize) -> bool {
+        (self.step == step || len == 0) && self.values.len() == len
+    }
+
     /// Completes the parameters; an error if values are missing. A seat that trains nothing gets no pieces.
     pub fn take(&mut self, step: u64, len: usize) -> Result<Parameters, String> {
-        match (self.step == step || len == 0) && self.values.len() == len {
+        match self.is_complete(step, len) {
             true => {
                 let hash = *self.hasher.finalize().as_bytes();
                 Ok(Parameters { step, hash, values: std::mem::take(&mut self.values) })
             }
             false => Err(format!("{} of {len} parameters came", self.values.len())),
         }
+    }
+}
+
+/// The parameters that come from relays: each brings its range, in order. Ranges of a later step may overtake others of the
+/// step before.
+#[derive(Debug)]
+pub(super) struct FromRelays {
+    /// The values of each relay.
+    ranges: Vec<Range<usize>>,
+    /// By step.
+    coming: BTreeMap<u64, Ranges>,
+}
+
+/// The ranges of a step so far.
+#[derive(Debug)]
+struct Ranges {
+    values: Vec<f32>,
+    /// The value that each relay brings next.
+    next: Vec<usize>,
+}
+
+/// Most steps whose parameters may be on their way.
+const MOST_STEPS: usize = 3;
+
+impl FromRelays {
+    pub fn new(ranges: &[(u64, u64)]) -> Self {
+        let ranges = ranges.iter().map(|&(from, to)| from as usize..to as usize).collect();
+        FromRelays { ranges, coming: BTreeMap::new() }
+    }
+
+    /// Adds the next values of a relay; the error is that it is none that a correct relay sends.
+    pub fn piece(&mut self, place: u16, (step, offset): (u64, u64), bytes: &[u8]) -> Result<(), String> {
+        let wrong = || format!("the relay {place} sent a part of the parameters that does not belong there");
+        let (values, rest) = bytes.as_chunks::<4>();
+        let range = self.ranges.get(usize::from(place)).ok_or_else(wrong)?;
+        if !self.coming.contains_key(&step) && self.coming.len() >= MOST_STEPS {
+            return Err(wrong());
+        }
+        let len = self.ranges.last().map_or(0, |range| range.end);
+        let ranges = self.coming.entry(step).or_insert_with(|| Ranges {
+            values: vec![0.0; len],
+            next: self.ranges.iter().map(|range| range.start).collect(),
+        });
+        let next = &mut ranges.next[usize::from(place)];
+        if offset != *next as u64 || values.len() > range.end - *next || !rest.is_empty() {
+            return Err(wrong());
+        }
+        let to = &mut ranges.values[*next..*next + values.len()];
+        to.iter_mut().zip(values).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
+        *next += values.len();
+        Ok(())
+    }
+
+    /// The parameters after a step once all of them are here; those of earlier steps are dropped.
+    pub fn take(&mut self, step: u64) -> Option<Parameters> {
+        self.coming.retain(|coming, _| *coming >= step);
+        let ranges = self.coming.get(&step)?;
+        if ranges.next.iter().zip(&self.ranges).any(|(next, range)| *next < range.end) {
+            return None;
+        }
+        self.coming.remove(&step).map(|ranges| Parameters::new(step, ranges.values))
     }
 }
 
@@ -163,5 +231,37 @@ mod tests {
         }
         assert!(said((0, 9), &whole[1..], Some(&before)).contains("a packed sum"));
         assert!(said((1, 8), &packed(&[0.25; 8]), Some(&before)).contains("does not follow"));
+    }
+
+    #[test]
+    fn parameters_from_relays_come_in_any_order_of_ranges() {
+        let bytes = |step: u64, range: std::ops::Range<usize>| -> Vec<u8> {
+            range.flat_map(|i| (i as f32 + step as f32).to_le_bytes()).collect()
+        };
+        let mut from = FromRelays::new(&[(0, 3), (3, 3), (3, 7)]);
+        from.piece(2, (4, 3), &bytes(4, 3..5)).unwrap();
+        from.piece(0, (4, 0), &bytes(4, 0..3)).unwrap();
+        // A later step overtakes the rest of this one.
+        from.piece(0, (5, 0), &bytes(5, 0..3)).unwrap();
+        assert_eq!(from.take(4), None);
+        from.piece(2, (4, 5), &bytes(4, 5..7)).unwrap();
+        let whole = |step: u64| Parameters::new(step, (0..7).map(|i| i as f32 + step as f32).collect());
+        assert_eq!(from.take(4), Some(whole(4)));
+        from.piece(2, (5, 3), &bytes(5, 3..7)).unwrap();
+        assert_eq!(from.take(5), Some(whole(5)));
+        assert_eq!(from.take(5), None);
+        for (place, step, offset, bytes) in [
+            (3, 6, 0, &[0; 4][..]),
+            (0, 6, 1, &[0; 4]),
+            (0, 6, 0, &[0; 16]),
+            (0, 6, 0, &[0; 5]),
+            (1, 6, 3, &[0; 4]),
+            (2, 6, u64::MAX, &[0; 4]),
+        ] {
+            let refused = from.piece(place, (step, offset), bytes).unwrap_err();
+            assert!(refused.contains("does not belong there"), "{place} {step} {offset}");
+        }
+        (7..9).for_each(|step| from.piece(0, (step, 0), &[0; 4]).unwrap());
+        assert!(from.piece(0, (9, 0), &[0; 4]).is_err(), "too many steps at once");
     }
 }

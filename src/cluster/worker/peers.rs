@@ -64,11 +64,16 @@ impl PeerNet {
         if plan.place + 1 >= plan.of {
             return Ok(None);
         }
+        self.port().await.map(Some)
+    }
+
+    /// Opens a port for other workers.
+    pub async fn port(&self) -> Result<Listener, String> {
         let security = self.security.of_a_seat();
         let at = if security.is_plain() { Endpoint::loopback(0) } else { Endpoint::everywhere(0) };
         let bound = self.runtime.spawn(async move { Listener::bind(&at, security, |_| ()).await });
         let bound = bound.await.map_err(|e| e.to_string())?;
-        bound.map(Some).map_err(|e| format!("a port for the next seat of the line: {e}"))
+        bound.map_err(|e| format!("a port for other workers: {e}"))
     }
 
     /// The address of a neighbour: an empty host is the coordinator's.
@@ -161,16 +166,25 @@ impl Meeting {
 
     /// Exchanges the first messages with the seat of that place.
     async fn greet(&self, connection: Connection, place: u16) -> Result<CarryLink, String> {
-        let mut link: CarryLink = connected(&self.runtime, connection, self.silence);
-        let key = self.plan.key;
-        let _ = link.to.send(Carry::Hello { key, place: self.plan.place }).await;
-        match tokio::time::timeout(HELLO, link.from.recv()).await {
-            Ok(Some(theirs)) if theirs == (Carry::Hello { key, place }) => Ok(link),
-            Ok(None) => Err(link.end.reason().unwrap_or_else(|| "it closed the connection".into())),
-            _ => {
-                link.end.cut("it is not of this line");
-                Err("it is not of this line".into())
-            }
+        let link: CarryLink = connected(&self.runtime, connection, self.silence);
+        greeted(link, (self.plan.key, self.plan.place), |theirs| theirs == place).await.map(|(_, link)| link)
+    }
+}
+
+/// Exchanges the first messages with another worker, which must have the same key and a place that is `due`. Returns that
+/// place.
+pub(super) async fn greeted(
+    mut link: CarryLink,
+    (key, own): ([u8; 16], u16),
+    due: impl Fn(u16) -> bool,
+) -> Result<(u16, CarryLink), String> {
+    let _ = link.to.send(Carry::Hello { key, place: own }).await;
+    match tokio::time::timeout(HELLO, link.from.recv()).await {
+        Ok(Some(Carry::Hello { key: theirs, place })) if theirs == key && due(place) => Ok((place, link)),
+        Ok(None) => Err(link.end.reason().unwrap_or_else(|| "it closed the connection".into())),
+        _ => {
+            link.end.cut("it is not of this line");
+            Err("it is not of this line".into())
         }
     }
 }

@@ -2,9 +2,12 @@
 //! granted gradients go into the running sum. The session makes no decision of its own: all actions follow from
 //! messages and reports.
 
+mod relays;
+
 use super::device::Report;
 use super::device_queue::QueuedLease;
 use super::devices::DeviceThreads;
+use super::mesh::Mesh;
 use super::outbox::Outbox;
 use super::parameters::{Arriving, Parameters};
 use super::peers::Attached;
@@ -13,6 +16,7 @@ use super::{Outcome, Sight};
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use crate::train::event::Share;
+use relays::Relays;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,6 +57,14 @@ pub(super) struct Holding<'a> {
     pub share: &'a Cell<Share>,
 }
 
+/// How a worker is connected with others.
+pub(super) enum Company {
+    /// With the neighbours in its line.
+    Line(Attached),
+    /// With relays, once the coordinator asks for it; not in the coordinator's own process.
+    Relays(Option<Mesh>),
+}
+
 pub(super) struct Session<'a, 'w> {
     outbox: &'a mut Outbox<'w>,
     threads: &'a DeviceThreads,
@@ -74,8 +86,8 @@ pub(super) struct Session<'a, 'w> {
     spare: Vec<Running>,
     /// Number of the last sum.
     sent: u64,
-    /// The step whose sum is sent once no announcement is unanswered.
-    flush: Option<u64>,
+    /// The step whose sum is sent once no announcement is unanswered, and the set of relays to which it goes.
+    flush: Option<(u64, Option<u64>)>,
     /// Whether each device is up.
     up: Vec<bool>,
     /// For each device, the lease of an older step that it still computes. The device may hang in that lease, so it
@@ -85,6 +97,7 @@ pub(super) struct Session<'a, 'w> {
     line: Option<Attached>,
     /// When a neighbour was lost, and why.
     fallen: Option<(Instant, String)>,
+    relays: Relays,
     reply: UnboundedSender<(u16, Report)>,
 }
 
@@ -94,9 +107,13 @@ impl<'a, 'w> Session<'a, 'w> {
         outbox: &'a mut Outbox<'w>,
         with: Holding<'a>,
         len: usize,
-        line: Option<Attached>,
+        company: Company,
     ) -> Outcome {
         let Holding { threads, inject, say, see, share } = with;
+        let (line, mesh) = match company {
+            Company::Line(line) => (Some(line), None),
+            Company::Relays(mesh) => (None, mesh),
+        };
         let (reply, reports) = mpsc::unbounded_channel();
         outbox.overtakes = threads.delay() > 0;
         let mut session = Session {
@@ -119,6 +136,7 @@ impl<'a, 'w> Session<'a, 'w> {
             late: vec![None; threads.devices.len()],
             line,
             fallen: None,
+            relays: Relays::new(mesh),
             reply,
         };
         let outcome = session.converse(reports).await;
@@ -142,6 +160,7 @@ impl<'a, 'w> Session<'a, 'w> {
                 biased;
                 Some((device, report)) = reports.recv() => self.reported(device, report),
                 heard = self.outbox.hear() => heard.and_then(|message| self.heard(message)),
+                event = self.relays.event() => self.among_relays(event),
                 reason = lost_neighbour(&mut self.line), if self.fallen.is_none() => {
                     self.fallen = Some((Instant::now(), reason));
                     Ok(())
@@ -160,6 +179,7 @@ impl<'a, 'w> Session<'a, 'w> {
     }
 
     fn heard(&mut self, message: ToWorker) -> Result<(), Outcome> {
+        let Some(message) = self.heard_of_relays(message)? else { return Ok(()) };
         match message {
             ToWorker::ParametersPiece { step, offset, bytes } => {
                 self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
@@ -168,7 +188,6 @@ impl<'a, 'w> Session<'a, 'w> {
                 let from = self.parameters.last().map(|held| &**held).filter(|held| held.step + 1 == step);
                 self.arriving.change(step, (offset, len), &packed, from).map_err(lost)?;
             }
-            ToWorker::Parameters { step, hash } => self.begin(step, hash)?,
             ToWorker::Lease(lease) => self.leased(*lease)?,
             ToWorker::Grant { lease } => {
                 if let Some(Waiting { finished, step, parameters, .. }) = self.waiting.remove(&lease) {
@@ -194,34 +213,24 @@ impl<'a, 'w> Session<'a, 'w> {
                 self.forget(lease);
                 self.flush_now();
             }
-            ToWorker::Cancel { lease } => {
-                // A running lease reports its own end, and an announced one is denied.
-                if self.threads.take_away(lease) {
-                    self.outbox.say(ToCoordinator::Stopped { lease, micros: 0 });
-                }
-            }
-            ToWorker::Flush { step } => {
-                self.flush = Some(step);
-                if self.line.is_none() {
+            ToWorker::Cancel { lease } => self.cancelled(lease),
+            ToWorker::Flush { step, relays } => {
+                self.flush = Some((step, relays));
+                if self.line.is_none() && relays.is_none() {
                     self.send_again(step);
                 }
                 self.flush_now();
             }
             ToWorker::SumTaken { sum } => self.sums.iter_mut().for_each(|running| running.taken(sum)),
-            // Late pieces of a file, and messages that the link handles.
-            ToWorker::Welcome(_)
-            | ToWorker::Piece { .. }
-            | ToWorker::Ping { .. }
-            | ToWorker::Bye(_)
-            | ToWorker::Below { .. }
-            | ToWorker::Sit(_) => {}
+            // Late pieces of a file, and messages that the link or the code before takes.
+            _ => {}
         }
         Ok(())
     }
 
     /// New parameters: everything of steps that are complete is dropped.
-    fn begin(&mut self, step: u64, hash: Hash) -> Result<(), Outcome> {
-        let mut parameters = self.arriving.take(step, self.len).map_err(lost)?;
+    fn begin(&mut self, mut parameters: Parameters, hash: Hash) -> Result<(), Outcome> {
+        let step = parameters.step;
         if parameters.hash != hash {
             return Err(lost(format!("the parameters after step {step} did not arrive as they were sent")));
         }
@@ -246,7 +255,7 @@ impl<'a, 'w> Session<'a, 'w> {
         // Of the parameters of one step, those that come last count.
         self.parameters.retain(|held| held.step < step && held.step + delay >= step);
         self.parameters.push(Arc::new(parameters));
-        self.flush.take_if(|of| *of <= last);
+        self.flush.take_if(|(of, _)| *of <= last);
         self.leased.retain(|_, (of, _)| *of > last);
         self.shows(Share { step, ..self.share.get() });
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
@@ -387,6 +396,13 @@ impl<'a, 'w> Session<'a, 'w> {
         self.late.get_mut(usize::from(device)).into_iter().for_each(|late| *late = None);
     }
 
+    /// A running lease reports its own end, and an announced one is denied.
+    fn cancelled(&mut self, lease: LeaseId) {
+        if self.threads.take_away(lease) {
+            self.outbox.say(ToCoordinator::Stopped { lease, micros: 0 });
+        }
+    }
+
     fn forget(&mut self, lease: LeaseId) {
         if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
             self.threads.buffers.give_back(finished.gradient);
@@ -395,20 +411,23 @@ impl<'a, 'w> Session<'a, 'w> {
 
     /// Sends the running sum if it was requested and no announcement of its step is unanswered.
     fn flush_now(&mut self) {
-        let Some(step) = self.flush else { return };
+        let Some((step, relays)) = self.flush else { return };
         // In a line a request names everything that was granted before it, so that the sums of all seats hold the same.
         if self.line.is_none() && self.waiting.values().any(|w| w.step == step) {
             return;
         }
         // The request ends here even if the sum is empty: the coordinator asks again after later grants.
         self.flush = None;
+        if let Some(set) = relays {
+            return self.flush_to_relays(step, set);
+        }
         let Session { sums, outbox, sent, .. } = self;
         let Some(running) = sums.iter_mut().find(|running| running.step() == step && !running.is_empty())
         else {
             return;
         };
         *sent += 1;
-        let free = running.flush(*sent, &mut |message| outbox.say(message.clone()));
+        let free = running.flush(*sent, None, &mut |message| outbox.say(message.clone()));
         self.free(free);
     }
 

@@ -136,6 +136,7 @@ impl Running {
             rewards,
             parameters,
             traffic,
+            relays: None,
         });
         messages.iter().for_each(say);
         self.kept.insert(sum, messages);
@@ -168,8 +169,14 @@ impl Running {
     }
 
     /// Sends everything added since the last flush as messages of the sum with this number, which are kept until the sum
-    /// is taken. Returns gradient buffers that are free again.
-    pub fn flush(&mut self, sum: u64, say: &mut dyn FnMut(&ToCoordinator)) -> Vec<Vec<f32>> {
+    /// is taken. To relays the last message comes first, and the cells in the order of `relays`. Returns gradient buffers
+    /// that are free again.
+    pub fn flush(
+        &mut self,
+        sum: u64,
+        relays: Option<&[usize]>,
+        say: &mut dyn FnMut(&ToCoordinator),
+    ) -> Vec<Vec<f32>> {
         let (waiting, folded, form) = (&self.waiting, self.folded, self.form);
         let cells = if folded == 0 { &[][..] } else { self.sums.cells() };
         let len = waiting.first().map_or_else(|| cells.iter().map(Vec::len).sum(), Vec::len);
@@ -192,7 +199,6 @@ impl Running {
             parts.for_each(|values| fixed::add_checked(total, values));
             sum_chunk::fixed(sum, index, total)
         };
-        let mut messages = packed(len.div_ceil(CELL), pack, say);
         let end = ToCoordinator::Sum {
             sum,
             step: self.step,
@@ -203,8 +209,24 @@ impl Running {
             rewards: self.scalars.rewards,
             parameters: self.parameters,
             traffic: self.traffic,
+            relays: None,
         };
-        say(&end);
+        let mut messages = match relays {
+            Some(order) => {
+                say(&end);
+                let mut messages = packed(order, pack, say);
+                messages.sort_by_key(|message| match message {
+                    ToCoordinator::SumPiece { offset, .. } => *offset,
+                    _ => u64::MAX,
+                });
+                messages
+            }
+            None => {
+                let messages = packed(&(0..len.div_ceil(CELL)).collect::<Vec<_>>(), pack, say);
+                say(&end);
+                messages
+            }
+        };
         messages.push(end);
         self.kept.insert(sum, messages);
         self.forget()
@@ -231,21 +253,21 @@ fn span(index: usize, len: usize) -> std::ops::Range<usize> {
     index * CELL..index * CELL + len
 }
 
-/// Packs `count` cells in groups, and sends the cells of one group while the next is being packed. Sums of several
+/// Packs cells in this order in groups, and sends the cells of one group while the next is being packed. Sums of several
 /// sources are added in a buffer of the thread, which stays in its cache.
 fn packed(
-    count: usize,
+    order: &[usize],
     pack: impl Fn(&mut Vec<i64>, usize) -> ToCoordinator + Sync,
     say: &mut dyn FnMut(&ToCoordinator),
 ) -> Vec<ToCoordinator> {
     let (done, ready) = std::sync::mpsc::channel::<Vec<ToCoordinator>>();
-    let mut messages = Vec::with_capacity(count + 1);
+    let mut messages = Vec::with_capacity(order.len() + 1);
     let group = GROUP.max(2 * rayon::current_num_threads());
     rayon::in_place_scope(|scope| {
         scope.spawn(|_| {
             let done = done;
-            for from in (0..count).step_by(group) {
-                let cells = (from..count.min(from + group)).into_par_iter();
+            for cells in order.chunks(group) {
+                let cells = cells.par_iter().copied();
                 // The receiver below takes every group.
                 let _ = done.send(cells.map_init(|| vec![0; CELL], &pack).collect());
             }
@@ -347,7 +369,7 @@ mod tests {
                 }
                 let mut messages = Vec::new();
                 sum += 1;
-                let free = running.flush(sum, &mut |message| messages.push(message.clone()));
+                let free = running.flush(sum, None, &mut |message| messages.push(message.clone()));
                 assert!(free.iter().all(|gradient| gradient.len() == len));
                 let (sums, leases) = total(&messages, len);
                 assert_eq!(running.kept().last().map(|(_, kept)| kept), Some(messages.as_slice()));
@@ -375,7 +397,7 @@ mod tests {
         assert_eq!(freed(Devices::Busy), [0, 0, 3, 0, 0, 3]);
         assert_eq!(freed(Devices::Idle), [0, 0, 0, 0, 0, 6]);
         running.add(9, finished(9, 40), Devices::Idle);
-        assert_eq!(running.flush(1, &mut |_| ()).len(), 1);
+        assert_eq!(running.flush(1, None, &mut |_| ()).len(), 1);
     }
 
     /// The second group is packed only after a message of the first was sent; otherwise the test times out.
@@ -392,7 +414,8 @@ mod tests {
             sum_chunk::single(1, index, &[])
         };
         let mut said = Vec::new();
-        let messages = packed(2 * group, pack, &mut |message| {
+        let order: Vec<usize> = (0..2 * group).collect();
+        let messages = packed(&order, pack, &mut |message| {
             send.send(()).unwrap();
             said.push(message.clone());
         });

@@ -1,7 +1,7 @@
 //! The sum of a line from the parts of its seats. Each seat sends the cells of the flat vector that its range touches,
 //! with zeros before its first value. A cell that several ranges share is put together here.
 
-use crate::cluster::message::Packed;
+use crate::cluster::message::{Packed, ToCoordinator};
 use crate::cluster::sum_chunk::{self, cell_len, little_endian};
 use crate::numeric::fixed::CELL;
 use crate::numeric::pack;
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// A cell of the flat vector.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Cell {
+pub(in crate::cluster::coordinator) struct Cell {
     /// Index of its first value.
     pub offset: u64,
     /// Number of its values.
@@ -18,9 +18,16 @@ pub(super) struct Cell {
     pub packed: Packed,
 }
 
+impl Cell {
+    /// As a piece of the sum with this number.
+    pub fn of_sum(self, sum: u64) -> ToCoordinator {
+        ToCoordinator::SumPiece { sum, offset: self.offset, len: self.len, packed: self.packed }
+    }
+}
+
 /// The cells of one sum.
 #[derive(Debug)]
-pub(super) struct Cells {
+pub(in crate::cluster::coordinator) struct Cells {
     /// The values of each seat.
     values: Vec<Range<usize>>,
     /// The cell that each seat sends next.
@@ -40,7 +47,7 @@ fn touched(values: &Range<usize>) -> Range<usize> {
 
 /// Why a part is refused.
 #[derive(Debug, PartialEq)]
-pub(super) enum Wrong {
+pub(in crate::cluster::coordinator) enum Wrong {
     /// This piece is; the reason in one line.
     Piece(String),
     /// It does not go with those of other seats, any of which may be at fault.
@@ -133,7 +140,6 @@ impl Cells {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::message::ToCoordinator;
     use crate::train::sum::Sums;
 
     /// How a sum is packed.

@@ -149,8 +149,12 @@ impl Translation {
             | ToWorker::Bye(_)
             | ToWorker::Below { .. }
             | ToWorker::Sit(_)
-            // --verify and lines exclude each other.
-            | ToWorker::Deliver { .. } => vec![],
+            // --verify, relays and lines exclude each other.
+            | ToWorker::Deliver { .. }
+            | ToWorker::Listen
+            | ToWorker::Relay(_)
+            | ToWorker::Combine { .. }
+            | ToWorker::Spread { .. } => vec![],
         }
     }
 
@@ -356,13 +360,12 @@ impl Translation {
                 all.add(traffic);
             }
         }
-        let end = ends.into_iter().nth(last).map(|end| match end {
-            ToCoordinator::Sum { sum, step, leases, loss, weight, targets, rewards, parameters, .. } => {
-                let known = self.known.iter().find(|known| known.parts[last] == parameters);
-                let (parameters, traffic) = (known.map_or(parameters, |known| known.whole), all);
-                ToCoordinator::Sum { sum, step, leases, loss, weight, targets, rewards, parameters, traffic }
+        let end = ends.into_iter().nth(last).map(|mut end| {
+            if let ToCoordinator::Sum { parameters, traffic, .. } = &mut end {
+                let known = self.known.iter().find(|known| known.parts[last] == *parameters);
+                (*parameters, *traffic) = (known.map_or(*parameters, |known| known.whole), all);
             }
-            other => other,
+            end
         });
         Ok(Heard { driver: end.into_iter().collect(), seats: vec![] })
     }
@@ -453,8 +456,8 @@ mod tests {
         );
         line.down(ToWorker::Grant { lease: 1 });
         assert_eq!(line.up(0, announce(1, hashes[0], 9)), Ok(Heard::default()), "a repetition");
-        assert_eq!(line.down(ToWorker::Flush { step: 8 }).len(), 2);
-        assert_eq!(line.down(ToWorker::Flush { step: 8 }), [], "nothing was granted since");
+        assert_eq!(line.down(ToWorker::Flush { step: 8, relays: None }).len(), 2);
+        assert_eq!(line.down(ToWorker::Flush { step: 8, relays: None }), [], "nothing was granted since");
         // A seat with parameters of its own.
         line.down(lease(2, Work::Train));
         assert!(matches!(line.up(1, announce(2, [9; 32], 5)), Err(Fall::Broke(_))));
@@ -502,7 +505,18 @@ mod tests {
         let (leases, traffic) = (leases.to_vec(), Traffic { submissions: 1, ..Traffic::default() });
         let (loss, weight) = (i128::from(targets), i128::from(targets));
         let rewards = RewardSums::default();
-        ToCoordinator::Sum { sum: 1, step: 8, leases, loss, weight, targets, rewards, parameters, traffic }
+        ToCoordinator::Sum {
+            sum: 1,
+            step: 8,
+            leases,
+            loss,
+            weight,
+            targets,
+            rewards,
+            parameters,
+            traffic,
+            relays: None,
+        }
     }
 
     #[test]

@@ -216,7 +216,7 @@ impl Seat {
                     self.called_back.insert(lease);
                 }
             }
-            ToWorker::Flush { step } => self.flush(step),
+            ToWorker::Flush { step, .. } => self.flush(step),
             _ => {}
         }
         self.effects()
@@ -448,6 +448,7 @@ impl Seat {
             rewards,
             parameters,
             traffic,
+            relays: None,
         });
     }
 

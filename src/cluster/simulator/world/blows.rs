@@ -128,6 +128,7 @@ impl World {
                     rewards: RewardSums::default(),
                     parameters: hash,
                     traffic: Traffic::default(),
+                    relays: None,
                 }
             }
             6 => ToCoordinator::Fallback { device: 3, now: device, reason: String::new() },
