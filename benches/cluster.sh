@@ -6,16 +6,18 @@
 #   gigabit 3 workers behind links of 1 Gbit/s (network namespaces, tbf; needs root, ip and tc): synchronisation
 #           against the bytes through the coordinator's link divided by its rate
 #   delay   2 workers behind links of 100 Mbit/s, with --delay 0 and 1: time of a step beyond the busier device's computing
+#   relays  4 workers behind links of 100 Mbit/s, with --relays never and always, and of 10 Gbit/s: time of a step, how much of it
+#           devices wait for sums and the first parameters, and bytes through the coordinator's link
 #   join    a worker with a warm cache: from its launch to its first lease
 #
-# usage: benches/cluster.sh MODEL [step|slow|gigabit|delay|join ...]
+# usage: benches/cluster.sh MODEL [step|slow|gigabit|delay|relays|join ...]
 #   MODEL  SmolLM2-135M-Instruct as a Hugging Face directory or a GGUF file
-# cost: about 7 minutes on 2 quiet cores, 4 GB. Results are valid on a quiet machine only.
+# cost: about 12 minutes on 2 quiet cores, 4 GB. Results are valid on a quiet machine only.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '11,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '13,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1")
 shift
-[ $# -gt 0 ] || set -- step slow gigabit delay join
+[ $# -gt 0 ] || set -- step slow gigabit delay relays join
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 binary=${FINETUNE_BINARY:-$here/target/release/finetune}
 # The slow worker is slow by an injected fault, which only a build with the feature `faults` has.
@@ -79,6 +81,10 @@ if what in ("step", "delay0", "delay1"):
     sync = [1e3 * l["shared"]["sync_seconds"] for l in t]; hid = [1e3 * l["shared"]["hidden_seconds"] for l in t]
     print(f"{what:8} beyond the busier device's computing: median {s.median(beyond):.0f} ms, least {min(beyond):.0f}; "
           f"sync {s.median(sync):.0f} ms, {s.median(hid):.0f} of it hidden; a step {s.median(l['seconds'] for l in t):.2f} s")
+elif what.startswith("relays-"):
+    t = steps(what); mean = lambda k: sum(l["shared"][k] for l in t) / len(t)
+    print(f"{what:13} devices wait {mean('sync_seconds') - mean('hidden_seconds'):.2f} s of a step of {s.mean(l['seconds'] for l in t):.2f} s; "
+          f"{mean('bytes_in')/1e6:.1f} MB in, {mean('bytes_out')/1e6:.1f} MB out")
 elif what == "slow":
     fast, slow, both = speed("fast"), speed("slow"), speed("both")
     parts = [sorted((d["busy"] / max(d["tokens"], 1), d["tokens"]) for d in l["shared"]["devices"]) for l in steps("both")]
@@ -110,6 +116,7 @@ for part in "$@"; do
   gigabit)
     [ "$(id -u)" = 0 ] && command -v tc >/dev/null || { echo "gigabit  skipped: needs root, ip and tc"; continue; }
     network 1gbit 4
+    size+=(--relays never)
     train gigabit 3 8
     for i in 2 3 4; do on_worker="ip netns exec $net-h$i" worker; done
     finished
@@ -126,6 +133,17 @@ for part in "$@"; do
       table delay$steps
     done
     without_network ;;
+  relays)
+    [ "$(id -u)" = 0 ] && command -v tc >/dev/null || { echo "relays   skipped: needs root, ip and tc"; continue; }
+    for use in never always unshaped; do
+      [ $use = unshaped ] && network 10gbit 5 || network 100mbit 5
+      size=(--batch-size 32 --micro-batch-tokens 128 --relays ${use/unshaped/never})
+      train relays-$use 4 7
+      for i in 2 3 4 5; do on_worker="ip netns exec $net-h$i" worker; done
+      finished
+      table relays-$use
+      without_network
+    done ;;
   join)
     train join 1 1
     until grep -qs "waiting" join.log; do sleep 0.05; done
