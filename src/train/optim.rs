@@ -155,6 +155,34 @@ pub(super) fn block(
     }
 }
 
+/// The largest magnitude. If a value is NaN, so is the result. Bits of magnitudes are ordered as the magnitudes, with infinity
+/// and NaN above all.
+pub(super) fn largest(values: &[f32]) -> f64 {
+    let magnitude = |block: &[f32]| block.iter().fold(0, |most, v| most.max(v.to_bits() & !SIGN));
+    f32::from_bits(values.par_chunks(BLOCK).map(magnitude).max().unwrap_or(0)).into()
+}
+
+/// Whether every value is finite and not negative.
+pub(super) fn finite_from_zero(values: &[f32]) -> bool {
+    // As integers, the bits of negative numbers are above those of all others.
+    let most = |block: &[f32]| block.iter().fold(0, |most, v| most.max(v.to_bits()));
+    values.par_chunks(BLOCK).map(most).max().is_none_or(|most| most < f32::INFINITY.to_bits())
+}
+
+/// The bit of a negative number.
+const SIGN: u32 = 1 << 31;
+
+/// Whether the update keeps every parameter of at most this magnitude finite, if no first moment or gradient exceeds
+/// `moment` and every second moment is finite and not negative. A parameter moves by at most `minus_step` * moment / eps. The factor of 4
+/// covers rounding, and the differences inside [`lerp`].
+pub(super) fn in_range(s: &Scalars, parameter: f64, moment: f64) -> bool {
+    let eps = f64::from(s.eps).min(1.0);
+    let change = f64::from(s.minus_step.abs()) * moment / eps;
+    let next = parameter * (1.0 + f64::from(s.shrink.unwrap_or(1.0).abs())) + change;
+    // Not so if one of them is NaN.
+    s.correction > 0.0 && s.eps > 0.0 && 4.0 * (next + moment) < f64::from(f32::MAX)
+}
+
 /// The first parameter in a block that the update would make infinite or NaN, with its index; nothing is stored.
 pub(super) fn not_finite(s: &Scalars, gradient: &[f32], (p, m, v): Moved<&[f32]>) -> Option<(usize, f32)> {
     let values = p.iter().zip(m).zip(v).zip(gradient);

@@ -1,6 +1,7 @@
 //! The end of a step, in place: computes the next parameters and moments from the sums. Nothing is written before all
-//! next parameters are known to be finite: the update is computed once without storing, and then a second time. Memory
-//! costs more than arithmetic here: the mean gradient is never stored as a whole, and no value is stored twice.
+//! next parameters are known to be finite: the largest parameter, moment and gradient show that, or, where they do not,
+//! the update is computed once without storing. Memory costs more than arithmetic here: the mean gradient is never stored
+//! as a whole, and no value is stored twice.
 //!
 //! The operations [`Sums::mean`], [`optim::norm`], [`optim::clip`] and [`optim::AdamW::update`] are done block by
 //! block, in the same order within a block and over the blocks, so the bits are the same as those of the separate
@@ -16,7 +17,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Number of values per stretch; one stretch is passed on while the next one is computed.
-const STRETCH: usize = 8 * CELL;
+pub const STRETCH: usize = 8 * CELL;
 
 /// A stretch of the next parameters.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +89,16 @@ impl Update<'_> {
         parts.push((at..range.end, &self.scalars));
         parts.retain(|(part, _)| !part.is_empty());
         parts
+    }
+
+    /// Whether the largest values show that all next parameters are finite; no value of the gradient exceeds `gradient`.
+    fn surely_finite(&self, state: &State, gradient: f64) -> bool {
+        let AdamW { exp_avg, exp_avg_sq, residual, .. } = &state.optimizer;
+        let parameter = optim::largest(&state.parameters) + optim::largest(residual);
+        let moment = optim::largest(exp_avg) + gradient;
+        let scalars = self.others.iter().map(|(_, scalars)| *scalars).chain([&self.scalars]);
+        optim::finite_from_zero(exp_avg_sq)
+            && scalars.into_iter().all(|s| optim::in_range(s, parameter, moment))
     }
 
     /// The first next parameter that is not finite, with its index.
@@ -182,7 +193,9 @@ pub fn update(
     let with_b = places.of_b.iter().filter(|_| ratio != 1.0).map(|place| (place, &of_b));
     let others = with_b.chain(places.of_bias.iter().map(|place| (place, &of_bias))).collect();
     let update = Update { sums, clip, scalars: of(rate, weight_decay), others };
-    if let Some(bad) = update.not_finite(state) {
+    if !update.surely_finite(state, grad_norm)
+        && let Some(bad) = update.not_finite(state)
+    {
         return Err(bad);
     }
     state.step += 1;
@@ -271,6 +284,9 @@ mod tests {
                 assert_eq!((stretch.from, stretch.changes), (made.len(), &[][..]), "in order");
                 made.extend_from_slice(stretch.values);
             };
+            let scalars = fast.optimizer.scalars(step, 1e-3, options.weight_decay);
+            let usual = Update { sums: &sums, clip: None, scalars, others: Vec::new() };
+            assert!(usual.surely_finite(&fast, means.grad_norm), "a usual state needs no second pass");
             update(&mut fast, &sums, (means.grad_norm, 1e-3), &Places::default(), &mut see).unwrap();
             assert!(made == fast.parameters, "all of them are shown");
             assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
@@ -395,6 +411,47 @@ mod tests {
     fn bits(state: &State) -> (u64, u64, Vec<u32>) {
         let all = [&state.parameters, &state.optimizer.exp_avg, &state.optimizer.exp_avg_sq];
         (state.step, state.optimizer.step, all.into_iter().flatten().map(|v| v.to_bits()).collect())
+    }
+
+    /// States at and beyond the range of f32: no step is said to be finite that is not.
+    #[test]
+    fn steps_that_are_surely_finite_are_finite() {
+        let (len, mut draws, mut seen) = (BLOCK + 3, Stream::new(&[9]), [0; 2]);
+        for case in 0..400u64 {
+            let options = Options {
+                beta1: [0.9, 0.0][draws.below(2) as usize],
+                beta2: [0.999, 0.0][draws.below(2) as usize],
+                update_bits: [0, 8][draws.below(2) as usize],
+                weight_decay: [0.0, 0.1, 1e3][draws.below(3) as usize],
+                eps: [1e-8, 1e-30, 10.0, 0.0][draws.below(4) as usize],
+                max_grad_norm: [0.0, 1.0][draws.below(2) as usize],
+                ..Options::default()
+            };
+            let mut state = State::new(draw(case, len), options);
+            let fields = &mut state.optimizer;
+            (fields.exp_avg, fields.exp_avg_sq) = (draw(case + 1, len), draw(case + 2, len));
+            fields.exp_avg_sq.iter_mut().for_each(|v| *v = v.abs());
+            let fields =
+                [&mut state.parameters, &mut fields.exp_avg, &mut fields.exp_avg_sq, &mut fields.residual];
+            // Without rounding there is no residual.
+            for values in fields.into_iter().filter(|values| !values.is_empty()) {
+                let odd = [1.0, 1e30, f32::MAX, -f32::MAX, f32::INFINITY, f32::NAN, -1.0, 0.0];
+                values[draws.below(len as u32) as usize] = odd[draws.below(8) as usize];
+            }
+            let mut sums = Sums::new(len);
+            sums.add_gradient(&draw(case + 3, len), fixed::cap(3)).unwrap();
+            sums.set_scalars(crate::train::sum::Scalars { weight: 3 << 40, ..Default::default() });
+            let norm = Means::of(&sums).grad_norm;
+            let rate = [1e-3, 1e9, 0.0][draws.below(3) as usize];
+            let others = Vec::new();
+            let clip = optim::coefficient(norm, options.max_grad_norm);
+            let scalars = state.optimizer.scalars(1, rate, options.weight_decay);
+            let update = Update { sums: &sums, clip, scalars, others };
+            let (sure, bad) = (update.surely_finite(&state, norm), update.not_finite(&state));
+            seen[usize::from(sure)] += 1;
+            assert!(!sure || bad.is_none(), "case {case}: {bad:?}");
+        }
+        assert!(seen.iter().all(|count| *count > 20), "{seen:?}");
     }
 
     #[test]
