@@ -72,8 +72,10 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         say: &say,
     };
     match reconnect.run(&mut worker) {
-        // An engine does not start a task with code 0 again.
-        Ending::Stopped if cluster.engine => Err(Refusal::of(Kind::Saved, "stopped by a signal")),
+        // An engine does not start a task with code 0 again, nor Kubernetes a pod with an index, whatever gave it its role.
+        Ending::Stopped if cluster.engine || std::env::var_os("JOB_COMPLETION_INDEX").is_some() => {
+            Err(Refusal::of(Kind::Saved, "stopped by a signal"))
+        }
         Ending::Complete | Ending::Stopped => Ok(()),
         Ending::Halted(line) => Err(Refusal::of(Kind::NonFinite, line)),
         Ending::Refused(line) => Err(Refusal::configuration(line)),

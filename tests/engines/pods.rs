@@ -322,7 +322,13 @@ fn pods_of_jobset_and_trainer_give_the_bytes_of_one_process() {
         let Some(mut job) = Job::new(manifest) else { return };
         job.bench.ok(&format!("{RUN} --gpus cpu -q -o alone"));
         assert_eq!(job.pods.len(), 4);
-        [3, 2, 1, 0].into_iter().for_each(|nth| job.start(nth, &[]));
+        [3, 2, 1, 0].into_iter().for_each(|nth| job.start(nth, &SLOW));
+        job.step(1);
+        // A worker that is drained; code 0 would be the end of its index.
+        let grace = job.grace();
+        let (status, took) = job.pod(3).stop(grace);
+        assert!(status.code() == Some(75) && took < PROMISE, "{status} after {took:?}\n{}", job.said(3));
+        job.start(3, &SLOW);
         job.completes();
         assert!(job.said(0).contains(&format!("joined   {worker}")), "{}", job.said(0));
     }
