@@ -356,7 +356,12 @@ fn keys_of_scaled_rotations_are_read() {
         assert_eq!(read.local_rope, Some(Rope { theta: 5e5, scaling: RopeScaling::Default }));
     }
     check(factor(1.3), true, "YaRN with 'rope.scaling.yarn_attn_factor'");
-    check(yarn("mistral3"), true, "architecture 'mistral3' without 'attention.temperature_scale'");
+    // Mistral Small 3 of a newer converter.
+    let small = of_architecture("mistral3");
+    let small = config(&small.set("mistral3.rope.freq_base", Meta::F32(1e9)));
+    assert_eq!((small.family.name, small.rope.theta), ("Llama", 1e9));
+    let scaled = yarn("mistral3").set("mistral3.rope.scaling.yarn_log_multiplier", Meta::F32(1.0));
+    check(scaled, true, "YaRN with 'rope.scaling.yarn_log_multiplier'");
     let ministral = yarn("mistral3").set("mistral3.attention.temperature_scale", Meta::F32(0.1));
     let plain = of_architecture("mistral3").set("mistral3.attention.temperature_scale", Meta::F32(0.1));
     check(plain, true, "architecture 'mistral3' without rope scaling by YaRN");

@@ -46,6 +46,8 @@ pub use smollm3::SMOLLM3;
 
 /// Key of GGUF files for whether layers are rotated ([`Rotated::Key`]).
 pub const ROTATES: &str = "rope.scaling.finetuned";
+/// Key of GGUF files for how fast queries grow with their position ([`Family::query_growth`]).
+pub const TEMPERATURE: &str = "attention.temperature_scale";
 /// Key of GGUF files for the length of sliding windows.
 pub const WINDOW: &str = "attention.sliding_window";
 /// Key of GGUF files for which layers slide.
@@ -406,6 +408,11 @@ impl Family {
 /// The family of a GGUF architecture; `has` says whether the file has a key. Where several families share the architecture,
 /// a file belongs to the one whose mark it has ([`Family::gguf_mark`]).
 pub fn of_gguf(architecture: &str, has: impl Fn(&str) -> bool) -> Option<&'static Family> {
+    // Newer converters name Mistral Small 3 after Ministral 3, of which it has no mark: llama.cpp computes it as a Llama.
+    let architecture = match architecture == MINISTRAL3.gguf.architecture && !has(TEMPERATURE) {
+        true => LLAMA.gguf.architecture,
+        false => architecture,
+    };
     let mut of = ALL.iter().copied().filter(|f| f.gguf.architecture == architecture);
     let first = of.next()?;
     Some(of.find(|f| f.gguf_mark.is_some_and(&has)).unwrap_or(first))
@@ -444,6 +451,8 @@ mod tests {
         assert_eq!(of("granite", WINDOW), Some("Granite"));
         assert_eq!(of("olmo2", ""), Some("Olmo2"));
         assert_eq!(of("olmo2", WINDOW), Some("Olmo3"));
+        assert_eq!(of("mistral3", TEMPERATURE), Some("Ministral3"));
+        assert_eq!(of("mistral3", ""), Some("Llama"));
         assert_eq!(of("granite", ROTATES), Some("GraniteMoeHybrid"));
         for family in ALL.iter().filter(|family| family.gguf_mark.is_some()) {
             let same = ALL.iter().filter(|other| other.gguf.architecture == family.gguf.architecture);

@@ -5,7 +5,7 @@ use super::order::{Orders, Shared};
 use super::reader::Gguf;
 use super::value::Value as Meta;
 use super::weights::LONG_ROPE;
-use crate::families::{self, Bias, Family, FeedForward, Rotated, ScoreScale, Windows};
+use crate::families::{self, Bias, Family, FeedForward, Rotated, ScoreScale, TEMPERATURE, Windows};
 use crate::format::error::FormatError;
 use serde_json::{Value, json};
 use std::f64::consts::PI;
@@ -22,8 +22,6 @@ pub(super) struct Made {
 
 /// YaRN's `mscale_all_dim`.
 pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
-/// How fast queries grow with their position.
-pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
 /// Key/value heads, in some files of each layer.
 const KV_HEADS: &str = "attention.head_count_kv";
 
@@ -106,10 +104,6 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
     };
     if let Some(missing) = family.not_in_gguf() {
         return Err(s.refuse(format!("{missing} (architecture '{arch}') is not read from GGUF")));
-    }
-    if family.query_growth.is_some() && s.get(TEMPERATURE).is_none() {
-        // Such files are of Mistral Small 3, which has another class.
-        return Err(s.refuse(format!("architecture '{arch}' without '{TEMPERATURE}' is not supported")));
     }
     if !family.experts && s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
         return Err(s.refuse("a mixture of experts is not supported".into()));

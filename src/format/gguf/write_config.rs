@@ -2,12 +2,12 @@
 //! of [`super::config`] and [`super::weights`]. Keys that the converter does not write are not written here either, so
 //! that a runner sees the same file.
 
-use super::config::{LOG_MULTIPLIER, SHARED_SIZE, TEMPERATURE};
+use super::config::{LOG_MULTIPLIER, SHARED_SIZE};
 use super::order::{Orders, Shared};
 use super::weights::{LONG_ROPE, whole};
 use super::write::{Meta, Metadata};
 use crate::families::tensors::TOP;
-use crate::families::{Family, ROTATES, Rotated, SLIDING_LAYERS, WINDOW, Windows};
+use crate::families::{Family, ROTATES, Rotated, SLIDING_LAYERS, TEMPERATURE, WINDOW, Windows};
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
