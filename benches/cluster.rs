@@ -10,11 +10,12 @@ mod arguments;
 use arguments::option;
 use bytes::Bytes;
 use finetune::cluster::link;
-use finetune::cluster::message::{PIECE, Packed, ToCoordinator, ToWorker};
+use finetune::cluster::message::{Changed, Packed, ToCoordinator, ToWorker};
 use finetune::cluster::reduce::{Claim, Holds, Reducer};
 use finetune::cluster::sum_chunk;
 use finetune::model::layout::Places;
-use finetune::numeric::fixed;
+use finetune::numeric::difference;
+use finetune::numeric::fixed::{self, CELL};
 use finetune::numeric::rng::Stream;
 use finetune::train::checkpoint::State;
 use finetune::train::optim::Options;
@@ -118,10 +119,37 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
         bytes = sum_chunk::little_endian(&state.parameters);
     });
     let hash = seconds(repeat, || assert!(blake3::Hasher::new().update(&bytes).finalize() != [0; 32]));
+    // Parameters of which each changes by up to a hundredth, cell by cell.
+    let mut draws = Stream::new(&[3]);
+    let before: Vec<f32> = state.parameters.iter().map(|v| v * (1.0 + 0.02 * (draws.unit() - 0.5))).collect();
+    let old = sum_chunk::little_endian(&before);
+    let cells = || (0..bytes.len()).step_by(4 * CELL).map(|at| at..(at + 4 * CELL).min(bytes.len()));
+    let mut packed: Vec<Vec<u8>> = vec![Vec::new(); cells().count()];
+    let differences = seconds(repeat, || {
+        for (at, packed) in cells().zip(&mut packed) {
+            packed.clear();
+            difference::pack(&bytes[at.clone()], &old[at], packed);
+        }
+    });
+    let mut values = Vec::with_capacity(len);
+    let unpacked = seconds(repeat, || {
+        values.clear();
+        for (old, packed) in before.chunks(CELL).zip(&packed) {
+            difference::unpack(packed, old, &mut values).unwrap_or_else(|e| panic!("{e}"));
+        }
+    });
+    assert!(values == state.parameters, "what is unpacked is what was packed");
+    let size = packed.iter().map(Vec::len).sum::<usize>() as f64 / len as f64;
+    println!(
+        "packed differences: {size:.2} bytes a value; a worker unpacks them in {:.2} ms",
+        1e3 * unpacked
+    );
+    let packed: Vec<Bytes> = packed.into_iter().map(Bytes::from).collect();
     let frames = seconds(repeat, || {
-        for at in (0..bytes.len()).step_by(PIECE) {
-            let bytes = bytes.slice(at..(at + PIECE).min(bytes.len()));
-            let piece = ToWorker::ParametersPiece { step: 1, offset: at as u64 / 4, bytes };
+        for (packed, at) in packed.iter().zip(cells()) {
+            let (offset, len) = (at.start as u64 / 4, at.len() as u32 / 4);
+            let changed = Changed::Bits(packed.clone());
+            let piece = ToWorker::ParametersChange { step: 1, offset, len, values: Bytes::new(), changed };
             assert!(link::encode(&piece).is_ok());
         }
     });
@@ -130,6 +158,7 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
         ("clip and AdamW", update),
         ("to bytes", encode),
         ("hash", hash),
+        ("differences", differences),
         ("to frames", frames),
     ]
 }
@@ -153,10 +182,9 @@ fn main() {
     let single: usize = sum_chunk::of_gradient(1, &gradient(1, len)).map(|p| size(&p)).sum();
     let four = 4.0 * len as f64;
     println!(
-        "bytes a worker sends: {:.3} per parameter as a sum of {LEASES}, {:.3} as one microbatch; gets {:.3}",
+        "bytes a worker sends: {:.3} per parameter as a sum of {LEASES}, {:.3} as one microbatch",
         4.0 * sent as f64 / four,
-        4.0 * single as f64 / four,
-        4.0 + 4.0 * 30.0 / PIECE as f64
+        4.0 * single as f64 / four
     );
     let pieces: Vec<Vec<Piece>> = canned.iter().map(|frames| frames.iter().map(decode).collect()).collect();
     let decoding = seconds(repeat, || canned[0].iter().for_each(|frame| drop(decode(frame))));

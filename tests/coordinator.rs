@@ -14,7 +14,7 @@ use finetune::cluster::message::{
 use finetune::cluster::sum_chunk;
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Ticket, Traffic, Want};
-use finetune::numeric::{REVISION, fixed};
+use finetune::numeric::{REVISION, difference, fixed};
 use finetune::train::event::{Event, What};
 use finetune::train::stop::Stop;
 use finetune::train::sum::Sums;
@@ -102,6 +102,10 @@ fn hello(identity: u8) -> Hello {
     }
 }
 
+fn values(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
 impl Toy {
     fn start(link: WorkerLink, identity: u8, manner: Manner) -> JoinHandle<Option<Bye>> {
         let fake = Fake::new();
@@ -141,6 +145,12 @@ impl Toy {
                     self.bytes.truncate(4 * offset as usize);
                     self.bytes.extend_from_slice(&bytes);
                 }
+                ToWorker::ParametersChange { offset, len, changed, .. } => {
+                    let at = 4 * offset as usize..4 * (offset as usize + len as usize);
+                    let (old, mut new) = (values(&self.bytes[at.clone()]), Vec::new());
+                    difference::unpack(changed.bytes(), &old, &mut new).unwrap();
+                    self.bytes.splice(at, new.iter().flat_map(|v| v.to_le_bytes()));
+                }
                 ToWorker::Parameters { hash, .. } => self.take(hash),
                 ToWorker::Lease(lease) => {
                     self.leases += 1;
@@ -176,8 +186,7 @@ impl Toy {
 
     fn take(&mut self, hash: [u8; 32]) {
         assert_eq!(*blake3::hash(&self.bytes).as_bytes(), hash, "parameters arrive whole");
-        let flat: Vec<f32> =
-            self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let flat = values(&self.bytes);
         self.fake.set_parameters(&flat).unwrap();
         self.hash = hash;
         self.sum.reset(flat.len());

@@ -66,9 +66,11 @@ pub enum Carry {
         step: u64,
         /// Index of the first value in the flat layout.
         offset: u64,
-        /// Little-endian f32 values.
+        /// Number of values.
+        len: u32,
+        /// Differences from the parameters before: `numeric::difference`.
         #[serde(with = "in_place")]
-        bytes: Bytes,
+        packed: Bytes,
     },
 }
 
@@ -90,7 +92,7 @@ impl Bulky for Carry {
     fn bulk(&self) -> Option<&Bytes> {
         match self {
             Carry::Values { bytes, .. }
-            | Carry::Spread { bytes, .. }
+            | Carry::Spread { packed: bytes, .. }
             | Carry::SumPiece { packed: Packed::Fixed(bytes) | Packed::Single(bytes), .. } => Some(bytes),
             _ => None,
         }

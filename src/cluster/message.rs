@@ -9,7 +9,7 @@ mod places;
 mod work;
 
 pub use places::{Capacity, Needs, RelayPlan, SeatPlan};
-pub use work::{Device, Lease, Packed, Trouble, Work};
+pub use work::{Changed, Device, Lease, Packed, Trouble, Work};
 
 use super::codec::in_place;
 use crate::model::lora::LoraSpec;
@@ -313,7 +313,7 @@ pub enum ToWorker {
         /// The lease that was announced.
         lease: LeaseId,
     },
-    /// A part of the parameters, as what is added to those that the worker has. Parts arrive in order.
+    /// A part of the parameters, by those that the worker has. Parts arrive in order.
     ParametersChange {
         /// Number of optimizer steps that the new parameters result from.
         step: u64,
@@ -324,9 +324,8 @@ pub enum ToWorker {
         /// The new values, little-endian f32: only within the coordinator's process.
         #[serde(skip)]
         values: Bytes,
-        /// The changes in fixed point, `numeric::pack`.
-        #[serde(with = "in_place")]
-        packed: Bytes,
+        /// How to compute them from those of the step before.
+        changed: Changed,
     },
     /// Open a port for other workers. The answer is [`ToCoordinator::Seated`] or [`ToCoordinator::Unlinked`].
     Listen,
@@ -348,9 +347,11 @@ pub enum ToWorker {
         step: u64,
         /// Index of the first value in the flat layout.
         offset: u64,
-        /// Little-endian f32 values.
+        /// Number of values.
+        len: u32,
+        /// Differences from the parameters before: `numeric::difference`.
         #[serde(with = "in_place")]
-        bytes: Bytes,
+        packed: Bytes,
     },
 }
 

@@ -77,15 +77,15 @@ fn rounded_values_are_sent_in_fewer_bytes() {
         fleet.all_end(&["coordinator", "a"], 0);
         let steps = fleet.bench.events("out", "step");
         let parameters = fleet.bench.events("out", "run")[0]["parameters"].as_u64().unwrap();
-        // The first step has all parameters, and without changes so have the others.
+        // The first step has all parameters, the others have differences or rounded changes.
         ["bytes_in", "bytes_out"].map(|name| {
             let bytes = steps[1..].iter().map(|step| step["shared"][name].as_u64().unwrap()).sum::<u64>();
             bytes as f64 / ((steps.len() - 1) as u64 * parameters) as f64
         })
     };
     let ([sum, parameters], rounded) = (sent(""), sent("--sum-bits 8 --update-bits 8"));
-    assert!(sum > 3.0 && parameters >= 4.0, "{sum} and {parameters} bytes for each value");
+    assert!(sum > 3.0 && parameters < 3.0, "{sum} and {parameters} bytes for each value");
     // Eight microbatches: eight bits, three for their sum, and the different units of their blocks.
     assert!(rounded[0] < 0.45 * sum, "{} bytes for each value, of {sum}", rounded[0]);
-    assert!(rounded[1] < 1.3, "{} bytes for each value", rounded[1]);
+    assert!(rounded[1] < 1.3f64.min(parameters), "{} bytes for each value", rounded[1]);
 }

@@ -48,6 +48,7 @@ fn documented_numbers_match_the_wire() {
     );
     assert_eq!(variants(source, "Trouble"), ["Device", "Value"]);
     assert_eq!(variants(source, "Packed"), ["Fixed", "Single"]);
+    assert_eq!(variants(source, "Changed"), ["Added", "Bits"]);
 }
 
 /// The body of a declaration.
@@ -97,7 +98,7 @@ fn declared() -> Vec<String> {
         include_str!("../../src/cluster/message/work.rs")
     );
     let stage = include_str!("../../src/model/stage.rs");
-    let enums = ["ToCoordinator", "ToWorker", "Work", "Packed", "Trouble", "Bye"];
+    let enums = ["ToCoordinator", "ToWorker", "Work", "Packed", "Changed", "Trouble", "Bye"];
     let mut all: Vec<String> = enums.iter().flat_map(|name| enumeration(message, name)).collect();
     all.extend(enumeration(stage, "Targets"));
     let preference = include_str!("../../src/model/preference/mod.rs");

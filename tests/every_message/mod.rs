@@ -6,8 +6,8 @@ use bytes::Bytes;
 use finetune::cluster::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{
-    Bye, Capacity, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, RelayPlan, SeatPlan,
-    ToCoordinator, ToWorker, Trials, Trouble, Work,
+    Bye, Capacity, Changed, Device, Hello, Lease, Manifest, ModelFile, Needs, PROTOCOL, Packed, RelayPlan,
+    SeatPlan, ToCoordinator, ToWorker, Trials, Trouble, Work,
 };
 use finetune::model::lora::{Ends, Exception, LoraSpec, Numbers, TrainedRows};
 use finetune::model::preference::{Aim, Answers, Lesson, Loss, Objective, Ranking};
@@ -250,9 +250,9 @@ fn leased(work: Work) -> ToWorker {
     ToWorker::Lease(Box::new(Lease { lease: LEASE, device: 0, after: 0, of: 2, work }))
 }
 
-fn change() -> ToWorker {
-    let (values, packed) = (vec![].into(), vec![1; 9].into());
-    ToWorker::ParametersChange { step: 1, offset: 1, len: 2, values, packed }
+fn change(changed: fn(Bytes) -> Changed) -> ToWorker {
+    let (values, changed) = (vec![].into(), changed(vec![1; 9].into()));
+    ToWorker::ParametersChange { step: 1, offset: 1, len: 2, values, changed }
 }
 
 fn seated() -> ToWorker {
@@ -282,7 +282,7 @@ fn to_relay() -> Vec<ToWorker> {
             ranges: vec![(u64::MAX, 1), (3, 2)],
         }))),
         ToWorker::Combine { total: 1, of: 0, sums: vec![(9, u64::MAX)] },
-        ToWorker::Spread { step: 0, offset: u64::MAX, bytes: vec![0xff; 13].into() },
+        ToWorker::Spread { step: 0, offset: u64::MAX, len: 9, packed: vec![0xff; 13].into() },
     ]
 }
 
@@ -303,7 +303,8 @@ pub fn from_coordinator() -> Vec<ToWorker> {
         ToWorker::Piece { file: 0, offset: 0, bytes: vec![1; 9].into() },
         ToWorker::ParametersPiece { step: 0, offset: 0, bytes: vec![0xff; 12].into() },
         ToWorker::Parameters { step: 0, hash: [1; 32] },
-        change(),
+        change(Changed::Added),
+        change(Changed::Bits),
         leased(Work::Train(microbatch())),
         leased(Work::Train(labelled)),
         leased(Work::Train(answering(pairs))),

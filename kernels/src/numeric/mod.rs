@@ -4,6 +4,7 @@ pub mod activation;
 pub mod block;
 pub mod coarse;
 pub mod correlation;
+pub mod difference;
 pub mod dtype;
 pub mod fixed;
 pub mod line;

@@ -80,18 +80,21 @@ impl Compute for Coordinator<'_> {
     }
 
     fn parameters_ahead(&mut self, step: u64, stretch: Stretch) {
+        let before = self.parameters.as_ref().filter(|before| before.step + 1 == step);
         if stretch.from == 0 {
-            // Members that hold the parameters of the previous step wait for these.
-            let relays = match stretch.changes.is_empty() {
-                true => self.relays.spread(self.began.elapsed()),
-                // Changes of few bits travel as they are.
-                false => Vec::new(),
+            // Members that hold the parameters of the previous step wait for these. Rounded changes do not go through relays.
+            let (to, relays) = match before {
+                Some(_) if stretch.changes.is_empty() => {
+                    (&self.served, self.relays.spread(self.began.elapsed()))
+                }
+                Some(_) => (&self.served, Vec::new()),
+                None => (&BTreeSet::new(), Vec::new()),
             };
-            self.coming = Some(Coming::new(step, self.served.clone(), relays));
+            self.coming = Some(Coming::new(step, to.clone(), relays));
             self.accounts.parameters();
         }
         if let Some(coming) = self.coming.as_mut().filter(|coming| coming.follows(step, stretch.from)) {
-            let said = coming.add(stretch, |member| self.members.get(&member));
+            let said = coming.add(stretch, before, |member| self.members.get(&member));
             self.accounts.sent(said);
         }
     }
@@ -101,7 +104,7 @@ impl Compute for Coordinator<'_> {
         let broadcast = ahead.unwrap_or_else(|| {
             self.accounts.parameters();
             let mut coming = Coming::new(step, BTreeSet::new(), Vec::new());
-            coming.add(Stretch { from: 0, values: flat, changes: &[] }, |_| None);
+            coming.add(Stretch { from: 0, values: flat, changes: &[] }, None, |_| None);
             coming
         });
         let broadcast = broadcast.whole();

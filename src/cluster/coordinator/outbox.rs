@@ -108,9 +108,10 @@ async fn pass(
 fn size(message: &ToWorker) -> u64 {
     match message {
         ToWorker::ParametersPiece { bytes, .. }
-        | ToWorker::Spread { bytes, .. }
+        | ToWorker::Spread { packed: bytes, .. }
         | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
-        ToWorker::ParametersChange { values, packed, .. } => (values.len() + packed.len()) as u64,
+        // All members share the values.
+        ToWorker::ParametersChange { changed, .. } => changed.bytes().len() as u64,
         ToWorker::Lease(lease) => {
             let bytes = if matches!(lease.work, Work::Prompt { .. }) { 4 } else { 8 };
             bytes * lease.work.tokens()

@@ -3,12 +3,12 @@
 //! before the message that completes them, so they can be sent ahead without commitment.
 
 use super::super::machine::MemberId;
-use super::super::message::{Hash, PIECE, ToWorker};
+use super::super::message::{Changed, Hash, PIECE, ToWorker};
 use super::super::sum_chunk::little_endian;
 use super::outbox::Outbox;
 use crate::numeric::fixed::CELL;
-use crate::numeric::{fixed, pack};
-use crate::train::optimizer_step::Stretch;
+use crate::numeric::{difference, fixed, pack};
+use crate::train::optimizer_step::{STRETCH, Stretch};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -36,44 +36,60 @@ impl Coming {
         self.step == step && self.values == from
     }
 
-    /// Adds a stretch of values and sends it to the waiting members, found by `outbox`. Returns the number of bytes
-    /// sent; a line of workers is counted as one worker.
-    pub fn add<'o>(&mut self, stretch: Stretch, outbox: impl Fn(MemberId) -> Option<&'o Outbox>) -> u64 {
-        let (mut said, step) = (0, self.step);
-        let mut changes = stretch.changes.chunks(PIECE / 4);
+    /// Adds a stretch of values and sends it to the waiting members, found by `outbox`, which hold the parameters `before`.
+    /// Returns the number of bytes sent; a line of workers is counted as one worker.
+    pub fn add<'o>(
+        &mut self,
+        stretch: Stretch,
+        before: Option<&Broadcast>,
+        outbox: impl Fn(MemberId) -> Option<&'o Outbox>,
+    ) -> u64 {
+        let mut said = 0;
         for values in stretch.values.chunks(PIECE / 4) {
-            let (offset, bytes) = (self.values as u64, little_endian(values));
+            let (first, bytes) = (self.values, little_endian(values));
             // Hashed here while the bytes are in the cache; other threads compute the next values.
             self.hasher.update(&bytes);
             self.values += values.len();
-            let changes = changes.next().filter(|_| !self.to.is_empty());
-            let (message, size) = match changes.and_then(packed) {
-                Some(packed) => {
-                    let (len, size, values) = (values.len() as u32, packed.len(), bytes.clone());
-                    (ToWorker::ParametersChange { step, offset, len, values, packed }, size)
-                }
-                None => {
-                    let bytes = bytes.clone();
-                    let size = bytes.len();
-                    (ToWorker::ParametersPiece { step, offset, bytes }, size)
-                }
-            };
-            for outbox in self.to.iter().filter_map(|member| outbox(*member)) {
-                outbox.say(message.clone());
-                said += size as u64;
+            for from in (first..self.values).step_by(CELL) {
+                let to = self.values.min(from + CELL);
+                let values = bytes.slice(4 * (from - first)..4 * (to - first));
+                let added = stretch.changes.get(from - stretch.from..to - stretch.from);
+                said += before.map_or(0, |before| self.send((from, values), before, added, &outbox));
             }
-            for (member, range) in &self.relays {
-                let (from, to) = (range.start.max(offset as usize), range.end.min(self.values));
-                let Some(outbox) = outbox(*member).filter(|_| from < to) else { continue };
-                for from in (from..to).step_by(CELL) {
-                    let at = 4 * (from - offset as usize)..4 * (to.min(from + CELL) - offset as usize);
-                    said += at.len() as u64;
-                    outbox.say(ToWorker::Spread { step, offset: from as u64, bytes: bytes.slice(at) });
-                }
-            }
-            self.pieces.push((offset, bytes));
+            self.pieces.push((first as u64, bytes));
         }
         said
+    }
+
+    /// Sends a cell of values from index `from` on: the changes `added` if they are rounded, otherwise differences of bits.
+    fn send<'o>(
+        &self,
+        (from, values): (usize, Bytes),
+        before: &Broadcast,
+        added: Option<&[f32]>,
+        outbox: impl Fn(MemberId) -> Option<&'o Outbox>,
+    ) -> u64 {
+        let relay = self.relays.iter().find(|(_, range)| range.contains(&from));
+        let relay = relay.and_then(|(member, _)| outbox(*member));
+        let to: Vec<&Outbox> = self.to.iter().filter_map(|member| outbox(*member)).collect();
+        if relay.is_none() && to.is_empty() {
+            return 0;
+        }
+        let changed = match added.and_then(packed) {
+            Some(packed) => Changed::Added(packed),
+            None => Changed::Bits(before.differences(from, &values)),
+        };
+        let (step, offset, len) = (self.step, from as u64, (values.len() / 4) as u32);
+        for outbox in &to {
+            let (values, changed) = (values.clone(), changed.clone());
+            outbox.say(ToWorker::ParametersChange { step, offset, len, values, changed });
+        }
+        let size = changed.bytes().len() * (to.len() + usize::from(relay.is_some()));
+        // Relays get differences of bits alone.
+        if let (Some(relay), Changed::Bits(packed)) = (relay, changed) {
+            relay.say(ToWorker::Spread { step, offset, len, packed });
+        }
+        size as u64
     }
 
     /// Completes the parameters.
@@ -110,6 +126,15 @@ pub(super) struct Broadcast {
 }
 
 impl Broadcast {
+    /// The packed differences of new values from those from index `from` on, all of one cell.
+    fn differences(&self, from: usize, new: &[u8]) -> Bytes {
+        const { assert!((PIECE / 4).is_multiple_of(CELL) && STRETCH.is_multiple_of(PIECE / 4)) };
+        let (first, piece) = &self.pieces[from / (PIECE / 4)];
+        let (at, mut packed) = (4 * (from - *first as usize), Vec::new());
+        difference::pack(new, &piece[at..at + new.len()], &mut packed);
+        packed.into()
+    }
+
     /// Queues the pieces that a member lacks, and the completing message. Returns the number of bytes.
     pub fn send(&mut self, member: MemberId, outbox: &Outbox) -> u64 {
         let mut said = 0;

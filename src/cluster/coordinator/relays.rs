@@ -159,13 +159,6 @@ impl Relays {
         Duration::from_secs_f64(4e-6 * self.values as f64)
     }
 
-    /// The next parameters come before anything needs the present ones.
-    pub fn forgets_parameters(&mut self) {
-        if let Some(set) = self.together() {
-            set.lacking.clear();
-        }
-    }
-
     /// Between two steps: asks workers to listen if a set is worth while.
     pub fn consider(&mut self, mut candidates: Vec<Candidate>, now: Duration) -> Messages {
         candidates.truncate(MOST);

@@ -55,8 +55,8 @@ impl Bulky for ToWorker {
         match self {
             ToWorker::Piece { bytes, .. }
             | ToWorker::ParametersPiece { bytes, .. }
-            | ToWorker::Spread { bytes, .. } => Some(bytes),
-            ToWorker::ParametersChange { packed, .. } => Some(packed),
+            | ToWorker::Spread { packed: bytes, .. } => Some(bytes),
+            ToWorker::ParametersChange { changed, .. } => Some(changed.bytes()),
             _ => None,
         }
     }

@@ -3,9 +3,11 @@
 use super::LeaseId;
 use crate::cluster::codec::in_place;
 use crate::model::stage::{Microbatch, Sampling};
+use crate::numeric::{difference, pack};
 use crate::train::island::Island;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// A device of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -110,6 +112,45 @@ pub enum Packed {
     Fixed(#[serde(with = "in_place")] Bytes),
     /// Little-endian f32 of a single microbatch. The coordinator converts them to fixed point.
     Single(#[serde(with = "in_place")] Bytes),
+}
+
+/// Values of new parameters, by those that the worker has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Changed {
+    /// What is added to each value in f32, in fixed point: `numeric::pack`.
+    Added(#[serde(with = "in_place")] Bytes),
+    /// Differences of their bits: `numeric::difference`.
+    Bits(#[serde(with = "in_place")] Bytes),
+}
+
+impl Changed {
+    /// The packed values.
+    pub fn bytes(&self) -> &Bytes {
+        let (Changed::Added(bytes) | Changed::Bits(bytes)) = self;
+        bytes
+    }
+
+    /// Those of some of the `len` values; `None` if the bytes are not a packing of as many.
+    pub fn part(&self, len: usize, range: Range<usize>) -> Option<Self> {
+        let mut part = Vec::new();
+        match self {
+            _ if range == (0..len) => Some(self.clone()),
+            Changed::Added(packed) => {
+                let mut changes = vec![0; len];
+                pack::set(packed, &mut changes, i64::MAX).ok()?;
+                pack::pack(changes.get(range)?, &mut part);
+                Some(Changed::Added(part.into()))
+            }
+            Changed::Bits(packed) => {
+                // Differences from zeros are the values' own bits.
+                let (zeros, mut bits) = (vec![0.0; len], Vec::new());
+                difference::unpack(packed, &zeros, &mut bits).ok()?;
+                let of = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+                difference::pack(&of(bits.get(range.clone())?), &of(&zeros[range]), &mut part);
+                Some(Changed::Bits(part.into()))
+            }
+        }
+    }
 }
 
 /// Why a lease failed.

@@ -1,10 +1,14 @@
 //! Received parameters: in pieces, in order, and hashed here over the values in memory, because the hash goes into
 //! every result as the proof of the parameters that it was computed with.
 
-use crate::cluster::message::Hash;
+use crate::cluster::message::{Changed, Hash};
 use crate::cluster::sum_chunk::little_endian;
-use crate::numeric::{fixed, pack};
+use crate::numeric::fixed::CELL;
+use crate::numeric::{difference, fixed, pack};
+use bytes::Bytes;
+use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::Range;
 
 /// The parameters after a step.
@@ -37,6 +41,11 @@ pub fn hash(values: &[f32]) -> Hash {
         }
     }
     *hasher.finalize().as_bytes()
+}
+
+/// An error for bytes that do not unpack.
+fn wrong(reason: impl Display) -> String {
+    format!("a change of parameters: {reason}")
 }
 
 /// The pieces received so far.
@@ -74,12 +83,12 @@ impl Arriving {
         Ok(())
     }
 
-    /// Adds the next `len` values as changes of those of the parameters before.
+    /// Adds the next `len` values, computed from those of the parameters before.
     pub fn change(
         &mut self,
         step: u64,
         (offset, len): (u64, u32),
-        packed: &[u8],
+        changed: &Changed,
         before: Option<&Parameters>,
     ) -> Result<(), String> {
         let Some(before) = before else {
@@ -88,13 +97,18 @@ impl Arriving {
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let values = before.values.get(from..from.saturating_add(len as usize));
         let values = values.ok_or_else(|| format!("a change of {len} parameters from {offset} on"))?;
-        let mut changes = vec![0; values.len()];
-        pack::set(packed, &mut changes, i64::MAX).map_err(|e| format!("a change of parameters: {e}"))?;
-        self.expect(step, offset, values.len(), before.values.len())?;
-        for (value, change) in values.iter().zip(&changes) {
-            let next = value + fixed::to_f64(*change) as f32;
-            self.values.push(next);
+        let mut next = Vec::with_capacity(values.len());
+        match changed {
+            Changed::Added(packed) => {
+                let mut changes = vec![0; values.len()];
+                pack::set(packed, &mut changes, i64::MAX).map_err(wrong)?;
+                let add = |(value, change): (&f32, &i64)| value + fixed::to_f64(*change) as f32;
+                next.extend(values.iter().zip(&changes).map(add));
+            }
+            Changed::Bits(packed) => difference::unpack(packed, values, &mut next).map_err(wrong)?,
         }
+        self.expect(step, offset, values.len(), before.values.len())?;
+        self.values.append(&mut next);
         self.hasher.update(&little_endian(&self.values[from..]));
         Ok(())
     }
@@ -116,22 +130,25 @@ impl Arriving {
     }
 }
 
-/// The parameters that come from relays: each brings its range, in order. Ranges of a later step may overtake others of the
-/// step before.
+/// The parameters that come from relays: each brings its range, in order. Parts of a later step may overtake others of the
+/// step before, so they stay packed until the parameters of the step before are complete.
 #[derive(Debug)]
 pub(super) struct FromRelays {
     /// The values of each relay.
     ranges: Vec<Range<usize>>,
     /// By step.
-    coming: BTreeMap<u64, Ranges>,
+    coming: BTreeMap<u64, Step>,
 }
 
-/// The ranges of a step so far.
-#[derive(Debug)]
-struct Ranges {
-    values: Vec<f32>,
-    /// The value that each relay brings next.
-    next: Vec<usize>,
+/// The parts of a step so far, of each relay.
+type Step = Vec<Parts>;
+
+#[derive(Debug, Default)]
+struct Parts {
+    /// Number of values, and their packing.
+    packed: Vec<(usize, Bytes)>,
+    /// Number of values of all of them.
+    values: usize,
 }
 
 /// Most steps whose parameters may be on their way.
@@ -143,38 +160,71 @@ impl FromRelays {
         FromRelays { ranges, coming: BTreeMap::new() }
     }
 
-    /// Adds the next values of a relay; the error is that it is none that a correct relay sends.
-    pub fn piece(&mut self, place: u16, (step, offset): (u64, u64), bytes: &[u8]) -> Result<(), String> {
+    /// Adds the next cell of a relay. The error is that a correct relay does not send it, or that the others are
+    /// [`MOST_STEPS`] steps behind.
+    pub fn piece(
+        &mut self,
+        place: u16,
+        (step, offset, len): (u64, u64, u32),
+        packed: Bytes,
+    ) -> Result<(), String> {
         let wrong = || format!("the relay {place} sent a part of the parameters that does not belong there");
-        let (values, rest) = bytes.as_chunks::<4>();
         let range = self.ranges.get(usize::from(place)).ok_or_else(wrong)?;
         if !self.coming.contains_key(&step) && self.coming.len() >= MOST_STEPS {
             return Err(wrong());
         }
-        let len = self.ranges.last().map_or(0, |range| range.end);
-        let ranges = self.coming.entry(step).or_insert_with(|| Ranges {
-            values: vec![0.0; len],
-            next: self.ranges.iter().map(|range| range.start).collect(),
-        });
-        let next = &mut ranges.next[usize::from(place)];
-        if offset != *next as u64 || values.len() > range.end - *next || !rest.is_empty() {
+        let coming =
+            self.coming.entry(step).or_insert_with(|| self.ranges.iter().map(|_| Parts::default()).collect());
+        let (parts, len) = (&mut coming[usize::from(place)], len as usize);
+        let next = range.start + parts.values;
+        let cell = CELL.min(range.end - next);
+        if offset != next as u64 || len == 0 || len != cell || packed.len() > difference::most(len) {
             return Err(wrong());
         }
-        let to = &mut ranges.values[*next..*next + values.len()];
-        to.iter_mut().zip(values).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
-        *next += values.len();
+        parts.values += len;
+        parts.packed.push((len, packed));
         Ok(())
     }
 
-    /// The parameters after a step once all of them are here; those of earlier steps are dropped.
-    pub fn take(&mut self, step: u64) -> Option<Parameters> {
-        self.coming.retain(|coming, _| *coming >= step);
-        let ranges = self.coming.get(&step)?;
-        if ranges.next.iter().zip(&self.ranges).any(|(next, range)| *next < range.end) {
-            return None;
+    /// The parameters after a step, once all steps after those that are `held` are here. The error is that bytes of a relay
+    /// do not unpack.
+    pub fn take(&mut self, step: u64, held: &Parameters) -> Result<Option<Parameters>, String> {
+        self.coming.retain(|coming, _| *coming > held.step);
+        let mut values: Option<Vec<f32>> = None;
+        let complete =
+            |coming: &Step| coming.iter().zip(&self.ranges).all(|(parts, of)| parts.values == of.len());
+        if !(held.step..step).all(|before| self.coming.get(&(before + 1)).is_some_and(complete)) {
+            return Ok(None);
         }
-        self.coming.remove(&step).map(|ranges| Parameters::new(step, ranges.values))
+        while let Some(first) = self.coming.first_entry().filter(|first| *first.key() <= step) {
+            let next = unpacked(&first.remove(), values.as_ref().unwrap_or(&held.values))?;
+            values = Some(next);
+        }
+        Ok(values.map(|values| Parameters::new(step, values)))
     }
+}
+
+/// The values after a step, from the `old` ones before it.
+fn unpacked(coming: &Step, old: &[f32]) -> Result<Vec<f32>, String> {
+    let mut at = 0;
+    let parts = coming
+        .iter()
+        .enumerate()
+        .flat_map(|(place, parts)| parts.packed.iter().map(move |(len, packed)| (place, *len, packed)));
+    let parts: Vec<_> = parts
+        .map(|(place, len, packed)| {
+            at += len;
+            (place, at - len..at, packed)
+        })
+        .collect();
+    let values = parts.into_par_iter().map(|(place, range, packed)| {
+        let mut values = Vec::new();
+        let old = old.get(range).ok_or("parameters of another model")?;
+        difference::unpack(packed, old, &mut values)
+            .map_err(|e| format!("the relay {place}: {}", wrong(e)))?;
+        Ok(values)
+    });
+    Ok(values.collect::<Result<Vec<_>, String>>()?.concat())
 }
 
 #[cfg(test)]
@@ -190,6 +240,13 @@ mod tests {
         bytes
     }
 
+    fn differences(new: &[f32], old: &[f32]) -> Vec<u8> {
+        let of = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let mut bytes = Vec::new();
+        difference::pack(&of(new), &of(old), &mut bytes);
+        bytes
+    }
+
     #[test]
     fn changes_give_the_bits_of_the_sender() {
         let mut draws = Stream::new(&[3]);
@@ -201,13 +258,19 @@ mod tests {
         coarse::nearest(&mut changes, 8);
         let after: Vec<f32> =
             before.values.iter().zip(&changes).map(|(value, change)| value + change).collect();
-        let mut arriving = Arriving::default();
-        for (from, to) in [(0, 200), (200, len)] {
-            let place = (from as u64, (to - from) as u32);
-            arriving.change(8, place, &packed(&changes[from..to]), Some(&before)).unwrap();
+        let added = |range: Range<usize>| Changed::Added(packed(&changes[range]).into());
+        let bits = |range: Range<usize>| {
+            Changed::Bits(differences(&after[range.clone()], &before.values[range]).into())
+        };
+        for changed in [&added as &dyn Fn(Range<usize>) -> Changed, &bits] {
+            let mut arriving = Arriving::default();
+            for range in [0..200, 200..len] {
+                let place = (range.start as u64, range.len() as u32);
+                arriving.change(8, place, &changed(range), Some(&before)).unwrap();
+            }
+            let got = arriving.take(8, len).unwrap();
+            assert_eq!((got.hash, &got.values), (hash(&after), &after));
         }
-        let got = arriving.take(8, len).unwrap();
-        assert_eq!((got.hash, &got.values), (hash(&after), &after));
     }
 
     #[test]
@@ -223,45 +286,87 @@ mod tests {
     fn changes_that_do_not_follow_are_refused() {
         let before = Parameters::new(7, vec![0.5; 9]);
         let whole = packed(&[0.25; 9]);
-        let said =
-            |place, bytes: &[u8], before| Arriving::default().change(8, place, bytes, before).unwrap_err();
+        let said = |place, bytes: &[u8], before| {
+            let changed = Changed::Added(bytes.to_vec().into());
+            Arriving::default().change(8, place, &changed, before).unwrap_err()
+        };
         assert!(said((0, 9), &whole, None).contains("which do not follow"));
         for place in [(0, 10), (9, 1), (u64::MAX, 1), (0, u32::MAX)] {
             assert!(said(place, &whole, Some(&before)).contains("a change of"), "{place:?}");
         }
         assert!(said((0, 9), &whole[1..], Some(&before)).contains("a packed sum"));
         assert!(said((1, 8), &packed(&[0.25; 8]), Some(&before)).contains("does not follow"));
+        let bits = Changed::Bits(vec![33; 40].into());
+        let said = Arriving::default().change(8, (0, 9), &bits, Some(&before)).unwrap_err();
+        assert_eq!(said, "a change of parameters: a block of 33 bits");
+    }
+
+    const LEN: usize = 2 * CELL + 7;
+    /// Of three relays, the second has no values.
+    const RANGES: [(u64, u64); 3] = [(0, CELL as u64), (CELL as u64, CELL as u64), (CELL as u64, LEN as u64)];
+    const SECOND: Range<usize> = CELL..2 * CELL;
+    const LAST: Range<usize> = 2 * CELL..LEN;
+
+    /// The parameters after a step, and the parts of them that relays send.
+    fn after(step: u64) -> Parameters {
+        Parameters::new(step, (0..LEN).map(|i| i as f32 + step as f32).collect())
+    }
+
+    fn part(step: u64, range: Range<usize>) -> ((u64, u64, u32), Bytes) {
+        let of = |step| after(step).values[range.clone()].to_vec();
+        ((step, range.start as u64, range.len() as u32), differences(&of(step), &of(step - 1)).into())
     }
 
     #[test]
     fn parameters_from_relays_come_in_any_order_of_ranges() {
-        let bytes = |step: u64, range: std::ops::Range<usize>| -> Vec<u8> {
-            range.flat_map(|i| (i as f32 + step as f32).to_le_bytes()).collect()
-        };
-        let mut from = FromRelays::new(&[(0, 3), (3, 3), (3, 7)]);
-        from.piece(2, (4, 3), &bytes(4, 3..5)).unwrap();
-        from.piece(0, (4, 0), &bytes(4, 0..3)).unwrap();
+        let mut from = FromRelays::new(&RANGES);
+        let mut piece = |place, (at, packed)| from.piece(place, at, packed).unwrap();
+        piece(2, part(4, SECOND));
+        piece(0, part(4, 0..CELL));
         // A later step overtakes the rest of this one.
-        from.piece(0, (5, 0), &bytes(5, 0..3)).unwrap();
-        assert_eq!(from.take(4), None);
-        from.piece(2, (4, 5), &bytes(4, 5..7)).unwrap();
-        let whole = |step: u64| Parameters::new(step, (0..7).map(|i| i as f32 + step as f32).collect());
-        assert_eq!(from.take(4), Some(whole(4)));
-        from.piece(2, (5, 3), &bytes(5, 3..7)).unwrap();
-        assert_eq!(from.take(5), Some(whole(5)));
-        assert_eq!(from.take(5), None);
-        for (place, step, offset, bytes) in [
-            (3, 6, 0, &[0; 4][..]),
-            (0, 6, 1, &[0; 4]),
-            (0, 6, 0, &[0; 16]),
-            (0, 6, 0, &[0; 5]),
-            (1, 6, 3, &[0; 4]),
-            (2, 6, u64::MAX, &[0; 4]),
+        piece(0, part(5, 0..CELL));
+        assert_eq!(from.take(4, &after(3)), Ok(None));
+        let mut piece = |place, (at, packed)| from.piece(place, at, packed).unwrap();
+        piece(2, part(4, LAST));
+        assert_eq!(from.take(4, &after(2)), Ok(None), "those before are not held yet");
+        assert_eq!(from.take(4, &after(3)), Ok(Some(after(4))));
+        let mut piece = |place, (at, packed)| from.piece(place, at, packed).unwrap();
+        [5, 6]
+            .into_iter()
+            .for_each(|step| [SECOND, LAST].into_iter().for_each(|of| piece(2, part(step, of))));
+        piece(0, part(6, 0..CELL));
+        // Two steps at once.
+        assert_eq!(from.take(6, &after(4)), Ok(Some(after(6))));
+        assert_eq!(from.take(6, &after(4)), Ok(None));
+    }
+
+    #[test]
+    fn parts_that_do_not_belong_to_a_relay_are_refused() {
+        let mut from = FromRelays::new(&RANGES);
+        let packed = |bytes: usize| Bytes::from(vec![0; bytes]);
+        let cell = CELL as u64;
+        let whole = CELL as u32;
+        // Blocks of 8 values without a bit.
+        let unchanged = packed(CELL / 8);
+        for (place, at, bytes) in [
+            (3, (6, 0, whole), 1),
+            (0, (6, 1, whole), 1),
+            (0, (6, 0, whole + 1), 1),
+            (0, (6, 0, 1), 1),
+            (0, (6, 0, 0), 0),
+            (0, (6, 0, whole), difference::most(CELL) + 1),
+            (1, (6, cell, 0), 0),
+            (1, (6, cell, 1), 1),
+            (2, (6, u64::MAX, whole), 1),
         ] {
-            let refused = from.piece(place, (step, offset), bytes).unwrap_err();
-            assert!(refused.contains("does not belong there"), "{place} {step} {offset}");
+            let refused = from.piece(place, at, packed(bytes)).unwrap_err();
+            assert!(refused.contains("does not belong there"), "{place} {at:?}");
         }
-        (7..9).for_each(|step| from.piece(0, (step, 0), &[0; 4]).unwrap());
-        assert!(from.piece(0, (9, 0), &[0; 4]).is_err(), "too many steps at once");
+        (7..9).for_each(|step| from.piece(0, (step, 0, whole), unchanged.clone()).unwrap());
+        assert!(from.piece(0, (9, 0, whole), packed(1)).is_err(), "too many steps at once");
+        // Bytes that are no packing.
+        from.piece(2, (7, cell, whole), packed(2)).unwrap();
+        from.piece(2, (7, 2 * cell, 7), packed(2)).unwrap();
+        assert!(from.take(7, &after(6)).unwrap_err().contains("the relay 2: a change of parameters"));
     }
 }

@@ -184,9 +184,14 @@ impl<'a, 'w> Session<'a, 'w> {
             ToWorker::ParametersPiece { step, offset, bytes } => {
                 self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
             }
-            ToWorker::ParametersChange { step, offset, len, packed, .. } => {
-                let from = self.parameters.last().map(|held| &**held).filter(|held| held.step + 1 == step);
-                self.arriving.change(step, (offset, len), &packed, from).map_err(lost)?;
+            // In the coordinator's process.
+            ToWorker::ParametersChange { step, offset, values, .. } if !values.is_empty() => {
+                self.arriving.piece(step, offset, &values, self.len).map_err(lost)?;
+            }
+            ToWorker::ParametersChange { step, offset, len, changed, .. } => {
+                let follows = |held: &&Parameters| held.step.checked_add(1) == Some(step);
+                let before = self.parameters.last().map(|held| &**held).filter(follows);
+                self.arriving.change(step, (offset, len), &changed, before).map_err(lost)?;
             }
             ToWorker::Lease(lease) => self.leased(*lease)?,
             ToWorker::Grant { lease } => {

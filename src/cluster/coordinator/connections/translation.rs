@@ -2,9 +2,8 @@
 //! of the parameters, and a result is one once every seat has its part.
 
 use super::cells::{Cell, Cells, Wrong};
-use crate::cluster::message::{Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
+use crate::cluster::message::{Changed, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
 use crate::model::stage::Traffic;
-use crate::numeric::pack;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -113,13 +112,8 @@ impl Translation {
     pub fn down(&mut self, message: ToWorker) -> Vec<(usize, ToWorker)> {
         match &message {
             ToWorker::ParametersPiece { step, offset, bytes } => self.piece(*step, *offset, bytes),
-            ToWorker::ParametersChange { step, offset, len, values, packed } => {
-                let mut changes = vec![0; *len as usize];
-                // The coordinator's own packing.
-                match pack::set(packed, &mut changes, i64::MAX) {
-                    Ok(()) => self.changes((*step, *offset), values, &changes),
-                    Err(_) => self.piece(*step, *offset, values),
-                }
+            ToWorker::ParametersChange { step, offset, len, values, changed } => {
+                self.changes((*step, *offset, *len), values, changed)
             }
             ToWorker::Parameters { step, hash } => self.parameters(*step, *hash),
             ToWorker::Lease(lease) => {
@@ -169,15 +163,17 @@ impl Translation {
     /// The same of changes of the parameters, whose new values are `values`.
     fn changes(
         &mut self,
-        (step, offset): (u64, u64),
+        (step, offset, len): (u64, u64, u32),
         values: &Bytes,
-        changes: &[i64],
+        changed: &Changed,
     ) -> Vec<(usize, ToWorker)> {
-        let message = |Part { seat, offset, values, range }| {
-            let mut packed = Vec::new();
-            pack::pack(&changes[range.clone()], &mut packed);
-            let (len, packed) = (range.len() as u32, packed.into());
-            (seat, ToWorker::ParametersChange { step, offset, len, values, packed })
+        let message = |Part { seat, offset, values, range }: Part| {
+            let part = changed.part(len as usize, range.clone()).map(|changed| {
+                let len = range.len() as u32;
+                ToWorker::ParametersChange { step, offset, len, values: values.clone(), changed }
+            });
+            // The coordinator's own packing is whole.
+            (seat, part.unwrap_or(ToWorker::ParametersPiece { step, offset, bytes: values }))
         };
         self.parts(offset, values).into_iter().map(message).collect()
     }
@@ -377,6 +373,7 @@ mod tests {
     use crate::cluster::message::{Lease, Packed, Work};
     use crate::cluster::sum_chunk::little_endian;
     use crate::model::stage::{LossSums, Microbatch, Targets};
+    use crate::numeric::{difference, pack};
     use crate::train::sum::RewardSums;
 
     fn lease(lease: LeaseId, work: fn(Microbatch) -> Work) -> ToWorker {
@@ -419,21 +416,29 @@ mod tests {
         let (mut line, ..) = standing();
         let changes = [1 << 40, -(3 << 40), 0, 5 << 40, 7 << 40];
         let values = little_endian(&[1.5, 2.5, 3.5, 4.5, 5.5]);
-        let packed = |range: Range<usize>| {
+        let before = little_endian(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+        let added = |range: Range<usize>| {
             let mut bytes = Vec::new();
             pack::pack(&changes[range], &mut bytes);
-            bytes::Bytes::from(bytes)
+            Changed::Added(bytes.into())
         };
-        let change = |offset, range: Range<usize>| {
-            let (len, values) = (range.len() as u32, values.slice(4 * range.start..4 * range.end));
-            ToWorker::ParametersChange { step: 8, offset, len, values, packed: packed(range) }
+        let bits = |range: Range<usize>| {
+            let (mut bytes, range) = (Vec::new(), 4 * range.start..4 * range.end);
+            difference::pack(&values[range.clone()], &before[range], &mut bytes);
+            Changed::Bits(bytes.into())
         };
-        assert_eq!(line.down(change(0, 0..2)), [(0, change(0, 0..2))]);
-        assert_eq!(line.down(change(2, 2..5)), [(0, change(2, 2..3)), (1, change(0, 3..5))]);
-        let hash = *blake3::hash(&values).as_bytes();
-        let hashes = [0..3, 3..5].map(|r| *blake3::hash(&values[4 * r.start..4 * r.end]).as_bytes());
-        let want = [0, 1].map(|seat| (seat, ToWorker::Parameters { step: 8, hash: hashes[seat] }));
-        assert_eq!(line.down(ToWorker::Parameters { step: 8, hash }), want);
+        for packed in [&added as &dyn Fn(Range<usize>) -> Changed, &bits] {
+            let change = |offset, range: Range<usize>| {
+                let (len, values) = (range.len() as u32, values.slice(4 * range.start..4 * range.end));
+                ToWorker::ParametersChange { step: 8, offset, len, values, changed: packed(range) }
+            };
+            assert_eq!(line.down(change(0, 0..2)), [(0, change(0, 0..2))]);
+            assert_eq!(line.down(change(2, 2..5)), [(0, change(2, 2..3)), (1, change(0, 3..5))]);
+            let hash = *blake3::hash(&values).as_bytes();
+            let hashes = [0..3, 3..5].map(|r| *blake3::hash(&values[4 * r.start..4 * r.end]).as_bytes());
+            let want = [0, 1].map(|seat| (seat, ToWorker::Parameters { step: 8, hash: hashes[seat] }));
+            assert_eq!(line.down(ToWorker::Parameters { step: 8, hash }), want);
+        }
     }
 
     fn announce(lease: LeaseId, parameters: Hash, micros: u64) -> ToCoordinator {

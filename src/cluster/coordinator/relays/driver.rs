@@ -24,7 +24,6 @@ impl Coordinator<'_> {
         }
         self.relays.took(shared.sync_seconds - shared.hidden_seconds, whole);
         if self.relays.is_useless() {
-            self.relays.forgets_parameters();
             return self.part_relays("steps wait as long as without them", Cause::Other, task);
         }
         let devices = self.machine.devices();
@@ -37,7 +36,6 @@ impl Coordinator<'_> {
         });
         let candidates: Vec<Candidate> = candidates.collect();
         if self.relays.is_outgrown(&candidates, self.began.elapsed()) {
-            self.relays.forgets_parameters();
             self.part_relays("until all workers are relays", Cause::Other, task);
         }
         let messages = self.relays.consider(candidates, self.began.elapsed());

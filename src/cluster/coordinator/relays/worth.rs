@@ -14,7 +14,7 @@ pub enum Use {
 }
 
 /// Bytes of a value in a sum, and in the parameters.
-const BYTES: (f64, f64) = (4.5, 4.0);
+const BYTES: (f64, f64) = (4.5, 3.0);
 
 /// How many times faster transfers must get.
 const FASTER: f64 = 1.3;

@@ -108,12 +108,16 @@ impl Session<'_, '_> {
                     self.add_totals();
                 }
             }
-            ToWorker::Spread { step, offset, bytes } => {
+            ToWorker::Spread { step, offset, len, packed } => {
                 if let (Some(set), Some(mesh)) = (&mut self.relays.set, &self.relays.mesh) {
-                    let place = set.place;
-                    set.parameters.piece(place, (step, offset), &bytes).map_err(lost)?;
-                    mesh.spread(&Carry::Spread { step, offset, bytes });
-                    self.begin_if_complete()?;
+                    match set.parameters.piece(set.place, (step, offset, len), packed.clone()) {
+                        Ok(()) => {
+                            mesh.spread(&Carry::Spread { step, offset, len, packed });
+                            self.begin_if_complete()?;
+                        }
+                        // Another relay may be some steps behind. The coordinator sends all parameters once the set has ended.
+                        Err(reason) => self.leaves_relays(reason),
+                    }
                 }
             }
             ToWorker::Parameters { step, hash } => self.announced(step, hash)?,
@@ -201,8 +205,8 @@ impl Session<'_, '_> {
                     Err(reason) => self.leaves_relays(reason),
                 }
             }
-            (Event::Said(place, Carry::Spread { step, offset, bytes }), Some(set)) => {
-                match set.parameters.piece(place, (step, offset), &bytes) {
+            (Event::Said(place, Carry::Spread { step, offset, len, packed }), Some(set)) => {
+                match set.parameters.piece(place, (step, offset, len), packed) {
                     Ok(()) => self.begin_if_complete()?,
                     Err(reason) => self.leaves_relays(reason),
                 }
@@ -227,7 +231,15 @@ impl Session<'_, '_> {
     /// Begins the step whose parameters have come from relays, if all have.
     fn begin_if_complete(&mut self) -> Result<(), Outcome> {
         let (Some((step, hash)), Some(set)) = (self.relays.due, &mut self.relays.set) else { return Ok(()) };
-        let Some(parameters) = set.parameters.take(step) else { return Ok(()) };
+        let Some(held) = self.parameters.last() else { return Ok(()) };
+        let parameters = match set.parameters.take(step, held) {
+            Ok(Some(parameters)) => parameters,
+            Ok(None) => return Ok(()),
+            Err(reason) => {
+                self.leaves_relays(reason);
+                return Ok(());
+            }
+        };
         if parameters.hash != hash {
             // They come from the coordinator once the set has ended.
             self.leaves_relays("the parameters of relays are not those of the coordinator".into());
